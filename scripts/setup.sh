@@ -1,0 +1,69 @@
+# Sourced by the other scripts: `setup LOCK` makes .venv hold what LOCK names, and the project itself.
+
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=$root/.venv
+python=$venv/bin/python
+
+fail() {
+    printf '%s\n' "$@" >&2
+    exit 1
+}
+
+# The first interpreter that is new enough and can make virtual environments; $PYTHON overrules the search.
+find_python() {
+    local candidate version old='' bare=''
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
+        version=$("$candidate" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || continue
+        if ! "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            old="$old $candidate is $version;"
+        elif ! "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+            bare=${bare:-"$candidate ($version)"}
+        else
+            echo "$candidate"
+            return
+        fi
+    done
+    [ -z "$bare" ] || fail "$bare cannot make virtual environments: its venv or ensurepip module is missing." \
+        "Install it (Debian, Ubuntu: apt-get install python3-venv) and start again."
+    fail "Python 3.11 or newer is needed; found:${old:- none;} PYTHON=/path/to/python names another one."
+}
+
+# What an installed environment depends on. Compared whole with its copy in .venv: exact, and no hash tool is needed.
+state() {
+    printf '%s\n' "$root"
+    cat -- "$root/pyproject.toml" "$root/$1"
+}
+
+is_ready() {
+    [ -x "$python" ] && state "$1" | cmp -s - "$venv/installed-$1"
+}
+
+install() {
+    local base
+    if ! "$python" -m pip --version >/dev/null 2>&1; then
+        base=$(find_python) || exit
+        echo "Making $venv with $base ($("$base" -c 'import platform; print(platform.python_version())'))" >&2
+        "$base" -m venv --clear "$venv" || fail "No virtual environment could be made in $venv."
+    fi
+    rm -f -- "$venv"/installed-*
+    echo "Installing what $1 locks (only on the first start and after a change)" >&2
+    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$root/$1" &&
+        "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+            --no-build-isolation --editable "$root" ||
+        fail "The installation into $venv failed; the reason stands above. Start again to go on."
+    state "$1" >"$venv/installed-$1"
+    # The development lock holds all of the other one, at the same versions.
+    [ "$1" = requirements.lock ] || state requirements.lock >"$venv/installed-requirements.lock"
+}
+
+# One setup at a time where flock exists; the lock ends with the subshell, before the caller goes on.
+setup() {
+    is_ready "$1" && return
+    (
+        if command -v flock >/dev/null && ! flock --nonblock 9; then
+            echo "Waiting for another setup of $venv to finish" >&2
+            flock 9
+        fi
+        is_ready "$1" || install "$1"
+    ) 9<"$root/scripts/setup.sh" || exit
+}
