@@ -1,0 +1,347 @@
+"""House style, enforced: which way imports go, how long things get, what shipped code never does.
+
+Each rule is a function from a parsed source to violations, so that the last test can plant one of
+each and see it caught.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ("counter", "rollup", "api")
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 400
+COMMAND_LINE = "counter/cli.py"
+SDK = "counter/client.py"
+
+FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
+DRIVERS = ("sqlite3", "_sqlite3", "cassandra", "pymemcache")
+SERVER_PARTS = ("counter.service", "counter.storage", "counter.planner", "counter.cli")
+
+MUTABLE_LITERALS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_TYPES = "list dict set bytearray defaultdict deque OrderedDict Counter WeakValueDictionary"
+SYNC_TYPES = "Lock RLock Condition Event Semaphore Queue SimpleQueue LifoQueue PriorityQueue local"
+READ_ONLY_TYPES = ("Mapping", "Sequence", "Collection", "Iterable", "AbstractSet")
+UNFINISHED = re.compile(r"\b(TO[D]O|FIX[M]E|XX[X])\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: its path from the root with forward slashes, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def package(self) -> str:
+        return self.path.split("/", 1)[0]
+
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    def at(self, line: int, message: str) -> str:
+        return f"{self.path}:{line}: {message}"
+
+
+Rule = Callable[[Source], Iterator[str]]
+
+
+@cache
+def sources(*folders: str, suffix: str = ".py") -> tuple[Source, ...]:
+    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob(f"*{suffix}")))
+    return tuple(
+        Source(
+            path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8", errors="replace")
+        )
+        for path in paths
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+
+
+def shipped() -> tuple[Source, ...]:
+    return sources(*SHIPPED)
+
+
+def all_python() -> tuple[Source, ...]:
+    return sources(*SHIPPED, "tests", "benchmarks", "scripts")
+
+
+def violations(rule: Rule, found: tuple[Source, ...]) -> str:
+    return "\n".join(message for source in found for message in rule(source))
+
+
+def must_hold(rule: Rule, found: tuple[Source, ...]) -> None:
+    """Fail with every violation, a line each, and no trace: the trace would show this file."""
+    if broken := violations(rule, found):
+        pytest.fail(broken, pytrace=False)
+
+
+def imports(source: Source) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, dotted name and whether it runs late (inside a function), for every import."""
+
+    def visit(node: ast.AST, late: bool) -> Iterator[tuple[int, str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((child.lineno, alias.name, late) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                prefix = "." * child.level + (child.module or "")
+                yield from ((child.lineno, f"{prefix}.{name.name}", late) for name in child.names)
+            else:
+                is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from visit(child, late or is_function)
+
+    return visit(source.tree(), late=False)
+
+
+def is_in(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def imports_upwards(source: Source) -> Iterator[str]:
+    above = {"counter": ("api", "rollup", *FRAMEWORKS), "rollup": ("api", *FRAMEWORKS)}
+    for line, name, late in imports(source):
+        allowed = source.path == COMMAND_LINE and late
+        if is_in(name, above.get(source.package, ())) and not allowed:
+            yield source.at(
+                line,
+                f"imports {name}; {source.package} must not know it (only {COMMAND_LINE} may, "
+                "inside a function)",
+            )
+
+
+def imports_a_driver(source: Source) -> Iterator[str]:
+    for line, name, _ in imports(source):
+        if is_in(name, DRIVERS) and not source.path.startswith("counter/storage/"):
+            yield source.at(line, f"imports {name}; only counter/storage/ may know a driver")
+
+
+def sdk_imports_the_server(source: Source) -> Iterator[str]:
+    for line, name, _ in imports(source):
+        if source.path == SDK and is_in(name, SERVER_PARTS):
+            yield source.at(line, f"imports {name}; the SDK must not carry server code")
+
+
+def is_too_long(source: Source) -> Iterator[str]:
+    if (lines := len(source.text.splitlines())) > FILE_LINES_MAX:
+        yield source.at(lines, f"the file has {lines} lines; at most {FILE_LINES_MAX}")
+
+
+def has_a_long_function(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield source.at(
+                    node.lineno, f"{node.name} has {lines} lines; at most {FUNCTION_LINES_MAX}"
+                )
+
+
+def asserts(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.Assert):
+            yield source.at(
+                node.lineno, "assert vanishes under python -O; use invariant(condition, message)"
+            )
+
+
+def prints(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree()):
+        match node:
+            case ast.Call(func=ast.Name(id="print")) if source.path != COMMAND_LINE:
+                yield source.at(node.lineno, f"print; only {COMMAND_LINE} speaks to a terminal")
+
+
+def called_name(node: ast.expr) -> str:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+        case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
+            return name
+    return ""
+
+
+def is_shared_state(name: str, value: ast.expr, annotation: str) -> bool:
+    """Tell whether a module-level `name: annotation = value` is state that all importers share.
+
+    Lower-case names bound to an object count too: a constant is upper-case, so this is an instance.
+    """
+    if name == "__all__" or annotation.removeprefix("Final[").startswith(READ_ONLY_TYPES):
+        return False
+    if isinstance(value, MUTABLE_LITERALS):
+        return True
+    made = called_name(value)
+    if made in (MUTABLE_TYPES + " " + SYNC_TYPES).split():
+        return True
+    return bool(made) and name == name.lower() and made not in ("getLogger", "get_logger")
+
+
+def keeps_state_in_a_module(source: Source) -> Iterator[str]:
+    for node in source.tree().body:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                names, annotation = [ast.unparse(target) for target in targets], ""
+            case ast.AnnAssign(target=target, annotation=kind, value=ast.expr() as value):
+                names, annotation = [ast.unparse(target)], ast.unparse(kind)
+            case _:
+                continue
+        for name in names:
+            is_cli_app = source.path == COMMAND_LINE and called_name(value) == "App"
+            if is_shared_state(name, value, annotation) and not is_cli_app:
+                yield source.at(
+                    node.lineno,
+                    f"module-level {name} = {ast.unparse(value)[:40]} is shared by all importers; "
+                    "make it an attribute, a tuple, or annotate it Mapping[...] or Sequence[...]",
+                )
+    for inner in ast.walk(source.tree()):
+        if isinstance(inner, ast.Global):
+            yield source.at(inner.lineno, f"global {', '.join(inner.names)}: state of a module")
+
+
+def lacks_a_docstring(source: Source) -> Iterator[str]:
+    name = Path(source.path).name
+    is_public = not name.startswith("_") or name in ("__init__.py", "__main__.py")
+    if is_public and not ast.get_docstring(source.tree()):
+        yield source.at(1, "a public module says in a docstring what it is for")
+
+
+def is_unfinished(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if found := UNFINISHED.search(line):
+            yield source.at(number, f"{found[0]}: finish it, or say in the docs what is open")
+
+
+def names_an_address(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if "://" in line:
+            yield source.at(number, f"a lock names packages and hashes, no address: {line.strip()}")
+
+
+def test_imports_go_one_way() -> None:
+    """counter knows neither rollup nor api nor a web framework, and rollup does not know api."""
+    must_hold(imports_upwards, shipped())
+
+
+def test_only_storage_knows_a_driver() -> None:
+    """Nothing outside counter/storage/ imports a database or cache driver."""
+    must_hold(imports_a_driver, shipped())
+
+
+def test_the_sdk_carries_no_server_code() -> None:
+    """counter/client.py imports nothing that only a server needs."""
+    must_hold(sdk_imports_the_server, shipped())
+
+
+def test_files_stay_small() -> None:
+    """No Python file is longer than FILE_LINES_MAX lines."""
+    must_hold(is_too_long, all_python())
+
+
+def test_functions_fit_a_screen() -> None:
+    """No function is longer than FUNCTION_LINES_MAX lines, its docstring included."""
+    must_hold(has_a_long_function, all_python())
+
+
+def test_shipped_code_never_asserts() -> None:
+    """Shipped code states what must never happen with invariant(), which no flag removes."""
+    must_hold(asserts, shipped())
+
+
+def test_only_the_command_line_prints() -> None:
+    """Nothing but counter/cli.py writes to the terminal with print."""
+    must_hold(prints, shipped())
+
+
+def test_modules_keep_no_state() -> None:
+    """No shipped module holds a mutable object or an instance at its top level."""
+    must_hold(keeps_state_in_a_module, shipped())
+
+
+def test_public_modules_have_a_docstring() -> None:
+    """Every public shipped module, benchmark and script says what it is for."""
+    must_hold(lacks_a_docstring, sources(*SHIPPED, "benchmarks", "scripts"))
+
+
+def test_nothing_is_left_unfinished() -> None:
+    """No source, script or document holds a note that something is still to be done."""
+    others = sources("docs", "scripts", ".ci", suffix="")
+    top = (Source(path.name, path.read_text(encoding="utf-8")) for path in ROOT.glob("*.md"))
+    must_hold(is_unfinished, (*all_python(), *others, *top))
+
+
+def test_locks_carry_no_address() -> None:
+    """Both lock files exist and can be installed from any index, because they name none."""
+    locks = [ROOT / "requirements.lock", ROOT / "requirements-dev.lock"]
+    found = tuple(Source(lock.name, lock.read_text(encoding="utf-8")) for lock in locks)
+    must_hold(names_an_address, found)
+
+
+Cases = list[tuple[Rule, str, str]]
+
+
+def names(cases: Cases) -> list[str]:
+    return [f"{rule.__name__}-{number}" for number, (rule, _, _) in enumerate(cases)]
+
+
+PLANTED: Cases = [
+    (imports_upwards, "counter/service.py", "import api.app"),
+    (imports_upwards, "counter/cli.py", "from rollup import worker"),
+    (
+        imports_upwards,
+        "counter/errors.py",
+        "def f():\n    from starlette import status",
+    ),
+    (imports_upwards, "rollup/worker.py", "from api.app import create_app"),
+    (imports_a_driver, "api/app.py", "import sqlite3"),
+    (imports_a_driver, "counter/service.py", "from cassandra.cluster import Cluster"),
+    (sdk_imports_the_server, "counter/client.py", "from counter.storage.sqlite import Store"),
+    (sdk_imports_the_server, "counter/client.py", "from counter import service"),
+    (is_too_long, "api/app.py", "\n" * (FILE_LINES_MAX + 1)),
+    (has_a_long_function, "api/app.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
+    (asserts, "rollup/windows.py", "def f(x):\n    assert x"),
+    (prints, "api/app.py", "def f():\n    print('here')"),
+    (keeps_state_in_a_module, "api/app.py", "SEEN = {}"),
+    (keeps_state_in_a_module, "api/app.py", "SEEN: dict[str, int] = {}"),
+    (keeps_state_in_a_module, "api/app.py", "LOCK = threading.Lock()"),
+    (keeps_state_in_a_module, "api/app.py", "settings = Settings()"),
+    (keeps_state_in_a_module, "api/app.py", "def f():\n    global seen"),
+    (lacks_a_docstring, "api/app.py", "x = 1"),
+    (is_unfinished, "api/app.py", "# TO" + "DO: later"),
+    (names_an_address, "requirements.lock", "--index-url " + "https" + "://" + "host/simple"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    PLANTED,
+    ids=names(PLANTED),
+)
+def test_a_planted_violation_is_caught(rule: Rule, path: str, text: str) -> None:
+    """Each rule names the file of a violation it is shown: none passes by being blind."""
+    assert violations(rule, (Source(path, text),)).startswith(f"{path}:")
+
+
+ALLOWED: Cases = [
+    (imports_upwards, "counter/cli.py", "def serve():\n    from api.app import create_app"),
+    (imports_upwards, "api/app.py", "from counter.service import Service\nimport fastapi"),
+    (imports_upwards, "counter/service.py", "from counter import apiary, rollups"),
+    (imports_a_driver, "counter/storage/sqlite.py", "import sqlite3"),
+    (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),
+    (keeps_state_in_a_module, "api/app.py", "log = logging.getLogger(__name__)\nN = int('1')"),
+    (is_too_long, "api/app.py", "\n" * FILE_LINES_MAX),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    ALLOWED,
+    ids=names(ALLOWED),
+)
+def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
+    """A rule says nothing about code that keeps to it."""
+    assert violations(rule, (Source(path, text),)) == ""
