@@ -28,9 +28,10 @@ find_python() {
     fail "Python 3.11 or newer is needed; found:${old:- none;} PYTHON=/path/to/python names another one."
 }
 
-# What an installed environment depends on. Compared whole with its copy in .venv: exact, and no hash tool is needed.
+# What an installed environment depends on: its place, its interpreter (a system upgrade may swap that), the lock and
+# the project. Compared whole with its copy in .venv, which is exact and needs no hash tool.
 state() {
-    printf '%s\n' "$root"
+    printf '%s\n' "$root" "$(readlink -f -- "$python")"
     cat -- "$root/pyproject.toml" "$root/$1"
 }
 
