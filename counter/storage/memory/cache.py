@@ -1,0 +1,82 @@
+"""The cache in memory: what one process keeps for itself."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from counter.ports import Clock
+from counter.types import Checkpoint, Namespace
+
+ENTRIES_MAX: Final = 100_000
+BEST_EFFORT_MAX: Final = 100_000
+
+_Key = tuple[int, str]
+
+
+class MemoryCache:
+    """:class:`counter.ports.Cache` in two bounded maps; the least recently used go first."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        entries_max: int = ENTRIES_MAX,
+        best_effort_max: int = BEST_EFFORT_MAX,
+    ) -> None:
+        self._clock = clock
+        self._entries_max = entries_max
+        self._best_effort_max = best_effort_max
+        self._entries: OrderedDict[_Key, tuple[int, Checkpoint]] = OrderedDict()
+        self._values: OrderedDict[_Key, int] = OrderedDict()
+
+    async def get_many(
+        self, namespace: Namespace, counters: Sequence[str]
+    ) -> Sequence[Checkpoint | None]:
+        now_us = self._clock.boottime_us()
+        return [self._get(namespace, counter, now_us) for counter in counters]
+
+    async def put_many(
+        self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
+    ) -> None:
+        now_us = self._clock.boottime_us()
+        for counter, checkpoint in entries:
+            key = (namespace.id, counter)
+            standing = self._get(namespace, counter, now_us)
+            if standing is None or standing.time_us <= checkpoint.time_us:
+                self._entries[key] = (now_us, checkpoint)
+                self._entries.move_to_end(key)
+        while len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
+
+    async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
+        key = (namespace.id, counter)
+        value = self._values[key] = self._values.get(key, 0) + delta
+        self._values.move_to_end(key)
+        while len(self._values) > self._best_effort_max:
+            self._values.popitem(last=False)
+        return value
+
+    async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
+        keys = [(namespace.id, counter) for counter in counters]
+        for key in keys:
+            if key in self._values:
+                self._values.move_to_end(key)
+        return [self._values.get(key, 0) for key in keys]
+
+    async def clear(self, namespace: Namespace, counter: str) -> None:
+        self._values.pop((namespace.id, counter), None)
+
+    def _get(self, namespace: Namespace, counter: str, now_us: int) -> Checkpoint | None:
+        """The entry while it is within its namespace's TTL, counted from when it was put."""
+        key = (namespace.id, counter)
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        put_us, checkpoint = entry
+        if now_us - put_us >= namespace.settings.cache_ttl_us:
+            del self._entries[key]
+            return None
+        self._entries.move_to_end(key)
+        return checkpoint

@@ -1,0 +1,138 @@
+"""Namespaces, datasets and slices in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from counter.errors import InvalidParameterError
+from counter.storage.memory.tables import Part, Shard, Space
+from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice
+from counter.windows import window_of
+
+#: One call of ``purge`` deletes at most this many rows, or one namespace.
+PURGE_ROWS_MAX: Final = 1_000
+
+
+class MemoryControl(Part):
+    """:class:`counter.ports.ControlPlane`."""
+
+    async def datasets(self) -> Sequence[Dataset]:
+        return [shelf.dataset for shelf in self._shelves.values()]
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        return [self._namespaces[name] for name in sorted(self._namespaces)]
+
+    async def create_namespace(
+        self, name: str, settings: NamespaceSettings, now_us: int
+    ) -> Namespace | None:
+        if name in self._namespaces:
+            return None
+        dataset = self._dataset_named(settings.dataset)
+        self._latest_id += 1
+        eras = (Era(0, settings.accept_limit_us),)
+        namespace = Namespace(self._latest_id, name, settings, eras, dataset, now_us, version=1)
+        earliest_us = now_us - settings.accept_limit_us - dataset.clock_skew_max_us
+        earliest_us -= settings.rollup_window_us
+        watermark_us = window_of(earliest_us, settings.rollup_window_us) - 1
+        shards = [Shard(watermark_us) for _ in range(settings.shards)]
+        self._spaces[namespace.id] = Space(dataset.id, shards)
+        self._namespaces[name] = namespace
+        return namespace
+
+    async def update_namespace(
+        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
+    ) -> Namespace | None:
+        if not self._is_current(namespace):
+            return None
+        eras = tuple(era for era in namespace.eras if era.from_us < era_from_us)
+        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
+            eras += (Era(era_from_us, settings.accept_limit_us),)
+        updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
+        self._namespaces[namespace.name] = updated
+        return updated
+
+    async def delete_namespace(self, namespace: Namespace) -> bool:
+        if not self._is_current(namespace):
+            return False
+        del self._namespaces[namespace.name]
+        self._deleted.append(namespace.id)
+        return True
+
+    async def counters(
+        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
+    ) -> Sequence[str]:
+        names = self._space(namespace).names
+        first = bisect_left(names, prefix)
+        if after is not None:
+            first = max(first, bisect_right(names, after))
+        page = islice(names, first, first + limit)
+        return [name for name in page if name.startswith(prefix)]
+
+    async def slices(self, dataset: Dataset) -> Sequence[Slice]:
+        return list(self._shelf(dataset).slices)
+
+    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+        shelf = self._shelf(dataset)
+        if each.start_us not in shelf.tables and each.end_us > shelf.dropped_before_us:
+            shelf.tables[each.start_us] = {}
+            insort(shelf.slices, each, key=lambda standing: standing.start_us)
+
+    async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
+        shelf = self._shelf(dataset)
+        for position, each in enumerate(shelf.slices):
+            if each.start_us == start_us and each.retired_at_us is None:
+                shelf.slices[position] = replace(each, retired_at_us=now_us)
+
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+        shelf = self._shelf(dataset)
+        for each in shelf.slices:
+            if each.start_us == start_us:
+                shelf.dropped_before_us = max(shelf.dropped_before_us, each.end_us)
+                shelf.slices.remove(each)
+                del shelf.tables[start_us]
+                return
+
+    async def dropped_before(self, dataset: Dataset) -> int:
+        return self._shelf(dataset).dropped_before_us
+
+    async def purge(self, now_us: int) -> bool:
+        if self._deleted:
+            namespace_id = self._deleted.pop(0)
+            shelf = self._shelves[self._spaces.pop(namespace_id).dataset_id]
+            for table in shelf.tables.values():
+                table.pop(namespace_id, None)
+            return True
+        useless = list(islice(self._useless(now_us), PURGE_ROWS_MAX))
+        for forget in useless:
+            forget()
+        return len(useless) == PURGE_ROWS_MAX
+
+    def _useless(self, now_us: int) -> Iterator[Callable[[], object]]:
+        """A deletion for each expired key and each decision whose event is dropped."""
+        for space in self._spaces.values():
+            for nonce, (_, expires_us) in space.keys.items():
+                if expires_us <= now_us:
+                    yield partial(space.keys.pop, nonce)
+            dropped_before_us = self._shelves[space.dataset_id].dropped_before_us
+            for token in space.decisions:
+                if token[1] < dropped_before_us:
+                    yield partial(space.decisions.pop, token)
+
+    def _is_current(self, namespace: Namespace) -> bool:
+        standing = self._namespaces.get(namespace.name)
+        return standing is not None and (standing.id, standing.version) == (
+            namespace.id,
+            namespace.version,
+        )
+
+    def _dataset_named(self, name: str) -> Dataset:
+        for shelf in self._shelves.values():
+            if shelf.dataset.name == name:
+                return shelf.dataset
+        known = ", ".join(shelf.dataset.name for shelf in self._shelves.values())
+        raise InvalidParameterError(f"no dataset is named {name!r}; there are: {known}")

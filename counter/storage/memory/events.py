@@ -1,0 +1,141 @@
+"""The event log in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from counter.errors import SliceMissingError
+from counter.partitions import shard_of, slice_of
+from counter.storage.memory.tables import Part, Partition, insert_once
+from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written
+from counter.windows import window_of
+
+
+def fold(events: Iterable[Event]) -> Fold:
+    """What *events*, of all the partitions at once, do to a count: a clear in one of them erases
+    what is at or before it in the others."""
+    found = list(events)
+    cleared_us = max((event.event_time_us for event in found if event.clear), default=None)
+    if cleared_us is None:
+        return Fold(False, sum(event.delta for event in found))
+    later = (event for event in found if event.event_time_us > cleared_us)
+    return Fold(True, sum(event.delta for event in later))
+
+
+class MemoryEvents(Part):
+    """:class:`counter.ports.EventStore`; not transactional."""
+
+    transactional = False
+
+    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        space, slices = self._space(namespace), self._shelf(namespace.dataset).slices
+        for mark in marks:
+            if mark.recount_us == 0:
+                slice_of(slices, mark.window_us)
+        for mark in marks:
+            shard = shard_of(mark.counter, len(space.shards))
+            insert_once(space.shards[shard].marks, mark)
+            insert_once(space.names, mark.counter)
+
+    async def mark_atomic(self, namespace: Namespace, marks: Sequence[AtomicMark]) -> None:
+        """Leave atomic marks in every shard that their items touch; twice is once."""
+        space = self._space(namespace)
+        for mark in marks:
+            for event in mark.events:
+                shard = shard_of(event.counter, len(space.shards))
+                space.shards[shard].atomic_marks[mark] = None
+                insert_once(space.names, event.counter)
+
+    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        partitions = self._partitions(namespace, events)
+        names = self._space(namespace).names
+        written = []
+        for event, partition in zip(events, partitions, strict=True):
+            insert_once(names, event.counter)
+            written.append(_compare(event, partition.get(event)))
+            partition.insert(event)
+        return written
+
+    async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        partitions = self._partitions(namespace, events)
+        window_us = window_of(events[0].event_time_us, namespace.settings.rollup_window_us)
+        await self.mark_atomic(namespace, [AtomicMark(window_us, tuple(events))])
+        pairs = list(zip(events, partitions, strict=True))
+        outcomes = [_compare(event, partition.get(event)) for event, partition in pairs]
+        if Written.CONFLICT in outcomes:
+            return Written.CONFLICT
+        for event, partition in pairs:
+            partition.insert(event)
+        return Written.NEW if Written.NEW in outcomes else Written.REPLAYED
+
+    async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        partitions = self._partitions(namespace, events)
+        return [each.get(event) for event, each in zip(events, partitions, strict=True)]
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        partitions = self._partitions(namespace, events)
+        for event, partition in zip(events, partitions, strict=True):
+            partition.insert(event)
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        partitions = self._partitions(namespace, events)
+        for event, partition in zip(events, partitions, strict=True):
+            partition.void(event)
+
+    async def sums(
+        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+    ) -> Sequence[Fold]:
+        shelf, folds = self._shelf(namespace.dataset), []
+        window_us = namespace.settings.rollup_window_us
+        for counter, start_us in windows:
+            slice_of(shelf.slices, start_us)
+            slice_of(shelf.slices, start_us + window_us - 1)
+            events = shelf.between(namespace.id, counter, start_us, start_us + window_us)
+            folds.append(fold(events))
+        return folds
+
+    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
+        shelf, folds = self._shelf(namespace.dataset), []
+        for counter, after_us in after:
+            if after_us + 1 < shelf.dropped_before_us:
+                raise SliceMissingError(
+                    f"events later than {after_us} µs were asked for; those before"
+                    f" {shelf.dropped_before_us} µs are dropped"
+                )
+            folds.append(fold(shelf.between(namespace.id, counter, after_us + 1)))
+        return folds
+
+    async def scan(
+        self,
+        namespace: Namespace,
+        counter: str,
+        *,
+        from_us: int,
+        to_us: int,
+        before: Event | None,
+        limit: int,
+    ) -> Sequence[Event]:
+        found = self._shelf(namespace.dataset).between(namespace.id, counter, from_us, to_us)
+        events = sorted(found, key=_latest_first)
+        first = 0
+        if before is not None:
+            first = bisect_right(events, _latest_first(before), key=_latest_first)
+        return events[first : first + limit]
+
+    def _partitions(self, namespace: Namespace, events: Sequence[Event]) -> list[Partition]:
+        """The partition of each event. Raises SliceMissingError, before anything is written."""
+        self._space(namespace)
+        shelf = self._shelf(namespace.dataset)
+        return [shelf.partition(namespace.id, event) for event in events]
+
+
+def _compare(event: Event, stored: Event | None) -> Written:
+    """What a write of *event* over *stored* is."""
+    if stored is None:
+        return Written.NEW
+    return Written.REPLAYED if stored.same_payload(event) else Written.CONFLICT
+
+
+def _latest_first(event: Event) -> tuple[int, bytes, int]:
+    return (-event.event_time_us, event.event_id, event.item_key)

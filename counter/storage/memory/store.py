@@ -1,0 +1,45 @@
+"""The in-memory store, put together from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from counter import limits
+from counter.ports import Clock
+from counter.storage.memory.control import MemoryControl
+from counter.storage.memory.decisions import MemoryDecisions
+from counter.storage.memory.events import MemoryEvents
+from counter.storage.memory.rollups import MemoryRollups
+from counter.types import Dataset
+
+DEFAULT_DATASET: Final = Dataset(
+    id=1,
+    name="default",
+    retention_us=7 * limits.DAY,
+    slice_us=limits.DAY,
+    time_bucket_us=6 * limits.HOUR,
+    event_buckets=4,
+    write_timeout_us=limits.SECOND,
+    clock_skew_max_us=0,
+)
+
+
+class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl):
+    """:class:`counter.ports.Store` in memory, without transactions.
+
+    Each call takes effect at once and whole; what may come between two calls is the caller's to
+    survive, as over a real store.
+    """
+
+    def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
+        super().__init__(clock, datasets)
+
+    async def open(self) -> None:
+        """There is nothing to connect to."""
+
+    async def close(self) -> None:
+        """There is nothing to let go of: what was written can be read on."""
+
+    async def ping(self) -> None:
+        """A write always succeeds."""

@@ -1,0 +1,184 @@
+"""What the in-memory store holds, in the shapes a real store would: slices, partitions, rows.
+
+Everything iterates in sorted or insertion order, so that one seed gives one run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from counter.errors import NamespaceUnknownError
+from counter.partitions import event_bucket_of, slice_of
+from counter.ports import Clock
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    Dataset,
+    Decision,
+    Event,
+    Mark,
+    Namespace,
+    Pending,
+    Slice,
+    WindowRow,
+)
+from counter.windows import window_of
+
+#: (event time, event id, item key): an event's clustering key.
+Identity = tuple[int, bytes, int]
+#: (counter, time bucket, event bucket): a partition of one namespace in one slice.
+PartitionKey = tuple[str, int, int]
+#: (counter or None for an atomic add, event time, event id).
+TokenKey = tuple[str | None, int, bytes]
+
+_T = TypeVar("_T", str, Mark, Identity)
+
+
+def insert_once(ordered: list[_T], item: _T) -> None:
+    """Put *item* in its place in *ordered*, unless it is there."""
+    position = bisect_left(ordered, item)
+    if position == len(ordered) or ordered[position] != item:
+        ordered.insert(position, item)
+
+
+def identity_of(event: Event) -> Identity:
+    """What is the same in every send of *event*."""
+    return (event.event_time_us, event.event_id, event.item_key)
+
+
+class Partition:
+    """Rows by identity; a row of None is a tombstone."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Identity, Event | None] = {}
+        self._order: list[Identity] = []
+
+    def get(self, event: Event) -> Event | None:
+        """The visible row of the identity of *event*."""
+        return self._rows.get(identity_of(event))
+
+    def insert(self, event: Event) -> None:
+        """Write *event* unless its identity stands or was voided: the write is hidden then."""
+        identity = identity_of(event)
+        if identity not in self._rows:
+            self._rows[identity] = event
+            insort(self._order, identity)
+
+    def void(self, event: Event) -> None:
+        """Leave a tombstone."""
+        identity = identity_of(event)
+        self._rows[identity] = None
+        insert_once(self._order, identity)
+
+    def between(self, from_us: int, to_us: int) -> Iterator[Event]:
+        """The visible rows of ``[from_us, to_us)``, earliest first."""
+        low = bisect_left(self._order, from_us, key=lambda identity: identity[0])
+        high = bisect_left(self._order, to_us, key=lambda identity: identity[0])
+        for identity in self._order[low:high]:
+            event = self._rows[identity]
+            if event is not None:
+                yield event
+
+
+@dataclass(slots=True)
+class Shelf:
+    """A dataset's slices, in order of start, and each slice's table by namespace id."""
+
+    dataset: Dataset
+    slices: list[Slice] = field(default_factory=list)
+    tables: dict[int, dict[int, dict[PartitionKey, Partition]]] = field(default_factory=dict)
+    dropped_before_us: int = 0
+
+    def partition(self, namespace_id: int, event: Event) -> Partition:
+        """Where *event* lives, or would. Raises SliceMissingError."""
+        each = slice_of(self.slices, event.event_time_us)
+        key = (
+            event.counter,
+            window_of(event.event_time_us, each.time_bucket_us),
+            event_bucket_of(event.event_id, each.event_buckets),
+        )
+        table = self.tables[each.start_us].setdefault(namespace_id, {})
+        return table.setdefault(key, Partition())
+
+    def between(
+        self, namespace_id: int, counter: str, from_us: int, to_us: int | None = None
+    ) -> Iterator[Event]:
+        """A counter's events of ``[from_us, to_us)``, or all from *from_us* on.
+
+        It visits the partitions as a reader of a real store must: by reckoning their keys.
+        """
+        for each in self.slices:
+            low = max(from_us, each.start_us)
+            high = each.end_us if to_us is None else min(to_us, each.end_us)
+            table = self.tables[each.start_us].get(namespace_id)
+            if low >= high or table is None:
+                continue
+            first = window_of(low, each.time_bucket_us)
+            for time_bucket in range(first, high, each.time_bucket_us):
+                for event_bucket in range(each.event_buckets):
+                    partition = table.get((counter, time_bucket, event_bucket))
+                    if partition is not None:
+                        yield from partition.between(low, high)
+
+
+@dataclass(slots=True)
+class Counts:
+    """A counter's ``counts`` partition; each window row with the instant its batch went up to."""
+
+    rows: dict[int, tuple[int, WindowRow]] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    settled: Checkpoint | None = None
+    pending: dict[Pending, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard's watermark and the marks of its counters, dirty marks in their order."""
+
+    watermark_us: int
+    marks: list[Mark] = field(default_factory=list)
+    atomic_marks: dict[AtomicMark, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Space:
+    """What belongs to one namespace id, its events excepted."""
+
+    dataset_id: int
+    shards: list[Shard]
+    names: list[str] = field(default_factory=list)
+    counts: dict[str, Counts] = field(default_factory=dict)
+    decisions: dict[TokenKey, Decision] = field(default_factory=dict)
+    #: nonce -> (generation time, expiry)
+    keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+    def counts_of(self, counter: str) -> Counts:
+        """The counter's partition, made where there is none."""
+        insert_once(self.names, counter)
+        return self.counts.setdefault(counter, Counts())
+
+
+class Part:
+    """The state that the parts of the in-memory store share."""
+
+    def __init__(self, clock: Clock, datasets: Sequence[Dataset]) -> None:
+        self._clock = clock
+        self._shelves = {dataset.id: Shelf(dataset) for dataset in datasets}
+        self._namespaces: dict[str, Namespace] = {}
+        self._spaces: dict[int, Space] = {}
+        self._deleted: list[int] = []
+        self._latest_id = 0
+
+    def _shelf(self, dataset: Dataset) -> Shelf:
+        return self._shelves[dataset.id]
+
+    def _space(self, namespace: Namespace) -> Space:
+        space = self._spaces.get(namespace.id)
+        if space is None:
+            raise NamespaceUnknownError(
+                f"namespace {namespace.name!r} (id {namespace.id}) was deleted"
+            )
+        return space
