@@ -9,12 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from counter.errors import InvalidParameterError
+from counter.errors import InvalidParameterError, invariant
 from counter.storage.memory.tables import Part, Shard, Space
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice
-from counter.windows import window_of
+from counter.windows import first_watermark
 
-#: One call of ``purge`` deletes at most this many rows, or one namespace.
+#: One call of ``purge`` deletes at most this many rows, or one namespace's events.
 PURGE_ROWS_MAX: Final = 1_000
 
 
@@ -36,9 +36,7 @@ class MemoryControl(Part):
         self._latest_id += 1
         eras = (Era(0, settings.accept_limit_us),)
         namespace = Namespace(self._latest_id, name, settings, eras, dataset, now_us, version=1)
-        earliest_us = now_us - settings.accept_limit_us - dataset.clock_skew_max_us
-        earliest_us -= settings.rollup_window_us
-        watermark_us = window_of(earliest_us, settings.rollup_window_us) - 1
+        watermark_us = first_watermark(dataset, settings, now_us)
         shards = [Shard(watermark_us) for _ in range(settings.shards)]
         self._spaces[namespace.id] = Space(dataset.id, shards)
         self._namespaces[name] = namespace
@@ -60,7 +58,8 @@ class MemoryControl(Part):
         if not self._is_current(namespace):
             return False
         del self._namespaces[namespace.name]
-        self._deleted.append(namespace.id)
+        del self._spaces[namespace.id]
+        self._deleted.append((namespace.id, namespace.dataset))
         return True
 
     async def counters(
@@ -90,21 +89,19 @@ class MemoryControl(Part):
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
         shelf = self._shelf(dataset)
-        for each in shelf.slices:
-            if each.start_us == start_us:
-                shelf.dropped_before_us = max(shelf.dropped_before_us, each.end_us)
-                shelf.slices.remove(each)
-                del shelf.tables[start_us]
-                return
+        earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
+        invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
+        each = shelf.slices.pop(0)
+        shelf.dropped_before_us = each.end_us
+        del shelf.tables[start_us]
 
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._shelf(dataset).dropped_before_us
 
     async def purge(self, now_us: int) -> bool:
         if self._deleted:
-            namespace_id = self._deleted.pop(0)
-            shelf = self._shelves[self._spaces.pop(namespace_id).dataset_id]
-            for table in shelf.tables.values():
+            namespace_id, dataset = self._deleted.pop(0)
+            for table in self._shelf(dataset).tables.values():
                 table.pop(namespace_id, None)
             return True
         useless = list(islice(self._useless(now_us), PURGE_ROWS_MAX))

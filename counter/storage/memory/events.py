@@ -38,14 +38,12 @@ class MemoryEvents(Part):
             insert_once(space.shards[shard].marks, mark)
             insert_once(space.names, mark.counter)
 
-    async def mark_atomic(self, namespace: Namespace, marks: Sequence[AtomicMark]) -> None:
-        """Leave atomic marks in every shard that their items touch; twice is once."""
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
         space = self._space(namespace)
-        for mark in marks:
-            for event in mark.events:
-                shard = shard_of(event.counter, len(space.shards))
-                space.shards[shard].atomic_marks[mark] = None
-                insert_once(space.names, event.counter)
+        for event in mark.events:
+            shard = shard_of(event.counter, len(space.shards))
+            space.shards[shard].atomic_marks[mark] = None
+            insert_once(space.names, event.counter)
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         partitions = self._partitions(namespace, events)
@@ -60,7 +58,7 @@ class MemoryEvents(Part):
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         partitions = self._partitions(namespace, events)
         window_us = window_of(events[0].event_time_us, namespace.settings.rollup_window_us)
-        await self.mark_atomic(namespace, [AtomicMark(window_us, tuple(events))])
+        await self.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         pairs = list(zip(events, partitions, strict=True))
         outcomes = [_compare(event, partition.get(event)) for event, partition in pairs]
         if Written.CONFLICT in outcomes:

@@ -169,7 +169,7 @@ class Part:
         self._shelves = {dataset.id: Shelf(dataset) for dataset in datasets}
         self._namespaces: dict[str, Namespace] = {}
         self._spaces: dict[int, Space] = {}
-        self._deleted: list[int] = []
+        self._deleted: list[tuple[int, Dataset]] = []
         self._latest_id = 0
 
     def _shelf(self, dataset: Dataset) -> Shelf:
