@@ -1,0 +1,202 @@
+"""One tree of errors. Each says what it means for the token, so that a client never has to guess.
+
+``applied`` speaks of the *token*, not of the request: ``False`` only where every server would give
+the same answer for ever, ``None`` where nothing is known. ``retry`` says what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+Retry = Literal["same_token", "new_token", "never"]
+
+
+class InvariantError(Exception):
+    """Something happened that must never happen: a bug, never a client's fault."""
+
+
+def invariant(condition: bool, message: str) -> None:
+    """Raise :class:`InvariantError` with *message* unless *condition* holds."""
+    if not condition:
+        raise InvariantError(message)
+
+
+class CounterError(Exception):
+    """The root of every error a caller can meet.
+
+    ``detail`` names the value, the bound and the fix; ``fields`` are extra members of the problem
+    document; ``retry_after_us`` is how long to wait before ``retry`` makes sense.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    title: ClassVar[str] = "Internal error"
+    status: ClassVar[int] = 500
+    applied: bool | None = None
+    retry: Retry = "same_token"
+
+    def __init__(self, detail: str, *, retry_after_us: int | None = None, **fields: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_us = retry_after_us
+        self.fields = fields
+
+
+class BadRequestError(CounterError):
+    """The request is malformed: every server would refuse it for ever, so nothing was written."""
+
+    code = "bad_request"
+    title = "Bad request"
+    status = 400
+    applied = False
+    retry: Retry = "never"
+
+
+class InvalidBodyError(BadRequestError):
+    code = "invalid_body"
+    title = "The body does not fit the schema"
+
+
+class InvalidParameterError(BadRequestError):
+    code = "invalid_parameter"
+    title = "A parameter of the path, the query or a header is not valid"
+
+
+class TokenMissingError(BadRequestError):
+    code = "token_missing"
+    title = "An event-sourced add needs an idempotency token"
+
+
+class TokenAmbiguousError(BadRequestError):
+    code = "token_ambiguous"
+    title = "A token in the body and an Idempotency-Key were both given"
+
+
+class NotSupportedError(BadRequestError):
+    code = "not_supported"
+    title = "This counter type does not support the operation"
+
+
+class BodyTooLargeError(BadRequestError):
+    code = "body_too_large"
+    title = "The body is too large"
+    status = 413
+
+
+class UnsupportedMediaTypeError(BadRequestError):
+    code = "unsupported_media_type"
+    title = "The content type is not supported"
+    status = 415
+
+
+class RequestTimeoutError(CounterError):
+    """The body did not arrive in time. Another send of the token may have been applied."""
+
+    code = "request_timeout"
+    title = "The request did not arrive in time"
+    status = 408
+
+
+class NotFoundError(CounterError):
+    code = "not_found"
+    title = "No such resource"
+    status = 404
+    retry: Retry = "never"
+
+
+class NamespaceUnknownError(NotFoundError):
+    code = "namespace_unknown"
+    title = "No such namespace"
+
+
+class MethodNotAllowedError(BadRequestError):
+    code = "method_not_allowed"
+    title = "The resource does not support this method"
+    status = 405
+
+
+class NamespaceConflictError(CounterError):
+    """A setting that is fixed for the namespace's life was asked to change."""
+
+    code = "namespace_immutable"
+    title = "The setting is fixed when the namespace is created"
+    status = 409
+    applied = False
+    retry: Retry = "never"
+
+
+class PreconditionFailedError(CounterError):
+    code = "precondition_failed"
+    title = "The resource is not in the state the request named"
+    status = 412
+    applied = False
+    retry: Retry = "never"
+
+
+class TokenInFutureError(CounterError):
+    """The token's time is past the bound: stored, it would win over every later write."""
+
+    code = "token_in_future"
+    title = "The token's generation_time is too far in the future"
+    status = 400
+
+
+class TokenConflictError(CounterError):
+    """The token was used with another payload. What it was first used for stands."""
+
+    code = "token_conflict"
+    title = "The token was already used with another payload"
+    status = 409
+    retry: Retry = "never"
+
+
+class TokenPendingError(CounterError):
+    """A late token whose window is still open: a write admitted earlier may be in flight."""
+
+    code = "token_pending"
+    title = "Too early to say whether the token was applied"
+    status = 503
+
+
+class TokenTooOldError(CounterError):
+    """A late token that was voided (``applied: false``) or is past knowing (``applied: null``)."""
+
+    code = "token_too_old"
+    title = "The token is too old to be applied"
+    status = 410
+
+    def __init__(self, detail: str, *, applied: bool | None, **fields: Any) -> None:
+        super().__init__(detail, **fields)
+        self.applied = applied
+        self.retry = "new_token" if applied is False else "never"
+
+
+class UnavailableError(CounterError):
+    """The service cannot do it now; the token may or may not have been applied."""
+
+    code = "unavailable"
+    title = "The service is not available"
+    status = 503
+
+
+class OverloadedError(UnavailableError):
+    code = "overloaded"
+    title = "The service is overloaded"
+
+
+class StoreUnavailableError(UnavailableError):
+    code = "store_unavailable"
+    title = "The store cannot be read or written"
+
+
+class WriteTimeoutError(UnavailableError):
+    code = "write_timeout"
+    title = "The write was not acknowledged in time"
+
+
+class SliceMissingError(UnavailableError):
+    code = "slice_missing"
+    title = "The time slice is not there"
+
+
+class StartupError(Exception):
+    """The service cannot start; the message says why and what to do. Exit code 2."""

@@ -1,0 +1,42 @@
+"""Folds: what a run of events, or of window rows, does to a count. All of it is pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from counter.types import Event, Fold, WindowRow
+
+
+def fold_events(events: Iterable[Event]) -> Fold:
+    """The fold of *events* in any order: a clear erases what is no later than itself."""
+    known = list(events)
+    clears = [event.event_time_us for event in known if event.clear]
+    if not clears:
+        return Fold(False, sum(event.delta for event in known))
+    last_us = max(clears)
+    return Fold(True, sum(event.delta for event in known if event.event_time_us > last_us))
+
+
+def apply_fold(count: int, fold: Fold) -> int:
+    """The count after *fold*."""
+    return fold.total if fold.cleared else count + fold.total
+
+
+def fold_rows(count: int, rows: Iterable[WindowRow]) -> int:
+    """The count after *rows*, earliest first."""
+    for row in rows:
+        count = row.total if row.cleared else count + row.total
+    return count
+
+
+def fingerprint(events: Sequence[Event]) -> bytes:
+    """What a token was used for: 16 bytes over each item's counter, key, delta and kind."""
+    digest = hashlib.blake2b(digest_size=16, person=b"counter.payload")
+    for event in sorted(events, key=lambda each: (each.counter, each.item_key)):
+        name = event.counter.encode()
+        digest.update(len(name).to_bytes(4, "big"))
+        digest.update(name)
+        digest.update(event.item_key.to_bytes(4, "big"))
+        digest.update(b"clear" if event.clear else event.delta.to_bytes(9, "big", signed=True))
+    return digest.digest()

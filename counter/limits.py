@@ -1,0 +1,58 @@
+"""Every bound of the system in one place, and the relations between them, checked at import."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from counter.errors import invariant
+
+MICROSECOND: Final = 1
+MILLISECOND: Final = 1_000
+SECOND: Final = 1_000_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+
+NONCE_BYTES: Final = 16
+COUNTER_NAME_CHARS_MAX: Final = 256
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+NAMESPACE_NAME_CHARS_MAX: Final = 63
+DERIVE_LABEL_CHARS_MAX: Final = 256
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+BATCH_ITEMS_MAX: Final = 1_000
+ATOMIC_ITEMS_MAX: Final = 100
+PAGE_ITEMS_MAX: Final = 1_000
+PAGE_ITEMS_DEFAULT: Final = 100
+HISTORY_POINTS_MAX: Final = 10_000
+REQUEST_TIMEOUT_US: Final = 10 * SECOND
+
+#: Adds waiting for a commit, over all requests of one process. Past it: 503, before any work.
+PENDING_WRITES_MAX: Final = 50_000
+#: Late tokens being resolved at once, over all requests of one process.
+RESOLUTIONS_AT_ONCE_MAX: Final = 64
+
+#: A partition of ``counts`` holds one row a window: this keeps it to a few MiB.
+WINDOWS_PER_RETENTION_MAX: Final = 100_000
+#: Slices are made this many ahead of the one that holds now.
+SLICES_AHEAD: Final = 2
+SHARDS_MAX: Final = 1_024
+ROLLUP_WINDOW_MIN_US: Final = 100 * MILLISECOND
+ROLLUP_WINDOW_MAX_US: Final = HOUR
+ACCEPT_LIMIT_MAX_US: Final = HOUR
+RETENTION_MIN_US: Final = 10 * MINUTE
+RETENTION_MAX_US: Final = 365 * DAY
+KEY_TTL_MIN_US: Final = MINUTE
+
+#: The earliest and latest instants a token may name: 2000-01-01 and 2200-01-01.
+TIME_MIN_US: Final = 946_684_800 * SECOND
+TIME_MAX_US: Final = 7_258_118_400 * SECOND
+
+invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
+invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
+invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
+invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
+invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

@@ -1,0 +1,28 @@
+"""What one process knows of its own durable marks, so that a hot counter pays for one a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from counter.types import Mark
+
+_REMEMBERED_MAX: Final = 100_000
+
+
+class MarkMemory:
+    """Marks whose write was acknowledged to this process. Bounded; forgetting is safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Mark], None] = {}
+
+    def unknown(self, namespace_id: int, marks: Sequence[Mark]) -> list[Mark]:
+        """Those of *marks* that are not known to be durable, each once."""
+        return [m for m in dict.fromkeys(marks) if (namespace_id, m) not in self._known]
+
+    def remember(self, namespace_id: int, marks: Sequence[Mark]) -> None:
+        """Note that *marks* are durable; the ones noted first are forgotten first."""
+        for mark in marks:
+            self._known[(namespace_id, mark)] = None
+        while len(self._known) > _REMEMBERED_MAX:
+            del self._known[next(iter(self._known))]

@@ -1,0 +1,154 @@
+"""The directory of namespaces: looked up on every request, from memory; changed rarely."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from counter import limits
+from counter.durations import format_duration
+from counter.errors import (
+    InvalidParameterError,
+    NamespaceConflictError,
+    NamespaceUnknownError,
+    PreconditionFailedError,
+)
+from counter.ports import Clock, Store
+from counter.types import Dataset, Namespace, NamespaceSettings
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+_FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
+
+
+class Namespaces:
+    """Namespaces by name, as the control plane last said."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._by_name: dict[str, Namespace] = {}
+
+    async def refresh(self) -> None:
+        """Read all namespaces anew."""
+        self._by_name = {each.name: each for each in await self._store.namespaces()}
+
+    def get(self, name: str) -> Namespace:
+        """The namespace *name*. Raises NamespaceUnknownError."""
+        namespace = self._by_name.get(name)
+        if namespace is None:
+            raise NamespaceUnknownError(
+                f"there is no namespace {name[: limits.NAMESPACE_NAME_CHARS_MAX]!r};"
+                " create it with PUT /v1/namespaces/{name}"
+            )
+        return namespace
+
+    def all(self) -> Sequence[Namespace]:
+        """All namespaces, by name."""
+        return sorted(self._by_name.values(), key=lambda each: each.name)
+
+    async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
+        """Create *name*. Raises PreconditionFailedError if it exists."""
+        if _NAME.fullmatch(name) is None:
+            raise InvalidParameterError(
+                f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
+            )
+        check_settings(settings, await self._dataset(settings.dataset))
+        created = await self._store.create_namespace(name, settings, self._clock.now_us())
+        if created is None:
+            await self.refresh()
+            raise PreconditionFailedError(f"namespace {name!r} exists already")
+        self._by_name[name] = created
+        return created
+
+    async def update(self, namespace: Namespace, settings: NamespaceSettings) -> Namespace:
+        """Change what may change; the accept limit changes from the next slice to be made.
+
+        Raises NamespaceConflictError for a fixed setting, PreconditionFailedError where the
+        namespace is no longer the given one.
+        """
+        for field in _FIXED:
+            old, new = getattr(namespace.settings, field), getattr(settings, field)
+            if old != new:
+                raise NamespaceConflictError(
+                    f"{field.removesuffix('_us')} is {old!s} for the life of namespace"
+                    f" {namespace.name!r}; it cannot become {new!s}",
+                    field=field.removesuffix("_us"),
+                )
+        check_settings(settings, namespace.dataset)
+        slices = await self._store.slices(namespace.dataset)
+        era_from_us = max((each.end_us for each in slices), default=0)
+        updated = await self._store.update_namespace(namespace, settings, era_from_us)
+        if updated is None:
+            await self.refresh()
+            raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
+        self._by_name[namespace.name] = updated
+        return updated
+
+    async def delete(self, namespace: Namespace) -> None:
+        """Delete the namespace and forget its tokens. Raises PreconditionFailedError as update."""
+        deleted = await self._store.delete_namespace(namespace)
+        if not deleted:
+            await self.refresh()
+            raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
+        self._by_name.pop(namespace.name, None)
+
+    async def _dataset(self, name: str) -> Dataset:
+        datasets = await self._store.datasets()
+        for each in datasets:
+            if each.name == name:
+                return each
+        known = ", ".join(each.name for each in datasets)
+        raise InvalidParameterError(
+            f"dataset {name[:80]!r} is not known; known are: {known}", field="dataset"
+        )
+
+
+def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
+    """Raise InvalidParameterError, naming field, value and bound, where a rule is broken."""
+    bounds: dict[str, tuple[int, int]] = {
+        "accept_limit": (limits.MILLISECOND, min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us)),
+        "future_limit": (
+            max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
+            # Slices are made ahead: a token must not reach past them.
+            dataset.slice_us,
+        ),
+        "rollup_window": (limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US),
+        "key_ttl": (limits.KEY_TTL_MIN_US, dataset.retention_us // 2),
+        "cache_ttl": (0, limits.DAY),
+    }
+    for field, (low_us, high_us) in bounds.items():
+        value_us = getattr(settings, f"{field}_us")
+        if not low_us <= value_us <= high_us:
+            raise InvalidParameterError(
+                f"{field} is {format_duration(value_us)}; it must be from"
+                f" {format_duration(low_us)} to {format_duration(high_us)}",
+                field=field,
+            )
+    if not 1 <= settings.shards <= limits.SHARDS_MAX:
+        raise InvalidParameterError(
+            f"shards is {settings.shards}; it must be from 1 to {limits.SHARDS_MAX}",
+            field="shards",
+        )
+    window_us = settings.rollup_window_us
+    if dataset.slice_us % window_us:
+        raise InvalidParameterError(
+            f"rollup_window {format_duration(window_us)} does not divide the dataset's slice of"
+            f" {format_duration(dataset.slice_us)}",
+            field="rollup_window",
+        )
+    windows = dataset.retention_us // window_us
+    if windows > limits.WINDOWS_PER_RETENTION_MAX:
+        least_us = dataset.retention_us / limits.WINDOWS_PER_RETENTION_MAX / limits.SECOND
+        raise InvalidParameterError(
+            f"rollup_window {format_duration(window_us)} makes {windows} windows in the dataset's"
+            f" retention of {format_duration(dataset.retention_us)}; at most"
+            f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",
+            field="rollup_window",
+        )
+
+
+def merged(settings: NamespaceSettings, changes: dict[str, object]) -> NamespaceSettings:
+    """*settings* with *changes*, by field name."""
+    return replace(settings, **changes)  # type: ignore[arg-type]

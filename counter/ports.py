@@ -1,0 +1,324 @@
+"""What the core needs of the outside. Every call takes a batch; adapters are in counter.storage.
+
+The rules that adapters keep (tests/contracts holds each of them to these):
+
+* A call that returns has made its writes durable. One that raises StoreUnavailableError or
+  WriteTimeoutError may have made them, or may make them later.
+* Reads see every write that returned before they began.
+* Results come in the order of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    CounterUpdate,
+    Dataset,
+    Decision,
+    Event,
+    Fold,
+    Head,
+    Mark,
+    Namespace,
+    NamespaceSettings,
+    Pending,
+    Slice,
+    WindowRow,
+    Written,
+)
+
+
+class Clock(Protocol):
+    def now_us(self) -> int:
+        """The wall clock, microseconds since the epoch; never steps back."""
+        ...
+
+    def boottime_us(self) -> int:
+        """A monotonic clock that runs while the machine is suspended."""
+        ...
+
+
+class EventStore(Protocol):
+    """The event log. A missing slice raises SliceMissingError, never answers "not found"; a write
+    that raises it has written nothing."""
+
+    #: One transaction holds mark and event, checks the event's age and ``resolutions`` itself, and
+    #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
+    transactional: bool
+
+    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        """Leave dirty marks; ones that stand already are left as they are. Never for a window that
+        no slice holds: nobody could ever sum it. A recount's mark is left wherever it is."""
+        ...
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        """Leave an atomic mark in every shard that its events' counters are in."""
+        ...
+
+    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        """Write each event on its own, under its identity: a second write collapses, within one
+        call too. What stands first stays: a CONFLICT changes nothing."""
+        ...
+
+    async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        """Write all the events or none, atomic marks included, one answer for all: CONFLICT if any
+        stands with another payload, REPLAYED if all stood, else NEW. A crash or CONFLICT may leave
+        the marks of a store that is not transactional behind."""
+        ...
+
+    async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        """The stored events of the same identities."""
+        ...
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Write found events again, whatever their age, so that they stand on enough replicas; or
+        an atomic add's missing ones. What stands under an identity stays."""
+        ...
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Make the identities invisible, writes of them that land later included."""
+        ...
+
+    async def sums(
+        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+    ) -> Sequence[Fold]:
+        """The fold of the events of each (counter, window start). A clear erases what is at or
+        before its own time; exact beyond 64 bits."""
+        ...
+
+    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
+        """The fold of each counter's events later than an instant, with no upper bound. A span that
+        was never sliced is empty; one that begins before ``dropped_before`` raises
+        SliceMissingError, for its sum would be short."""
+        ...
+
+    async def scan(
+        self,
+        namespace: Namespace,
+        counter: str,
+        *,
+        from_us: int,
+        to_us: int,
+        before: Event | None,
+        limit: int,
+    ) -> Sequence[Event]:
+        """A counter's events of ``[from_us, to_us)`` that are still there, by (event time from the
+        latest, event id, item key), after the identity of *before* in that order."""
+        ...
+
+
+class RollupStore(Protocol):
+    """Marks, watermarks and the ``counts`` partitions."""
+
+    async def fence(self) -> int:
+        """A clock reading. Where the store is transactional, no write that was admitted before it
+        is still in flight."""
+        ...
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        """Each shard's watermark: all events up to it are in the checkpoints. Raises
+        NamespaceUnknownError where the namespace is gone."""
+        ...
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        """Marks of windows that start in ``(after_us, through_us]``, by (window, counter, recount),
+        later than *start* in that order. Windows come in order; counters and recounts within one
+        in an order of the store's own."""
+        ...
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        """The atomic marks of windows that start in ``(after_us, through_us]``, earliest first.
+
+        Two item lists under one token are two marks: each names counters that the other may not.
+        """
+        ...
+
+    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        """Each counter's checkpoint, settled fold and pending recounts; None where none stands.
+
+        A checkpoint or settled fold that alone is missing reads ``Checkpoint(0, 0)``.
+        """
+        ...
+
+    async def rows(
+        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+    ) -> Sequence[Sequence[WindowRow]]:
+        """Each counter's window rows that start in ``(after_us, through_us]``, earliest first."""
+        ...
+
+    async def apply(
+        self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
+    ) -> None:
+        """Write each counter's update as one atomic batch up to *through_us*.
+
+        A checkpoint or settled fold older than the one that stands changes nothing of it, and a row
+        replaces none that a batch up to a later instant wrote. Rows that start at or before
+        ``settled`` are deleted, and ones that come later are not kept. ``pending_done`` are removed
+        exactly.
+        """
+        ...
+
+    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        """Move the shard's watermark forward to *through_us*; never back."""
+        ...
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        """Forget the marks, atomic ones too, of windows that start at or before *through_us*."""
+        ...
+
+    async def leave_pending(
+        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+    ) -> None:
+        """Leave pending recounts in the counters' own partitions; twice is once."""
+        ...
+
+
+class DecisionStore(Protocol):
+    """Compare-and-set tables: what was decided about late tokens, and the times of keys.
+
+    The token of *events* is (counter, event time, event id); where they are the items of an atomic
+    add (``atom`` is set), it is (event time, event id) whatever the items.
+    """
+
+    async def decide(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """Insert if nothing stands for the token of *events*; the decision that stands after it. A
+        transactional store that finds one of them then inserts APPLIED in place of VOID."""
+        ...
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        """The decision that stands for the token of *events*."""
+        ...
+
+    async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+    ) -> int:
+        """The generation time reserved for *nonce*: *now_us* where none stood or it had expired
+        (*now_us* is at or past its *expires_us*)."""
+        ...
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        """Replace the reserved time and its expiry if it is still *old_us*, as :meth:`reserve` does
+        where none stands; the time that stands after it."""
+        ...
+
+
+class ControlPlane(Protocol):
+    """Namespaces, datasets and slices."""
+
+    async def datasets(self) -> Sequence[Dataset]: ...
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """All namespaces, by name."""
+        ...
+
+    async def create_namespace(
+        self, name: str, settings: NamespaceSettings, now_us: int
+    ) -> Namespace | None:
+        """The new namespace; None if the name is taken. Its shards' watermarks are laid at
+        :func:`counter.windows.first_watermark`."""
+        ...
+
+    async def update_namespace(
+        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
+    ) -> Namespace | None:
+        """The namespace with *settings*, the accept limit holding from *era_from_us* in place of
+        any that was to hold from then or later; None if its version is no longer *namespace*'s."""
+        ...
+
+    async def delete_namespace(self, namespace: Namespace) -> bool:
+        """Forget the namespace; its data follow in the background. False if the version moved.
+        From then on its adds and reads of its watermarks raise NamespaceUnknownError."""
+        ...
+
+    async def counters(
+        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
+    ) -> Sequence[str]:
+        """Names of counters in code point order, after *after*: all that were ever written."""
+        ...
+
+    async def slices(self, dataset: Dataset) -> Sequence[Slice]:
+        """The slices that are not dropped, earliest first."""
+        ...
+
+    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+        """Make the slice and its table, if it is not there. One that ends at or before
+        ``dropped_before`` is not made again: it would answer "not found"."""
+        ...
+
+    async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
+        """Note the instant at which every watermark had passed the slice's end; the first stays."""
+        ...
+
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+        """Move ``dropped_before`` forward to the slice's end, then drop its table. Earliest first."""
+        ...
+
+    async def dropped_before(self, dataset: Dataset) -> int:
+        """Events earlier than this instant are gone; 0 while none is."""
+        ...
+
+    async def purge(self, now_us: int) -> bool:
+        """Delete a bounded amount of what nobody can ask for any more: data of deleted namespaces,
+        expired keys, resolutions that outlived their events. True if there is more to do."""
+        ...
+
+
+class Store(EventStore, RollupStore, DecisionStore, ControlPlane, Protocol):
+    """Everything durable."""
+
+    async def open(self) -> None:
+        """Connect. Raises StartupError, saying what to do."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise StoreUnavailableError where a write would not succeed now."""
+        ...
+
+
+class Cache(Protocol):
+    """Counts with the instant they are exact as of, and best-effort counters. May lose all."""
+
+    async def get_many(
+        self, namespace: Namespace, counters: Sequence[str]
+    ) -> Sequence[Checkpoint | None]: ...
+
+    async def put_many(
+        self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
+    ) -> None:
+        """Remember counts for the cache TTL; an older one never replaces a newer one."""
+        ...
+
+    async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
+        """Add to a best-effort counter at once; its value after it. Not retry-safe."""
+        ...
+
+    async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
+        """Best-effort values; 0 where none is known."""
+        ...
+
+    async def clear(self, namespace: Namespace, counter: str) -> None:
+        """Set a best-effort counter back to 0."""
+        ...

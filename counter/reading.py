@@ -1,0 +1,181 @@
+"""GetCount: the cheapest of cache, storage, and storage with the live tail that is fresh enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from counter.errors import SliceMissingError, UnavailableError
+from counter.folding import apply_fold, fold_rows
+from counter.partitions import shard_of
+from counter.ports import Cache, Clock, Store
+from counter.types import (
+    Accuracy,
+    Checkpoint,
+    CounterType,
+    Head,
+    Namespace,
+    WindowRow,
+)
+
+_NEVER = Checkpoint(0, 0)
+EMPTY_HEAD = Head(_NEVER, _NEVER)
+_ATTEMPTS_MAX = 10
+
+
+class Count(NamedTuple):
+    """A count and the instant it is exact as of."""
+
+    counter: str
+    count: int
+    as_of_us: int
+    accuracy: Accuracy
+
+
+async def read_partitions(
+    store: Store, namespace: Namespace, counters: Sequence[str], *, through_us: int
+) -> list[tuple[Head, Sequence[WindowRow]]]:
+    """Heads with the window rows after ``settled`` up to *through_us*, of one moment each.
+
+    Head and rows are read one after the other: where a settling came between, rows may be missing,
+    so it is done again.
+    """
+    heads = await store.heads(namespace, counters)
+    for _ in range(_ATTEMPTS_MAX):
+        rows = await store.rows(namespace, counters, after_us=0, through_us=through_us)
+        again = await store.heads(namespace, counters)
+        found = [
+            (head or EMPTY_HEAD, [row for row in part if row.window_us > _settled_us(head)])
+            for head, part in zip(heads, rows, strict=True)
+        ]
+        if all(_settled_us(a) == _settled_us(b) for a, b in zip(heads, again, strict=True)):
+            return found
+        heads = again
+    raise UnavailableError("the counter is being settled again and again", retry_after_us=100_000)
+
+
+class CountReader:
+    """Reads counts; see section "The path of a get" of docs/architecture.md."""
+
+    def __init__(self, store: Store, cache: Cache, clock: Clock) -> None:
+        self._store = store
+        self._cache = cache
+        self._clock = clock
+
+    async def read(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """The counts of *counters*, in order, none staler than *max_staleness_us*.
+
+        None stands for the namespace's default: 0 for ACCURATE, whatever is cheapest for EVENTUAL.
+        """
+        now_us = self._clock.now_us()
+        counter_type = namespace.settings.counter_type
+        if counter_type is CounterType.BEST_EFFORT:
+            values = await self._cache.best_effort(namespace, counters)
+            return [
+                Count(counter, value, now_us, Accuracy.BEST_EFFORT)
+                for counter, value in zip(counters, values, strict=True)
+            ]
+        if max_staleness_us is None and counter_type is CounterType.ACCURATE:
+            max_staleness_us = 0
+        oldest_us = 0
+        if max_staleness_us is not None:
+            oldest_us = now_us - max_staleness_us + namespace.dataset.clock_skew_max_us
+        known: dict[str, Checkpoint] = {}
+        if max_staleness_us != 0:
+            cached = await self._cache.get_many(namespace, counters)
+            for counter, entry in zip(counters, cached, strict=True):
+                if entry is not None and entry.time_us >= oldest_us:
+                    known[counter] = entry
+        missing = [counter for counter in dict.fromkeys(counters) if counter not in known]
+        live: dict[str, Checkpoint] = {}
+        if missing:
+            stored = await self._read_stored(namespace, missing)
+            if max_staleness_us != 0:
+                await self._cache.put_many(namespace, list(stored.items()))
+            stale = {name: each for name, each in stored.items() if each.time_us < oldest_us}
+            live = await self._read_live(namespace, stale, now_us)
+            known |= stored
+        return [
+            Count(counter, live[counter].count, live[counter].time_us, Accuracy.ACCURATE)
+            if counter in live
+            else Count(counter, known[counter].count, known[counter].time_us, Accuracy.EVENTUAL)
+            for counter in counters
+        ]
+
+    async def _read_stored(
+        self, namespace: Namespace, counters: Sequence[str]
+    ) -> dict[str, Checkpoint]:
+        """Counts as rolled up. The watermark is read FIRST: read after the checkpoint, it could
+        speak of a window that the checkpoint does not hold."""
+        watermarks = await self._store.watermarks(namespace)
+        heads = await self._store.heads(namespace, counters)
+        shards = namespace.settings.shards
+        found: dict[str, Checkpoint] = {}
+        for counter, head in zip(counters, heads, strict=True):
+            watermark_us = watermarks[shard_of(counter, shards)]
+            if head is None:
+                found[counter] = Checkpoint(watermark_us, 0)
+                continue
+            as_of_us = max(watermark_us, head.checkpoint.time_us)
+            if any(pending.recount_us <= as_of_us for pending in head.pending):
+                found[counter] = await self._recount(namespace, counter, as_of_us)
+            else:
+                found[counter] = Checkpoint(as_of_us, head.checkpoint.count)
+        return found
+
+    async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
+        """Fold a counter for oneself: a recount of it stands that no worker has done yet."""
+        for _ in range(_ATTEMPTS_MAX):
+            dropped_before_us = await self._store.dropped_before(namespace.dataset)
+            [(head, rows)] = await read_partitions(
+                self._store, namespace, [counter], through_us=as_of_us
+            )
+            settled = head.settled
+            if settled.time_us > as_of_us:
+                as_of_us = max(as_of_us, head.checkpoint.time_us)
+                continue
+            recounts = recounts_of(head, as_of_us, dropped_before_us)
+            try:
+                sums = await self._store.sums(namespace, [(counter, p) for p in recounts])
+            except SliceMissingError:
+                continue
+            merged = {row.window_us: row for row in rows}
+            for window_us, fold in zip(recounts, sums, strict=True):
+                merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
+            in_order = [merged[window_us] for window_us in sorted(merged)]
+            return Checkpoint(as_of_us, fold_rows(settled.count, in_order))
+        raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
+
+    async def _read_live(
+        self, namespace: Namespace, stored: Mapping[str, Checkpoint], now_us: int
+    ) -> dict[str, Checkpoint]:
+        """Stored counts with the live tail, which has no upper bound: an event that a fast clock
+        accepted must not be invisible to a slow reader."""
+        if not stored:
+            return {}
+        after = [(counter, each.time_us) for counter, each in stored.items()]
+        tails = await self._store.tails(namespace, after)
+        return {
+            counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
+            for (counter, each), tail in zip(stored.items(), tails, strict=True)
+        }
+
+
+def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int]:
+    """The windows that the head's pending recounts ask to be summed anew, up to *through_us*.
+
+    Ones at or before ``settled``, or in a slice that is gone, are nobody's any more.
+    """
+    wanted = {
+        pending.recount_us: None
+        for pending in head.pending
+        if head.settled.time_us < pending.recount_us <= through_us
+        and pending.recount_us >= dropped_before_us
+    }
+    return sorted(wanted)
+
+
+def _settled_us(head: Head | None) -> int:
+    return 0 if head is None else head.settled.time_us

@@ -1,0 +1,397 @@
+"""AddCount, GetCount, ClearCount: the story of a request, in one file.
+
+An add is admitted by its token's age, its mark is made durable, its age is checked AGAIN, its event
+is written, and it is acknowledged if the deadline that began at that second check has not passed.
+A token too old for that is resolved instead. The reasons are in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from counter import limits
+from counter.errors import (
+    CounterError,
+    NotSupportedError,
+    OverloadedError,
+    TokenConflictError,
+    TokenInFutureError,
+    TokenMissingError,
+    TokenPendingError,
+    TokenTooOldError,
+    WriteTimeoutError,
+)
+from counter.folding import fingerprint
+from counter.marks import MarkMemory
+from counter.namespaces import Namespaces
+from counter.ports import Cache, Clock, Store
+from counter.reading import Count, CountReader
+from counter.resolution import Resolver
+from counter.tokens import nonce_of_key
+from counter.types import (
+    AtomicMark,
+    CounterType,
+    Event,
+    Mark,
+    Namespace,
+    Outcome,
+    Pending,
+    Token,
+    Written,
+)
+from counter.windows import accept_limit_at, window_of
+
+#: A token, an arbitrary key that stands for one, or nothing.
+Credential = Token | str | None
+_Answer = TypeVar("_Answer")
+_RERESERVE_ATTEMPTS_MAX: Final = 3
+_REPLAYED: Final = {Written.NEW: False, Written.REPLAYED: True, Written.UNTOLD: None}
+
+
+class Add(NamedTuple):
+    """One add of a batch."""
+
+    counter: str
+    delta: int
+    credential: Credential
+
+
+class Added(NamedTuple):
+    """An acknowledged add. ``replayed`` is None where the store cannot tell."""
+
+    counter: str
+    delta: int
+    event_time_us: int
+    replayed: bool | None
+
+
+class CounterService:
+    """The service over its ports. Holds no state that matters: any number of them may run."""
+
+    def __init__(self, store: Store, cache: Cache, clock: Clock) -> None:
+        self._store = store
+        self._cache = cache
+        self._clock = clock
+        self._marked = MarkMemory()
+        self._waiting = 0
+        self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
+        self.namespaces = Namespaces(store, clock)
+        self.resolver = Resolver(store, clock)
+        self.reader = CountReader(store, cache, clock)
+
+    async def add(
+        self, namespace: Namespace, counter: str, delta: int, credential: Credential
+    ) -> Added:
+        """Count *delta* once for the token, whatever is retried or hedged."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            await self._cache.increment(namespace, counter, delta)
+            return Added(counter, delta, self._clock.now_us(), None)
+        return await self._with_token(
+            namespace,
+            "add",
+            counter,
+            credential,
+            lambda token: self._submit(
+                namespace, Event(counter, token.generation_time_us, token.nonce, 0, delta)
+            ),
+        )
+
+    async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
+        """Set the counter to 0 as of the token's time: every earlier event is erased."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            await self._cache.clear(namespace, counter)
+            return Added(counter, 0, self._clock.now_us(), None)
+        return await self._with_token(
+            namespace,
+            "clear",
+            counter,
+            credential,
+            lambda token: self._submit(
+                namespace, Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True)
+            ),
+        )
+
+    async def add_many(
+        self, namespace: Namespace, adds: Sequence[Add]
+    ) -> list[Added | CounterError]:
+        """Each add on its own, one commit for those that are on time; an outcome for each."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return [await self.add(namespace, *each) for each in adds]
+        results: list[Added | CounterError | None] = [None] * len(adds)
+        fresh: list[int] = []
+        events: list[Event] = []
+        late: list[int] = []
+        now_us = self._clock.now_us()
+        for index, (counter, delta, credential) in enumerate(adds):
+            if not isinstance(credential, Token):
+                late.append(index)
+                continue
+            nonce, time_us = credential
+            event = Event(counter, time_us, nonce, 0, delta)
+            try:
+                if self._is_late(namespace, event, now_us):
+                    late.append(index)
+                    continue
+            except CounterError as error:
+                results[index] = error
+                continue
+            fresh.append(index)
+            events.append(event)
+        outcomes: Sequence[Written | CounterError] = await self._write_or_errors(namespace, events)
+        for index, event, outcome in zip(fresh, events, outcomes, strict=True):
+            if outcome is Written.LATE:
+                late.append(index)
+            elif isinstance(outcome, CounterError):
+                results[index] = outcome
+            elif outcome is Written.CONFLICT:
+                results[index] = _conflict(event)
+            else:
+                results[index] = Added(event[0], event[4], event[1], _REPLAYED[outcome])
+        answers = await asyncio.gather(*(self._add_or_error(namespace, adds[i]) for i in late))
+        for index, answer in zip(late, answers, strict=True):
+            results[index] = answer
+        return [each for each in results if each is not None]
+
+    async def add_atomic(
+        self, namespace: Namespace, items: Sequence[tuple[str, int]], credential: Credential
+    ) -> list[Added]:
+        """All the items under one token, or none of them."""
+        self.require_events(namespace, "an atomic add")
+
+        async def submit(token: Token) -> list[Added]:
+            events = _atomic_events(items, token)
+            replayed = await self._write_atomic(namespace, events)
+            return [Added(e.counter, e.delta, e.event_time_us, replayed) for e in events]
+
+        return await self._with_token(namespace, "atomic", "", credential, submit)
+
+    async def get(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """The counts of *counters*, in order, none staler than *max_staleness_us*."""
+        return await self.reader.read(namespace, counters, max_staleness_us)
+
+    async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
+        """Have every window of ``[from, to)`` that holds events or a row counted anew; how many."""
+        self.require_events(namespace, "a recount")
+        size_us = namespace.settings.rollup_window_us
+        dropped_before_us = await self._store.dropped_before(namespace.dataset)
+        [rows] = await self._store.rows(
+            namespace, [counter], after_us=max(from_us, dropped_before_us) - 1, through_us=to_us - 1
+        )
+        windows = [row.window_us for row in rows]
+        for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
+            part = windows[start : start + limits.BATCH_ITEMS_MAX]
+            window_us = window_of(self._clock.now_us(), size_us)
+            await self._store.leave_pending(
+                namespace, [(counter, Pending(each, window_us)) for each in part]
+            )
+            marks = [Mark(window_us, counter, each) for each in part]
+            await self._store.mark(namespace, marks)
+        return len(windows)
+
+    @staticmethod
+    def require_events(namespace: Namespace, what: str) -> None:
+        """Raise NotSupportedError where the namespace keeps no events."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            raise NotSupportedError(
+                f"{what} needs events; namespace {namespace.name!r} is BEST_EFFORT, which keeps"
+                " none: use an EVENTUAL or ACCURATE namespace"
+            )
+
+    async def _with_token(
+        self,
+        namespace: Namespace,
+        operation: str,
+        target: str,
+        credential: Credential,
+        submit: Callable[[Token], Awaitable[_Answer]],
+    ) -> _Answer:
+        """Submit under the credential's token; an arbitrary key's is reserved at first sighting."""
+        if credential is None:
+            raise TokenMissingError(
+                f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"
+                " idempotency_token in the body or an Idempotency-Key header"
+            )
+        if isinstance(credential, Token):
+            return await submit(credential)
+        nonce = nonce_of_key(namespace.id, operation, target, credential)
+        ttl_us = namespace.settings.key_ttl_us
+        now_us = self._clock.now_us()
+        time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us)
+        for _ in range(_RERESERVE_ATTEMPTS_MAX):
+            try:
+                return await submit(Token(nonce, time_us))
+            except TokenTooOldError as error:
+                if error.applied is None:
+                    raise
+                # Void under the old time for ever: the key goes on with a new one.
+                now_us = self._clock.now_us()
+                time_us = await self._store.rereserve(
+                    namespace, nonce, time_us, now_us, now_us + ttl_us
+                )
+        raise OverloadedError(
+            "the key's reserved time went stale again and again", retry_after_us=limits.SECOND
+        )
+
+    async def _submit(self, namespace: Namespace, event: Event) -> Added:
+        if not self._is_late(namespace, event, self._clock.now_us()):
+            (outcome,) = await self._write(namespace, (event,))
+            if outcome is Written.CONFLICT:
+                raise _conflict(event)
+            if outcome is not Written.LATE:
+                return Added(event.counter, event.delta, event.event_time_us, _REPLAYED[outcome])
+        await self._resolve(namespace, (event,))
+        return Added(event.counter, event.delta, event.event_time_us, True)
+
+    async def _write(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        """Mark, check the age again, write, mind the deadline. LATE: past its age, not written."""
+        self._admit(len(events))
+        try:
+            if self._store.transactional:
+                return await self._store.append(namespace, events)
+            await self._leave_marks(namespace, events)
+            outcomes = [Written.LATE] * len(events)
+            now_us = self._clock.now_us()
+            began_us = self._clock.boottime_us()
+            fresh = [
+                i for i, each in enumerate(events) if not self._is_late(namespace, each, now_us)
+            ]
+            written = await self._store.append(namespace, [events[i] for i in fresh])
+            self._check_deadline(namespace, began_us)
+            for index, outcome in zip(fresh, written, strict=True):
+                outcomes[index] = outcome
+            return outcomes
+        finally:
+            self._waiting -= len(events)
+
+    async def _write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> bool | None:
+        """The same for all of an atomic add; whether it was a replay."""
+        if not self._is_late(namespace, events[0], self._clock.now_us()):
+            self._admit(len(events))
+            try:
+                if not self._store.transactional:
+                    window_us = window_of(
+                        events[0].event_time_us, namespace.settings.rollup_window_us
+                    )
+                    await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+                now_us = self._clock.now_us()
+                began_us = self._clock.boottime_us()
+                if not self._is_late(namespace, events[0], now_us):
+                    outcome = await self._store.append_atomic(namespace, events)
+                    if not self._store.transactional:
+                        self._check_deadline(namespace, began_us)
+                    if outcome is Written.CONFLICT:
+                        raise _conflict(events[0])
+                    if outcome is not Written.LATE:
+                        return _REPLAYED[outcome]
+            finally:
+                self._waiting -= len(events)
+        await self._resolve(namespace, events)
+        return True
+
+    async def _write_or_errors(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | CounterError]:
+        if not events:
+            return ()
+        try:
+            return await self._write(namespace, events)
+        except CounterError as error:
+            return [error] * len(events)
+
+    async def _add_or_error(self, namespace: Namespace, each: Add) -> Added | CounterError:
+        try:
+            return await self.add(namespace, *each)
+        except CounterError as error:
+            return error
+
+    async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Make the events' marks durable; one that is known to be is not written again."""
+        size_us = namespace.settings.rollup_window_us
+        marks = self._marked.unknown(
+            namespace.id,
+            [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events],
+        )
+        if marks:
+            await self._store.mark(namespace, marks)
+            self._marked.remember(namespace.id, marks)
+
+    async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Return if the token was applied; raise what else became of it."""
+        if self._resolving.locked():
+            raise OverloadedError(
+                f"{limits.RESOLUTIONS_AT_ONCE_MAX} late tokens are being resolved",
+                retry_after_us=limits.SECOND,
+            )
+        async with self._resolving:
+            outcome = await self.resolver.resolve(namespace, events)
+        if outcome is Outcome.VOID:
+            raise TokenTooOldError(
+                "the token was not applied in time and never will be;"
+                " if the add is still wanted, send it with a new token",
+                applied=False,
+            )
+
+    def _is_late(self, namespace: Namespace, event: Event, now_us: int) -> bool:
+        """Whether the event is past its accept limit. Raises TokenInFutureError."""
+        time_us = event[1]
+        eras = namespace.eras
+        limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
+        if time_us < now_us - limit_us:
+            return True
+        ahead_us = time_us - now_us
+        if ahead_us > namespace.settings.future_limit_us:
+            raise TokenInFutureError(
+                f"generation_time is {ahead_us / limits.SECOND:.3f} s ahead of this server's clock;"
+                f" at most {namespace.settings.future_limit_us / limits.SECOND:g} s are allowed",
+                retry_after_us=ahead_us - namespace.settings.future_limit_us,
+            )
+        return False
+
+    def _admit(self, events: int) -> None:
+        if self._waiting + events > limits.PENDING_WRITES_MAX:
+            raise OverloadedError(
+                f"{self._waiting} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
+                retry_after_us=limits.SECOND,
+            )
+        self._waiting += events
+
+    def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
+        """Refuse to acknowledge a write that may have landed in a closed window.
+
+        A timer alone is not enough: a suspended process wakes with its timers late.
+        """
+        timeout_us = namespace.dataset.write_timeout_us
+        if self._clock.boottime_us() - began_us > timeout_us:
+            raise WriteTimeoutError(
+                f"the store took longer than {timeout_us / limits.SECOND:g} s;"
+                " ask again with the same token",
+                retry_after_us=limits.SECOND,
+            )
+
+
+def _atomic_events(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
+    """The events of an atomic add. An item's key counts the earlier items that name its counter:
+    its place in the list does not matter."""
+    earlier: dict[str, int] = {}
+    events: list[Event] = []
+    for counter, delta in items:
+        earlier[counter] = earlier.get(counter, 0) + 1
+        events.append(
+            Event(counter, token.generation_time_us, token.nonce, earlier[counter], delta)
+        )
+    atom = fingerprint(events)
+    return [event._replace(atom=atom) for event in events]
+
+
+def _conflict(event: Event) -> TokenConflictError:
+    return TokenConflictError(
+        f"the token was first used with another payload on counter {event.counter!r};"
+        " what it was first used for stands"
+    )
+
+
+__all__ = ["Add", "Added", "CounterService", "Credential", "TokenPendingError"]

@@ -1,0 +1,249 @@
+"""The connections, lanes and shared state under the SQLite store's parts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from counter import limits
+from counter.errors import StartupError
+from counter.ports import Clock
+from counter.storage.sqlite.lane import Lane
+from counter.storage.sqlite.schema import DirectoryLock, connect, create_schema, unavailable
+from counter.types import Dataset, Slice
+
+#: Runs the jobs of one batch that share it, given the connection and the clock read within the
+#: transaction: a result, or an exception, for each.
+Merged = Callable[[sqlite3.Connection, int, Sequence[Any]], Sequence[Any]]
+
+_Row = TypeVar("_Row")
+_ROWS_PER_STATEMENT_MAX: Final = 512
+_IDS_REMEMBERED_MAX: Final = 50_000
+_MARKS_REMEMBERED_MAX: Final = 100_000
+
+
+@lru_cache(maxsize=256)
+def _insert_sql(into: str, width: int, rows: int) -> str:
+    one = "(" + ",".join("?" * width) + ")"
+    return f"{into} VALUES " + ",".join([one] * rows)
+
+
+def chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+    """Cut *rows* into powers of two, so that only a handful of statements is ever prepared."""
+    start = 0
+    while start < len(rows):
+        size = min(1 << ((len(rows) - start).bit_length() - 1), _ROWS_PER_STATEMENT_MAX)
+        yield rows[start : start + size]
+        start += size
+
+
+def insert(connection: sqlite3.Connection, into: str, chunk: Sequence[Sequence[Any]]) -> None:
+    """Insert one chunk in one step: all of it or, where a row offends, nothing.
+
+    One step a row would hand the interpreter lock back and forth at every row.
+    """
+    flat = [cell for row in chunk for cell in row]
+    connection.execute(_insert_sql(into, len(chunk[0]), len(chunk)), flat)
+
+
+def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert *rows*, a chunk a step."""
+    for chunk in chunks(rows):
+        insert(connection, into, chunk)
+
+
+class Remembered:
+    """What the writer knows to be committed: counter ids and marks. Bounded; forgetting is safe.
+
+    What a transaction learns becomes known only when it commits.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[int, dict[str, int]] = {}
+        self._marks: dict[tuple[int, int], set[int]] = {}
+        self._ids_count = 0
+        self._marks_count = 0
+        self._fresh_ids: list[tuple[int, str, int]] = []
+        self._fresh_marks: list[tuple[int, int, int]] = []
+
+    def ids(self, namespace_id: int) -> dict[str, int]:
+        """Names and ids of a namespace's counters; not to be written to."""
+        return self._ids.setdefault(namespace_id, {})
+
+    def marked(self, namespace_id: int, window_us: int) -> set[int]:
+        """The counters whose mark in a window is durable; not to be written to."""
+        known = self._marks.get((namespace_id, window_us))
+        return known if known is not None else set()
+
+    def learn_id(self, namespace_id: int, name: str, counter_id: int) -> None:
+        self._fresh_ids.append((namespace_id, name, counter_id))
+
+    def learn_mark(self, namespace_id: int, window_us: int, counter_id: int) -> None:
+        self._fresh_marks.append((namespace_id, window_us, counter_id))
+
+    def commit(self) -> None:
+        if self._ids_count + len(self._fresh_ids) > _IDS_REMEMBERED_MAX:
+            self._ids, self._ids_count = {}, 0
+        for namespace_id, name, counter_id in self._fresh_ids:
+            self._ids.setdefault(namespace_id, {})[name] = counter_id
+        if self._marks_count + len(self._fresh_marks) > _MARKS_REMEMBERED_MAX:
+            self._marks, self._marks_count = {}, 0
+        for namespace_id, window_us, counter_id in self._fresh_marks:
+            self._marks.setdefault((namespace_id, window_us), set()).add(counter_id)
+        self._ids_count += len(self._fresh_ids)
+        self._marks_count += len(self._fresh_marks)
+        self.rollback()
+
+    def rollback(self) -> None:
+        self._fresh_ids, self._fresh_marks = [], []
+
+    def forget_namespace(self, namespace_id: int) -> None:
+        self._ids_count -= len(self._ids.pop(namespace_id, {}))
+
+    def forget_marks(self, namespace_id: int, through_us: int) -> None:
+        """The windows up to *through_us* are rolled up: no event will ask for their marks."""
+        for key in [k for k in self._marks if k[0] == namespace_id and k[1] <= through_us]:
+            self._marks_count -= len(self._marks.pop(key))
+
+
+class SqliteBase:
+    """One writer lane, one lane for short reads and one for long ones.
+
+    Readers see the last commit and never wait behind a write.
+    """
+
+    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._defaults = datasets
+        self._known = Remembered()
+        self._slices: dict[int, list[Slice]] = {}
+        self._watermarks: dict[int, list[int]] = {}
+        self._dropped_before: dict[int, int] = {}
+        self._resolved_through_us = 0
+
+    async def open(self) -> None:
+        """Take the directory, make the schema, start the lanes. Raises StartupError."""
+        self._lock = DirectoryLock(self._directory)
+        path = self._directory / "counter.db"
+        try:
+            self._writing = connect(path, writer=True)
+            create_schema(self._writing)
+            self._load(self._writing)
+            self._reading = connect(path, writer=False)
+            self._scanning = connect(path, writer=False)
+        except sqlite3.Error as error:
+            self._lock.release()
+            raise StartupError(f"cannot open {path}: {unavailable(error).detail}") from error
+        except StartupError:
+            self._lock.release()
+            raise
+        jobs_max = limits.PENDING_WRITES_MAX
+        self._writer = Lane("counter-writer", self._write_batch, jobs_max=jobs_max)
+        self._reader = Lane(
+            "counter-reader", partial(_read_batch, self._reading), jobs_max=jobs_max
+        )
+        self._scanner = Lane(
+            "counter-scanner", partial(_read_batch, self._scanning), jobs_max=jobs_max
+        )
+
+    async def close(self) -> None:
+        """Commit what was accepted, close the connections, release the directory."""
+        for lane in (self._writer, self._reader, self._scanner):
+            await lane.close()
+        self._reading.close()
+        self._scanning.close()
+        self._writing.close()
+        self._lock.release()
+
+    def _load(self, connection: sqlite3.Connection) -> None:
+        """Read what the store keeps in memory; a part that keeps more overrides this."""
+        raise NotImplementedError
+
+    async def _write(self, change: Callable[[sqlite3.Connection, int], Any]) -> Any:
+        """Run *change* in the next write transaction, undone alone if it raises."""
+        return await self._writer.call((_changes, change))
+
+    async def _read(self, lane: Lane, query: Callable[[sqlite3.Connection], Any]) -> Any:
+        return await lane.call((_queries, query))
+
+    def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
+        connection = self._writing
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            results = _run_merged(connection, self._clock.now_us(), jobs)
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self._known.rollback()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                return [unavailable(error)] * len(jobs)
+            raise
+        self._known.commit()
+        return results
+
+
+def _run_merged(
+    connection: sqlite3.Connection, now_us: int, jobs: Sequence[tuple[Merged, Any]]
+) -> list[Any]:
+    """Run *jobs*, those of one function together; the order of functions is that of first call."""
+    first = jobs[0][0]
+    if all(job[0] == first for job in jobs):
+        return list(first(connection, now_us, [job[1] for job in jobs]))
+    groups: dict[Merged, list[int]] = {}
+    for index, (function, _) in enumerate(jobs):
+        groups.setdefault(function, []).append(index)
+    results: list[Any] = [None] * len(jobs)
+    for function, indices in groups.items():
+        answers = function(connection, now_us, [jobs[index][1] for index in indices])
+        for index, answer in zip(indices, answers, strict=True):
+            results[index] = answer
+    return results
+
+
+def _read_batch(
+    connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any]]
+) -> Sequence[Any]:
+    try:
+        return _run_merged(connection, 0, jobs)
+    except sqlite3.Error as error:
+        return [unavailable(error)] * len(jobs)
+
+
+def _changes(
+    connection: sqlite3.Connection,
+    now_us: int,
+    changes: Sequence[Callable[[sqlite3.Connection, int], Any]],
+) -> list[Any]:
+    results: list[Any] = []
+    for change in changes:
+        connection.execute("SAVEPOINT change")
+        try:
+            results.append(change(connection, now_us))
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001  (its caller gets it)
+            connection.execute("ROLLBACK TO change")
+            results.append(error)
+        connection.execute("RELEASE change")
+    return results
+
+
+def _queries(
+    connection: sqlite3.Connection,
+    _now_us: int,
+    queries: Sequence[Callable[[sqlite3.Connection], Any]],
+) -> list[Any]:
+    results: list[Any] = []
+    for query in queries:
+        try:
+            results.append(query(connection))
+        except sqlite3.Error as error:
+            results.append(unavailable(error))
+        except Exception as error:  # noqa: BLE001  (its caller gets it)
+            results.append(error)
+    return results

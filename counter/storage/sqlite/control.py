@@ -1,0 +1,291 @@
+"""Namespaces, datasets and slices in SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from counter.errors import StoreUnavailableError, invariant
+from counter.storage.sqlite.base import SqliteBase
+from counter.storage.sqlite.schema import EVENTS_DDL, events_table, one_json
+from counter.types import (
+    CounterType,
+    Dataset,
+    Era,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    Slice,
+)
+from counter.windows import first_watermark
+
+_PURGE_ROWS: Final = 10_000
+_NO_UPPER_BOUND: Final = "\U0010ffff"
+
+
+class SqliteControl(SqliteBase):
+    """See :class:`counter.ports.ControlPlane`."""
+
+    _datasets: dict[int, Dataset]
+
+    def _load(self, connection: sqlite3.Connection) -> None:
+        for each in self._defaults:
+            body = json.dumps({k: v for k, v in asdict(each).items() if k not in ("id", "name")})
+            connection.execute(
+                "INSERT INTO datasets (name, body) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (each.name, body),
+            )
+        self._datasets = {}
+        rows = connection.execute("SELECT id, name, body, dropped_before FROM datasets").fetchall()
+        for dataset_id, name, body, dropped_before in rows:
+            self._datasets[dataset_id] = Dataset(id=dataset_id, name=name, **json.loads(body))
+            self._dropped_before[dataset_id] = dropped_before
+            self._slices[dataset_id] = _select_slices(connection, dataset_id, dropped_before)
+        live = "SELECT id FROM namespaces WHERE name IS NOT NULL"
+        for namespace_id, _, through in connection.execute(
+            f"SELECT * FROM watermarks WHERE namespace IN ({live}) ORDER BY namespace, shard"  # noqa: S608
+        ):
+            self._watermarks.setdefault(namespace_id, []).append(through)
+        (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
+        self._resolved_through_us = latest or 0
+
+    async def ping(self) -> None:
+        """Take and release the write lock, and note the schema version anew: a real write."""
+        await self._write(lambda connection, _: connection.execute("PRAGMA user_version = 1"))
+
+    async def datasets(self) -> Sequence[Dataset]:
+        return list(self._datasets.values())
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        def query(connection: sqlite3.Connection) -> list[Namespace]:
+            rows = connection.execute(
+                "SELECT id, name, dataset, settings, eras, created_at, version FROM namespaces"
+                " WHERE name IS NOT NULL ORDER BY name"
+            ).fetchall()
+            return [self._namespace(row) for row in rows]
+
+        result: Sequence[Namespace] = await self._read(self._scanner, query)
+        return result
+
+    async def create_namespace(
+        self, name: str, settings: NamespaceSettings, now_us: int
+    ) -> Namespace | None:
+        dataset = next(d for d in self._datasets.values() if d.name == settings.dataset)
+        eras = (Era(0, settings.accept_limit_us),)
+        through_us = first_watermark(dataset, settings, now_us)
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> Namespace | None:
+            row = connection.execute(
+                "INSERT INTO namespaces (name, dataset, settings, eras, created_at, version)"
+                " VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING RETURNING *",
+                (name, dataset.id, _settings_json(settings), json.dumps(eras), now_us),
+            ).fetchone()
+            if row is None:
+                return None
+            connection.executemany(
+                "INSERT INTO watermarks VALUES (?, ?, ?)",
+                [(row[0], shard, through_us) for shard in range(settings.shards)],
+            )
+            return self._namespace(row)
+
+        created: Namespace | None = await self._write(change)
+        if created is not None:
+            self._watermarks[created.id] = [through_us] * settings.shards
+        return created
+
+    async def update_namespace(
+        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
+    ) -> Namespace | None:
+        eras = namespace.eras
+        if settings.accept_limit_us != eras[-1].accept_limit_us:
+            eras = tuple(era for era in eras if era.from_us < era_from_us)
+            eras += (Era(era_from_us, settings.accept_limit_us),)
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> Namespace | None:
+            row = connection.execute(
+                "UPDATE namespaces SET settings = ?, eras = ?, version = version + 1"
+                " WHERE id = ? AND name IS NOT NULL AND version = ? RETURNING *",
+                (_settings_json(settings), json.dumps(eras), namespace.id, namespace.version),
+            ).fetchone()
+            return None if row is None else self._namespace(row)
+
+        result: Namespace | None = await self._write(change)
+        return result
+
+    async def delete_namespace(self, namespace: Namespace) -> bool:
+        def change(connection: sqlite3.Connection, _now_us: int) -> bool:
+            cursor = connection.execute(
+                "UPDATE namespaces SET name = NULL WHERE id = ? AND name IS NOT NULL"
+                " AND version = ?",
+                (namespace.id, namespace.version),
+            )
+            if cursor.rowcount:
+                # At once, and not when it commits: no append of a later batch may pass.
+                self._watermarks.pop(namespace.id, None)
+            return bool(cursor.rowcount)
+
+        deleted: bool = await self._write(change)
+        self._known.forget_namespace(namespace.id)
+        return deleted
+
+    async def counters(
+        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
+    ) -> Sequence[str]:
+        sql = (
+            "SELECT json_group_array(name) FROM (SELECT name FROM counters WHERE namespace = ?"
+            " AND name >= ? AND name < ? AND name > ? ORDER BY name LIMIT ?)"
+        )
+        upper = prefix + _NO_UPPER_BOUND
+        parameters = (namespace.id, prefix, upper, after or "", limit)
+        result: Sequence[str] = await self._read(
+            self._scanner, lambda connection: one_json(connection, sql, parameters)
+        )
+        return result
+
+    async def slices(self, dataset: Dataset) -> Sequence[Slice]:
+        return tuple(self._slices[dataset.id])
+
+    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+        def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
+            table = events_table(dataset.id, each.start_us)
+            connection.execute(EVENTS_DDL.format(table=table))
+            connection.execute(
+                "INSERT INTO slices VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
+                (dataset.id, each.start_us, each.end_us, each.time_bucket_us, each.event_buckets),
+            )
+            return _select_slices(connection, dataset.id, self._dropped_before[dataset.id])
+
+        self._slices[dataset.id] = await self._write(change)
+
+    async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
+        def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
+            connection.execute(
+                "UPDATE slices SET retired_at = ? WHERE dataset = ? AND start = ?"
+                " AND retired_at IS NULL",
+                (now_us, dataset.id, start_us),
+            )
+            return _select_slices(connection, dataset.id, self._dropped_before[dataset.id])
+
+        self._slices[dataset.id] = await self._write(change)
+
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+        slices = self._slices[dataset.id]
+        invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
+        end_us = slices[0].end_us
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+            connection.execute(
+                "UPDATE datasets SET dropped_before = max(dropped_before, ?) WHERE id = ?",
+                (end_us, dataset.id),
+            )
+            connection.execute(
+                "DELETE FROM slices WHERE dataset = ? AND start = ?", (dataset.id, start_us)
+            )
+            connection.execute(f"DROP TABLE IF EXISTS {events_table(dataset.id, start_us)}")
+
+        self._slices[dataset.id] = slices[1:]
+        self._dropped_before[dataset.id] = end_us
+        try:
+            await self._write(change)
+        except StoreUnavailableError:
+            self._slices[dataset.id] = slices
+            raise
+
+    async def dropped_before(self, dataset: Dataset) -> int:
+        return self._dropped_before[dataset.id]
+
+    async def purge(self, now_us: int) -> bool:
+        horizon_us = min(
+            (now_us - 2 * each.retention_us - each.slice_us for each in self._datasets.values()),
+            default=0,
+        )
+        more: bool = await self._write(lambda connection, _: _purge(connection, now_us, horizon_us))
+        return more
+
+    def _namespace(self, row: tuple[Any, ...]) -> Namespace:
+        namespace_id, name, dataset_id, settings, eras, created_at_us, version = row
+        return Namespace(
+            id=namespace_id,
+            name=name,
+            settings=_settings_of(settings),
+            eras=tuple(Era(*era) for era in json.loads(eras)),
+            dataset=replace(self._datasets[dataset_id]),
+            created_at_us=created_at_us,
+            version=version,
+        )
+
+
+def _settings_json(settings: NamespaceSettings) -> str:
+    return json.dumps(asdict(settings))
+
+
+def _settings_of(text: str) -> NamespaceSettings:
+    body = json.loads(text)
+    body["counter_type"] = CounterType(body["counter_type"])
+    body["payload_check"] = PayloadCheck(body["payload_check"])
+    return NamespaceSettings(**body)
+
+
+def _select_slices(
+    connection: sqlite3.Connection, dataset_id: int, dropped_before_us: int
+) -> list[Slice]:
+    rows = connection.execute(
+        "SELECT start, until, time_bucket, event_buckets, retired_at FROM slices"
+        " WHERE dataset = ? AND start >= ? ORDER BY start",
+        (dataset_id, dropped_before_us),
+    )
+    return [Slice(*row) for row in rows]
+
+
+def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool:
+    """One bounded step; True where a step found all it may delete at once."""
+    deleted = connection.execute(
+        "DELETE FROM reservations WHERE (namespace, nonce) IN"
+        " (SELECT namespace, nonce FROM reservations WHERE expires <= ? LIMIT ?)",
+        (now_us, _PURGE_ROWS),
+    ).rowcount
+    deleted += connection.execute(
+        "DELETE FROM resolutions WHERE (namespace, event_time, event_id, scope) IN (SELECT"
+        " namespace, event_time, event_id, scope FROM resolutions WHERE event_time < ? LIMIT ?)",
+        (horizon_us, _PURGE_ROWS),
+    ).rowcount
+    gone = connection.execute(
+        "SELECT id, dataset FROM namespaces WHERE name IS NULL LIMIT 1"
+    ).fetchone()
+    if gone is None:
+        return deleted >= _PURGE_ROWS
+    if not _purge_counters(connection, *gone):
+        for table in ("marks", "watermarks", "resolutions", "reservations"):
+            connection.execute(f"DELETE FROM {table} WHERE namespace = ?", (gone[0],))  # noqa: S608
+        connection.execute("DELETE FROM namespaces WHERE id = ?", (gone[0],))
+    return True
+
+
+def _purge_counters(connection: sqlite3.Connection, namespace_id: int, dataset_id: int) -> bool:
+    """Delete some counters of a deleted namespace with all they have; False if none were left."""
+    ids = connection.execute(
+        "SELECT id FROM counters WHERE namespace = ? LIMIT 100", (namespace_id,)
+    ).fetchall()
+    tables = [
+        events_table(dataset_id, start)
+        for (start,) in connection.execute(
+            "SELECT start FROM slices WHERE dataset = ?", (dataset_id,)
+        )
+    ]
+    budget = _PURGE_ROWS
+    for (counter_id,) in ids:
+        for table in tables:
+            budget -= connection.execute(
+                f"DELETE FROM {table} WHERE (counter, event_time, event_id, item) IN (SELECT"  # noqa: S608
+                f" counter, event_time, event_id, item FROM {table} WHERE counter = ? LIMIT ?)",
+                (counter_id, budget),
+            ).rowcount
+            if budget <= 0:
+                return True
+        for table in ("windows", "pending"):
+            connection.execute(f"DELETE FROM {table} WHERE counter = ?", (counter_id,))  # noqa: S608
+        connection.execute("DELETE FROM counters WHERE id = ?", (counter_id,))
+    return bool(ids)

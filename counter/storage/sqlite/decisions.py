@@ -1,0 +1,104 @@
+"""What was decided about late tokens, and the times reserved for keys, in SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from counter.storage.sqlite.events import SqliteEvents, scope_of
+from counter.types import Decision, Event, Namespace, Outcome
+
+
+class SqliteDecisions(SqliteEvents):
+    """See :class:`counter.ports.DecisionStore`. The one writer makes each call a compare-and-set."""
+
+    async def decide(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """As the port says; and VOID only where, in the same transaction, nothing is found."""
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> Decision:
+            standing = _select(connection, namespace, events)
+            if standing is not None:
+                return standing
+            outcome = decision.outcome
+            if any(self._find(connection, namespace, events)):
+                outcome = Outcome.APPLIED
+            event = events[0]
+            connection.execute(
+                "INSERT INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    namespace.id,
+                    event.event_time_us,
+                    event.event_id,
+                    scope_of(event),
+                    outcome,
+                    decision.fingerprint,
+                ),
+            )
+            self._resolved_through_us = max(self._resolved_through_us, event.event_time_us)
+            return Decision(outcome, decision.fingerprint)
+
+        result: Decision = await self._write(change)
+        return result
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        result: Decision | None = await self._read(
+            self._reader, lambda connection: _select(connection, namespace, events)
+        )
+        return result
+
+    async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+    ) -> int:
+        def query(connection: sqlite3.Connection) -> int | None:
+            row = connection.execute(
+                "SELECT time FROM reservations WHERE namespace = ? AND nonce = ? AND expires > ?",
+                (namespace.id, nonce, now_us),
+            ).fetchone()
+            return None if row is None else int(row[0])
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> int:
+            (time_us,) = connection.execute(
+                "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
+                " DO UPDATE SET time = iif(expires > ?3, time, ?3),"
+                " expires = iif(expires > ?3, expires, ?4) RETURNING time",
+                (namespace.id, nonce, now_us, expires_us),
+            ).fetchone()
+            return int(time_us)
+
+        standing: int | None = await self._read(self._reader, query)
+        if standing is not None:
+            return standing
+        result: int = await self._write(change)
+        return result
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        def change(connection: sqlite3.Connection, _now_us: int) -> int:
+            connection.execute(
+                "UPDATE reservations SET time = ?, expires = ?"
+                " WHERE namespace = ? AND nonce = ? AND time = ?",
+                (now_us, expires_us, namespace.id, nonce, old_us),
+            )
+            (time_us,) = connection.execute(
+                "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
+                " DO UPDATE SET time = time RETURNING time",
+                (namespace.id, nonce, now_us, expires_us),
+            ).fetchone()
+            return int(time_us)
+
+        result: int = await self._write(change)
+        return result
+
+
+def _select(
+    connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+) -> Decision | None:
+    row = connection.execute(
+        "SELECT outcome, fingerprint FROM resolutions WHERE namespace = ? AND event_time = ?"
+        " AND event_id = ? AND scope = ?",
+        (namespace.id, events[0].event_time_us, events[0].event_id, scope_of(events[0])),
+    ).fetchone()
+    return None if row is None else Decision(Outcome(row[0]), row[1])

@@ -1,0 +1,439 @@
+"""The event log in SQLite: a table a slice, clustered by (counter, event_time, event_id, item)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
+from counter.limits import INT64_MAX
+from counter.partitions import shard_of, slice_of
+from counter.storage.sqlite.base import SqliteBase, bulk, chunks, insert
+from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
+from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Outcome, Slice, Written
+from counter.windows import accept_limit_at, window_of
+
+_Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
+_NO_FOLD: Final = Fold(False, 0)
+_COUNTERS_OF: Final = (
+    " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+)
+
+
+def counter_ids(
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+) -> dict[str, int]:
+    """Ids of the counters of *names* that exist."""
+    sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
+    return dict(one_json(connection, sql, (to_json(names), namespace_id)))
+
+
+def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
+    """Make the counters of *names* that do not exist."""
+    connection.execute(
+        "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
+        (namespace_id, to_json(names)),
+    )
+
+
+class SqliteEvents(SqliteBase):
+    """See :class:`counter.ports.EventStore`."""
+
+    transactional = True
+
+    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        """Nothing to do: one transaction writes all of an atomic add or nothing."""
+
+    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        result: Sequence[Written] = await self._writer.call((self._append, (namespace, events)))
+        return result
+
+    async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        result: Written = await self._write(
+            lambda connection, now_us: self._append_atomic(connection, now_us, namespace, events)
+        )
+        return result
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Nothing to do: what was found is committed, and there is one copy of it."""
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Nothing to do: ``decide`` saw, in its own transaction, that nothing is there, and every
+        later write is refused by age and by ``resolutions``."""
+
+    async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        result: Sequence[Event | None] = await self._read(
+            self._reader, lambda connection: self._find(connection, namespace, events)
+        )
+        return result
+
+    async def sums(
+        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+    ) -> Sequence[Fold]:
+        size_us = namespace.settings.rollup_window_us
+        spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
+        result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
+        return result
+
+    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
+        spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
+        result: Sequence[Fold] = await self._reader.call((self._spans, (namespace, spans)))
+        return result
+
+    async def scan(
+        self,
+        namespace: Namespace,
+        counter: str,
+        *,
+        from_us: int,
+        to_us: int,
+        before: Event | None,
+        limit: int,
+    ) -> Sequence[Event]:
+        def query(connection: sqlite3.Connection) -> list[Event]:
+            found: list[Event] = []
+            for each in reversed(self._slices[namespace.dataset.id]):
+                if each.start_us < to_us and each.end_us > from_us and len(found) < limit:
+                    table = events_table(namespace.dataset.id, each.start_us)
+                    span = (from_us, to_us)
+                    wanted = limit - len(found)
+                    found += _scan(connection, table, namespace.id, counter, span, before, wanted)
+            return found
+
+        result: Sequence[Event] = await self._read(self._scanner, query)
+        return result
+
+    # On the writer's thread.
+
+    def _append(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
+    ) -> list[Any]:
+        """One insert for all the events of all *jobs* that go to one table."""
+        results: list[Any] = []
+        rows: dict[str, list[_Row]] = {}
+        places: dict[str, list[tuple[list[Written], int]]] = {}
+        for namespace, events in jobs:
+            if namespace.id not in self._watermarks:
+                results.append(NamespaceUnknownError(f"namespace {namespace.name!r} is deleted"))
+                continue
+            outcomes = [Written.LATE] * len(events)
+            results.append(outcomes)
+            fresh = [
+                index
+                for index, event in enumerate(events)
+                if not self._is_late(connection, now_us, namespace, event)
+            ]
+            prepared = self._prepare(connection, namespace, [events[index] for index in fresh])
+            for index, (table, row) in zip(fresh, prepared, strict=True):
+                rows.setdefault(table, []).append(row)
+                places.setdefault(table, []).append((outcomes, index))
+        for table, table_rows in rows.items():
+            written = _insert(connection, table, table_rows)
+            for (outcomes, index), outcome in zip(places[table], written, strict=True):
+                outcomes[index] = outcome
+        return results
+
+    def _append_atomic(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> Written:
+        if namespace.id not in self._watermarks:
+            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+        if any(self._is_late(connection, now_us, namespace, event) for event in events):
+            return Written.LATE
+        found = self._find(connection, namespace, events)
+        known = [each for each in found if each is not None]
+        if any(not a.same_payload(b) for a, b in zip(found, events, strict=True) if a is not None):
+            return Written.CONFLICT
+        if known:
+            invariant(len(known) == len(events), "half an atomic add is committed")
+            return Written.REPLAYED
+        prepared = self._prepare(connection, namespace, events)
+        for table in dict.fromkeys(table for table, _ in prepared):
+            _insert(connection, table, [row for name, row in prepared if name == table])
+        return Written.NEW
+
+    def _is_late(
+        self, connection: sqlite3.Connection, now_us: int, namespace: Namespace, event: Event
+    ) -> bool:
+        """Whether the event may no longer be written: by age, by watermark, by a decision."""
+        time_us = event.event_time_us
+        if time_us < now_us - accept_limit_at(namespace, time_us):
+            return True
+        if time_us <= max(self._watermarks[namespace.id]):
+            return True
+        if time_us > self._resolved_through_us:
+            return False
+        outcome = connection.execute(
+            "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
+            " AND event_id = ? AND scope = ?",
+            (namespace.id, time_us, event.event_id, scope_of(event)),
+        ).fetchone()
+        return outcome is not None and outcome[0] == Outcome.VOID
+
+    def _prepare(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> list[tuple[str, _Row]]:
+        """The table and row of each event; makes the counters and marks that are not there."""
+        ids = self._ids(connection, namespace, events)
+        slices = self._slices[namespace.dataset.id]
+        window_us = namespace.settings.rollup_window_us
+        prepared: list[tuple[str, _Row]] = []
+        marks: dict[tuple[int, int, int, int, int], None] = {}
+        current: Slice | None = None
+        table = ""
+        known: set[int] = set()
+        known_window_us = -1
+        for name, time_us, event_id, item, delta, clear, atom in events:
+            if current is None or not current.start_us <= time_us < current.end_us:
+                current = slice_of(slices, time_us)
+                table = events_table(namespace.dataset.id, current.start_us)
+            start_us = window_of(time_us, window_us)
+            if start_us != known_window_us:
+                known = self._known.marked(namespace.id, start_us)
+                known_window_us = start_us
+            counter_id = ids[name]
+            if counter_id not in known:
+                shard = shard_of(name, namespace.settings.shards)
+                marks[(namespace.id, shard, start_us, counter_id, 0)] = None
+            prepared.append(
+                (table, (counter_id, time_us, event_id, item, delta, 1 if clear else None, atom))
+            )
+        if marks:
+            bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
+            for _, _, start_us, counter_id, _ in marks:
+                self._known.learn_mark(namespace.id, start_us, counter_id)
+        return prepared
+
+    def _ids(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> dict[str, int]:
+        known = self._known.ids(namespace.id)
+        missing = list(dict.fromkeys(event[0] for event in events if event[0] not in known))
+        if not missing:
+            return known
+        make_counters(connection, namespace.id, missing)
+        found = counter_ids(connection, namespace.id, missing)
+        for name, counter_id in found.items():
+            self._known.learn_id(namespace.id, name, counter_id)
+        return {event[0]: known.get(event[0]) or found[event[0]] for event in events}
+
+    def _leave_marks(
+        self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]
+    ) -> None:
+        names = list(dict.fromkeys(mark.counter for mark in marks))
+        make_counters(connection, namespace.id, names)
+        ids = counter_ids(connection, namespace.id, names)
+        shards = namespace.settings.shards
+        bulk(
+            connection,
+            "INSERT OR IGNORE INTO marks",
+            [
+                (
+                    namespace.id,
+                    shard_of(m.counter, shards),
+                    m.window_us,
+                    ids[m.counter],
+                    m.recount_us,
+                )
+                for m in marks
+            ],
+        )
+
+    # On a reader's thread, or the writer's.
+
+    def _find(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> list[Event | None]:
+        ids = counter_ids(connection, namespace.id, list({event.counter: 0 for event in events}))
+        found: list[Event | None] = [None] * len(events)
+        tables: dict[str, list[int]] = {}
+        for index, event in enumerate(events):
+            each = slice_of(self._slices[namespace.dataset.id], event.event_time_us)
+            if event.counter in ids:
+                table = events_table(namespace.dataset.id, each.start_us)
+                tables.setdefault(table, []).append(index)
+        for table, indices in tables.items():
+            keys = [
+                (i, ids[events[i].counter], events[i].event_time_us, events[i].event_id,
+                 events[i].item_key)
+                for i in indices
+            ]  # fmt: skip
+            for index, delta, clear, atom in _select(connection, table, keys):
+                found[index] = events[index]._replace(
+                    delta=delta, clear=bool(clear), atom=bytes.fromhex(atom) if atom else None
+                )
+        return found
+
+    def _spans(
+        self,
+        connection: sqlite3.Connection,
+        _now_us: int,
+        jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
+    ) -> list[Any]:
+        """Folds of (counter, first, last) spans: one statement for each table and equal span."""
+        groups: dict[tuple[int, int, int, int], dict[str, None]] = {}
+        for namespace, spans in jobs:
+            for name, first_us, last_us in spans:
+                key = (namespace.id, namespace.dataset.id, first_us, last_us)
+                groups.setdefault(key, {})[name] = None
+        folds: dict[tuple[int, str, int, int], Fold] = {}
+        for (namespace_id, dataset_id, first_us, last_us), wanted in groups.items():
+            names = list(wanted)
+            for each in self._slices_between(dataset_id, first_us, last_us):
+                table = events_table(dataset_id, each.start_us)
+                part = _fold(connection, table, namespace_id, names, first_us, last_us)
+                for name, fold in part.items():
+                    place = (namespace_id, name, first_us, last_us)
+                    before = folds.get(place, _NO_FOLD)
+                    total = fold.total if fold.cleared else before.total + fold.total
+                    folds[place] = Fold(before.cleared or fold.cleared, total)
+        return [
+            [folds.get((ns.id, name, first, last), _NO_FOLD) for name, first, last in spans]
+            for ns, spans in jobs
+        ]
+
+    def _slices_between(self, dataset_id: int, first_us: int, last_us: int) -> list[Slice]:
+        slices = self._slices[dataset_id]
+        if not slices or first_us < slices[0].start_us:
+            raise SliceMissingError(
+                f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
+            )
+        return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
+
+
+def scope_of(event: Event) -> str:
+    """The part of a token's identity beside time and nonce: the counter, or "" for an atomic add."""
+    return event.counter if event.item_key == 0 else ""
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[_Row]) -> list[Written]:
+    """Insert *rows*; a chunk in which one stands already undoes itself, and each is looked up."""
+    outcomes: list[Written] = []
+    for chunk in chunks(rows):
+        try:
+            insert(connection, f"INSERT INTO {table}", chunk)
+            outcomes += [Written.NEW] * len(chunk)
+        except sqlite3.IntegrityError:
+            outcomes += _insert_unless_there(connection, table, chunk)
+    return outcomes
+
+
+def _insert_unless_there(
+    connection: sqlite3.Connection, table: str, rows: Sequence[_Row]
+) -> list[Written]:
+    keys = [(index, *row[:4]) for index, row in enumerate(rows)]
+    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for index, delta, clear, atom in _select(connection, table, keys):
+        stored_atom = bytes.fromhex(atom) if atom else None
+        standing[rows[index][:4]] = (delta, clear, stored_atom)
+    outcomes: list[Written] = []
+    new: list[_Row] = []
+    for row in rows:
+        there = standing.get(row[:4])
+        if there is None:
+            standing[row[:4]] = row[4:]
+            new.append(row)
+            outcomes.append(Written.NEW)
+        else:
+            outcomes.append(Written.REPLAYED if there == row[4:] else Written.CONFLICT)
+    bulk(connection, f"INSERT INTO {table}", new)
+    return outcomes
+
+
+def _select(
+    connection: sqlite3.Connection, table: str, keys: Sequence[tuple[Any, ...]]
+) -> list[tuple[int, int, int | None, str | None]]:
+    """(index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id, item)."""
+    found: list[tuple[int, int, int | None, str | None]] = []
+    for start in range(0, len(keys), 256):
+        part = keys[start : start + 256]
+        values = ",".join(["(?,?,?,?,?)"] * len(part))
+        sql = (
+            f"WITH k (i, counter, event_time, event_id, item) AS (VALUES {values})"
+            " SELECT json_group_array(json_array(k.i, e.delta, e.clear, hex(e.atom)))"
+            f" FROM k CROSS JOIN {table} e USING (counter, event_time, event_id, item)"
+        )
+        found += one_json(connection, sql, [cell for key in part for cell in key])
+    return found
+
+
+def _fold(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    names: Sequence[str],
+    first_us: int,
+    last_us: int,
+) -> dict[str, Fold]:
+    sql = (
+        "SELECT json_group_array(json_array(k, clears, high, low)) FROM ("
+        " SELECT j.key AS k, count(e.clear) AS clears, sum(e.delta >> 32) AS high,"
+        f" sum(e.delta & 4294967295) AS low {_COUNTERS_OF} CROSS JOIN {table} e"
+        " ON e.counter = c.id AND e.event_time BETWEEN ? AND ? GROUP BY j.key)"
+    )
+    folds: dict[str, Fold] = {}
+    parameters = (to_json(names), namespace_id, first_us, last_us)
+    for index, clears, high, low in one_json(connection, sql, parameters):
+        name = names[index]
+        folds[name] = to_fold(clears, high, low)
+        if clears:
+            later = _latest_clear(connection, table, namespace_id, name, first_us, last_us) + 1
+            after = _fold(connection, table, namespace_id, [name], later, last_us)
+            folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
+    return folds
+
+
+def _latest_clear(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    name: str,
+    first_us: int,
+    last_us: int,
+) -> int:
+    (time_us,) = connection.execute(
+        f"SELECT max(e.event_time) FROM counters c JOIN {table} e ON e.counter = c.id"  # noqa: S608
+        " WHERE c.namespace = ? AND c.name = ? AND e.clear = 1 AND e.event_time BETWEEN ? AND ?",
+        (namespace_id, name, first_us, last_us),
+    ).fetchone()
+    return int(time_us)
+
+
+def _scan(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    counter: str,
+    span: tuple[int, int],
+    before: Event | None,
+    limit: int,
+) -> list[Event]:
+    ids = counter_ids(connection, namespace_id, [counter])
+    if counter not in ids:
+        return []
+    where = ""
+    extra: tuple[Any, ...] = ()
+    if before is not None:
+        where = " AND event_time <= ? AND (event_time < ? OR (event_id, item) > (?, ?))"
+        extra = (before[1], before[1], before[2], before[3])
+    sql = (
+        "SELECT json_group_array(json_array(event_time, hex(event_id), item, delta, clear,"
+        f" hex(atom))) FROM (SELECT * FROM {table} WHERE counter = ? AND event_time >= ?"
+        f" AND event_time < ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
+    )
+    found = one_json(connection, sql, (ids[counter], *span, *extra, limit))
+    return [
+        Event(counter, t, bytes.fromhex(i), item, d, bool(c), bytes.fromhex(a) if a else None)
+        for t, i, item, d, c, a in found
+    ]

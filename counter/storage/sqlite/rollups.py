@@ -1,0 +1,253 @@
+"""Marks, watermarks and counts in SQLite, in set-based statements: one a batch, whatever its size.
+
+A counter's checkpoint and settled fold stand in its row of ``counters``; its window rows and
+pending recounts in tables of their own. One transaction writes them together.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from counter.storage.sqlite.base import SqliteBase
+from counter.storage.sqlite.events import counter_ids, make_counters
+from counter.storage.sqlite.schema import one_json, to_cell, to_json
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    CounterUpdate,
+    Head,
+    Mark,
+    Namespace,
+    Pending,
+    WindowRow,
+)
+
+_COUNTERS_OF_ROWS = (
+    " FROM json_each(?) j CROSS JOIN counters c"
+    " ON c.namespace = ? AND c.name = json_extract(j.value, '$[0]')"
+)
+
+
+class SqliteRollups(SqliteBase):
+    """See :class:`counter.ports.RollupStore`."""
+
+    async def fence(self) -> int:
+        """The clock, read by the writer between two commits."""
+        result: int = await self._write(lambda _connection, _now_us: self._clock.now_us())
+        return result
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        """From memory: what the last commit that moved them said."""
+        through = self._watermarks.get(namespace.id)
+        return through if through is not None else [0] * namespace.settings.shards
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        def query(connection: sqlite3.Connection) -> list[Mark]:
+            where, parameters = "", [namespace.id, shard, after_us, through_us]
+            if start is not None:
+                ids = counter_ids(connection, namespace.id, [start.counter])
+                where = " AND (m.start, m.counter, m.recount) > (?, ?, ?)"
+                parameters += [start.window_us, ids[start.counter], start.recount_us]
+            sql = (
+                "SELECT json_group_array(json_array(start, name, recount)) FROM ("
+                " SELECT m.start, c.name, m.recount FROM marks m JOIN counters c ON c.id = m.counter"
+                f" WHERE m.namespace = ? AND m.shard = ? AND m.start > ? AND m.start <= ?{where}"
+                " ORDER BY m.start, m.counter, m.recount LIMIT ?)"
+            )
+            return [Mark(*each) for each in one_json(connection, sql, (*parameters, limit))]
+
+        result: Sequence[Mark] = await self._read(self._scanner, query)
+        return result
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        """None ever: one transaction writes all of an atomic add or nothing."""
+        return ()
+
+    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        result: Sequence[Head | None] = await self._reader.call(
+            (self._heads, (namespace.id, counters))
+        )
+        return result
+
+    def _heads(
+        self,
+        connection: sqlite3.Connection,
+        _now_us: int,
+        jobs: Sequence[tuple[int, Sequence[str]]],
+    ) -> list[Any]:
+        wanted: dict[int, dict[str, None]] = {}
+        for namespace_id, names in jobs:
+            wanted.setdefault(namespace_id, {}).update(dict.fromkeys(names))
+        heads = {
+            namespace_id: _select_heads(connection, namespace_id, list(names))
+            for namespace_id, names in wanted.items()
+        }
+        return [[heads[namespace_id].get(name) for name in names] for namespace_id, names in jobs]
+
+    async def rows(
+        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+    ) -> Sequence[Sequence[WindowRow]]:
+        sql = (
+            "SELECT json_group_array(json_array(k, start, cleared, total)) FROM ("
+            " SELECT j.key AS k, w.start, w.cleared, w.total FROM json_each(?) j"
+            " CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+            " CROSS JOIN windows w ON w.counter = c.id AND w.start > ? AND w.start <= ?"
+            " ORDER BY j.key, w.start)"
+        )
+        parameters = (to_json(counters), namespace.id, after_us, through_us)
+
+        def query(connection: sqlite3.Connection) -> list[list[WindowRow]]:
+            found: list[list[WindowRow]] = [[] for _ in counters]
+            for index, start_us, cleared, total in one_json(connection, sql, parameters):
+                found[index].append(WindowRow(start_us, bool(cleared), int(total)))
+            return found
+
+        result: Sequence[Sequence[WindowRow]] = await self._read(self._scanner, query)
+        return result
+
+    async def apply(
+        self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
+    ) -> None:
+        rows = to_json(
+            (each.counter, row.window_us, int(row.cleared), to_cell(row.total))
+            for each in updates
+            for row in each.rows
+        )
+        heads = to_json(
+            (each.counter, each.checkpoint.time_us, to_cell(each.checkpoint.count))
+            for each in updates
+        )
+        settled = to_json(
+            (each.counter, each.settled.time_us, to_cell(each.settled.count))
+            for each in updates
+            if each.settled is not None
+        )
+        done = to_json(
+            (each.counter, pending.recount_us, pending.window_us)
+            for each in updates
+            for pending in each.pending_done
+        )
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+            _upsert_heads(connection, namespace.id, "checkpoint", heads)
+            _upsert_rows(connection, namespace.id, rows)
+            if settled != "[]":
+                _upsert_heads(connection, namespace.id, "settled", settled)
+                _delete_settled_rows(connection, namespace.id, settled)
+            if done != "[]":
+                _delete_pending(connection, namespace.id, done)
+
+        await self._write(change)
+
+    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+            connection.execute(
+                "UPDATE watermarks SET through = max(through, ?) WHERE namespace = ? AND shard = ?",
+                (through_us, namespace.id, shard),
+            )
+
+        await self._write(change)
+        through = self._watermarks.get(namespace.id)
+        if through is not None:
+            through[shard] = max(through[shard], through_us)
+            self._known.forget_marks(namespace.id, min(through))
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        await self._write(
+            lambda connection, _: connection.execute(
+                "DELETE FROM marks WHERE namespace = ? AND shard = ? AND start <= ?",
+                (namespace.id, shard, through_us),
+            )
+        )
+
+    async def leave_pending(
+        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+    ) -> None:
+        rows = to_json((name, *pending) for name, pending in recounts)
+        names = list(dict.fromkeys(name for name, _ in recounts))
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+            make_counters(connection, namespace.id, names)
+            connection.execute(
+                "INSERT OR IGNORE INTO pending SELECT c.id, json_extract(j.value, '$[1]'),"
+                f" json_extract(j.value, '$[2]'){_COUNTERS_OF_ROWS}",
+                (rows, namespace.id),
+            )
+
+        await self._write(change)
+
+
+def _select_heads(
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+) -> dict[str, Head]:
+    sql = (
+        "SELECT json_group_array(json_array(j.key, c.checkpoint_at, c.checkpoint, c.settled_at,"
+        " c.settled, (SELECT json_group_array(json_array(p.recount, p.start)) FROM pending p"
+        " WHERE p.counter = c.id)))"
+        " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+    )
+    heads: dict[str, Head] = {}
+    for index, time_us, count, settled_us, settled, pending in one_json(
+        connection, sql, (to_json(names), namespace_id)
+    ):
+        if time_us is not None or pending:
+            heads[names[index]] = Head(
+                Checkpoint(time_us or 0, int(count or 0)),
+                Checkpoint(settled_us or 0, int(settled or 0)),
+                tuple(Pending(*each) for each in pending),
+            )
+    return heads
+
+
+def _upsert_heads(
+    connection: sqlite3.Connection, namespace_id: int, column: str, rows: str
+) -> None:
+    """Set a column and its time where that does not move the time back."""
+    connection.execute(
+        f"INSERT INTO counters (namespace, name, {column}_at, {column})"
+        " SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
+        " json_extract(value, '$[2]') FROM json_each(?) WHERE true"
+        f" ON CONFLICT (namespace, name) DO UPDATE SET {column}_at = excluded.{column}_at,"
+        f" {column} = excluded.{column}"
+        f" WHERE excluded.{column}_at >= coalesce(counters.{column}_at, 0)",
+        (namespace_id, rows),
+    )
+
+
+def _upsert_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+    connection.execute(
+        "INSERT INTO windows SELECT c.id, json_extract(j.value, '$[1]'),"
+        f" json_extract(j.value, '$[2]'), json_extract(j.value, '$[3]'){_COUNTERS_OF_ROWS}"
+        " WHERE true ON CONFLICT (counter, start) DO UPDATE SET cleared = excluded.cleared,"
+        " total = excluded.total",
+        (rows, namespace_id),
+    )
+
+
+def _delete_settled_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+    connection.execute(
+        "DELETE FROM windows WHERE (counter, start) IN (SELECT w.counter, w.start"
+        f"{_COUNTERS_OF_ROWS} CROSS JOIN windows w ON w.counter = c.id AND w.start <= c.settled_at)",
+        (rows, namespace_id),
+    )
+
+
+def _delete_pending(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+    connection.execute(
+        "DELETE FROM pending WHERE (counter, recount, start) IN (SELECT c.id,"
+        f" json_extract(j.value, '$[1]'), json_extract(j.value, '$[2]'){_COUNTERS_OF_ROWS})",
+        (rows, namespace_id),
+    )

@@ -1,0 +1,192 @@
+"""The SQLite schema, how a connection is opened, and the lock that keeps a directory to one process.
+
+Integers are 64 bits in SQLite. A count beyond that is stored as its decimal text in the same
+column, and sums are taken over the high and low 32 bits of each delta apart, so nothing wraps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from counter.errors import StartupError, StoreUnavailableError
+from counter.limits import INT64_MAX, INT64_MIN
+from counter.types import Fold
+
+SCHEMA_VERSION: Final = 1
+_SQLITE_VERSION_MIN: Final = (3, 38, 0)
+_PAGE_CACHE_KIB: Final = 16_384
+_BUSY_TIMEOUT_S: Final = 5.0
+
+DDL: Final = """
+CREATE TABLE IF NOT EXISTS datasets (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL,
+    dropped_before INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS slices (
+    dataset INTEGER NOT NULL, start INTEGER NOT NULL, until INTEGER NOT NULL,
+    time_bucket INTEGER NOT NULL, event_buckets INTEGER NOT NULL, retired_at INTEGER,
+    PRIMARY KEY (dataset, start)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS namespaces (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, dataset INTEGER NOT NULL,
+    settings TEXT NOT NULL, eras TEXT NOT NULL, created_at INTEGER NOT NULL,
+    version INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS watermarks (
+    namespace INTEGER NOT NULL, shard INTEGER NOT NULL, through INTEGER NOT NULL,
+    PRIMARY KEY (namespace, shard)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters (
+    id INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, name TEXT NOT NULL,
+    checkpoint_at INTEGER, checkpoint, settled_at INTEGER, settled,
+    UNIQUE (namespace, name)
+);
+CREATE TABLE IF NOT EXISTS windows (
+    counter INTEGER NOT NULL, start INTEGER NOT NULL, cleared INTEGER NOT NULL, total,
+    PRIMARY KEY (counter, start)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pending (
+    counter INTEGER NOT NULL, recount INTEGER NOT NULL, start INTEGER NOT NULL,
+    PRIMARY KEY (counter, recount, start)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS marks (
+    namespace INTEGER NOT NULL, shard INTEGER NOT NULL, start INTEGER NOT NULL,
+    counter INTEGER NOT NULL, recount INTEGER NOT NULL,
+    PRIMARY KEY (namespace, shard, start, counter, recount)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS resolutions (
+    namespace INTEGER NOT NULL, event_time INTEGER NOT NULL, event_id BLOB NOT NULL,
+    scope TEXT NOT NULL, outcome TEXT NOT NULL, fingerprint BLOB NOT NULL,
+    PRIMARY KEY (namespace, event_time, event_id, scope)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reservations (
+    namespace INTEGER NOT NULL, nonce BLOB NOT NULL, time INTEGER NOT NULL,
+    expires INTEGER NOT NULL,
+    PRIMARY KEY (namespace, nonce)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
+CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
+"""
+
+EVENTS_DDL: Final = """
+CREATE TABLE IF NOT EXISTS {table} (
+    counter INTEGER NOT NULL, event_time INTEGER NOT NULL, event_id BLOB NOT NULL,
+    item INTEGER NOT NULL, delta INTEGER NOT NULL, clear INTEGER, atom BLOB,
+    PRIMARY KEY (counter, event_time, event_id, item)
+) WITHOUT ROWID
+"""
+
+
+def events_table(dataset_id: int, start_us: int) -> str:
+    """The name of the table of one slice's events. Both parts are integers of our own making."""
+    return f"events_{dataset_id}_{start_us}"
+
+
+def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
+    """A connection in WAL mode; a writer's commits are on disk when they return."""
+    # Autocommit: transactions are begun and ended by name, in one place.
+    connection = sqlite3.connect(
+        path,
+        timeout=_BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
+    if writer:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    else:
+        connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def create_schema(connection: sqlite3.Connection) -> None:
+    """Make the tables. Raises StartupError where a newer version of this program made them."""
+    if sqlite3.sqlite_version_info < _SQLITE_VERSION_MIN:
+        needed = ".".join(map(str, _SQLITE_VERSION_MIN))
+        raise StartupError(f"SQLite {sqlite3.sqlite_version} is too old; {needed} is needed")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StartupError(
+            f"the database has schema version {version}; this program knows {SCHEMA_VERSION}:"
+            " start it with the newer program that made it"
+        )
+    connection.executescript(f"BEGIN;{DDL}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+
+
+def to_cell(value: int) -> int | str:
+    """A count as SQLite stores it: an integer, or its decimal text beyond 64 bits."""
+    return value if INT64_MIN <= value <= INT64_MAX else str(value)
+
+
+def to_fold(clears: int, high: int | None, low: int | None) -> Fold:
+    """The fold of rows whose deltas' high and low 32 bits were summed apart."""
+    return Fold(bool(clears), ((high or 0) << 32) + (low or 0))
+
+
+def to_json(values: Iterable[Any]) -> str:
+    """Arguments of a set-based statement, for ``json_each``."""
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def one_json(connection: sqlite3.Connection, sql: str, parameters: Iterable[Any]) -> Any:
+    """The one JSON value that *sql* selects.
+
+    Results come as one row of JSON because sqlite3 gives up and takes back the interpreter lock at
+    every row: against a busy event loop each of them would wait for a whole switch interval.
+    """
+    row = connection.execute(sql, tuple(parameters)).fetchone()
+    return json.loads(row[0])
+
+
+def unavailable(error: sqlite3.Error) -> StoreUnavailableError:
+    """*error* in the service's own terms, saying what to do where that is known."""
+    text = str(error)
+    advice = {
+        "full": "free some disk space; nothing that was acknowledged is lost",
+        "readonly": "make the data directory writable",
+        "read-only": "make the data directory writable",
+        "malformed": "the database file is damaged; restore it from a backup",
+        "not a database": "the database file is damaged; restore it from a backup",
+    }
+    hint = next((hint for word, hint in advice.items() if word in text), None)
+    detail = f"SQLite: {text}" + (f": {hint}" if hint else "")
+    return StoreUnavailableError(detail, retry_after_us=1_000_000)
+
+
+class DirectoryLock:
+    """Keeps a data directory to one process, for as long as that process lives."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+")
+        except OSError as error:
+            raise StartupError(
+                f"the data directory {directory} cannot be used: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise StartupError(
+                f"the data directory {directory} is held by {holder};"
+                " stop that process or choose another directory with --data"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let another process have the directory."""
+        self._file.close()

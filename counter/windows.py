@@ -1,0 +1,59 @@
+"""Windows of time: which one an event falls in, and when one is closed.
+
+A window ``[start, end)`` is named by its start. It is closed once no acknowledged event can land in
+it any more: ``now >= end + accept_limit + write_timeout + 2 * clock_skew_max``. Each process is
+within ``clock_skew_max`` of the store, so two of them differ by twice that.
+"""
+
+from __future__ import annotations
+
+from counter.types import Dataset, Namespace, NamespaceSettings
+
+
+def window_of(time_us: int, window_us: int) -> int:
+    """The start of the window that holds *time_us*."""
+    return time_us - time_us % window_us
+
+
+def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
+    """The accept limit of the slice that *event_time_us* lies in."""
+    eras = namespace.eras
+    for era in reversed(eras):
+        if era.from_us <= event_time_us:
+            return era.accept_limit_us
+    return eras[0].accept_limit_us
+
+
+def closing_lag(dataset: Dataset) -> int:
+    """How long past ``end + accept_limit`` a window stays open."""
+    return dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
+
+
+def closes_at(namespace: Namespace, event_time_us: int) -> int:
+    """The instant at which the window of *event_time_us* is closed."""
+    end_us = window_of(event_time_us, namespace.settings.rollup_window_us)
+    end_us += namespace.settings.rollup_window_us
+    return end_us + accept_limit_at(namespace, event_time_us) + closing_lag(namespace.dataset)
+
+
+def closed_through(namespace: Namespace, now_us: int) -> int:
+    """The last instant of the last window that is closed, and all windows before it with it.
+
+    Where the accept limit grows from one slice to the next, a later window may close before an
+    earlier one would: the eras are walked in order, and the first that is still open ends the walk.
+    """
+    window_us = namespace.settings.rollup_window_us
+    lag_us = closing_lag(namespace.dataset)
+    through_us = 0
+    for position, era in enumerate(namespace.eras):
+        end_us = window_of(now_us - era.accept_limit_us - lag_us, window_us)
+        if position + 1 == len(namespace.eras) or end_us < namespace.eras[position + 1].from_us:
+            return max(through_us, end_us) - 1
+        through_us = namespace.eras[position + 1].from_us
+    return through_us - 1
+
+
+def first_watermark(dataset: Dataset, settings: NamespaceSettings, created_at_us: int) -> int:
+    """A new shard's watermark: no event that can be written lies at or before it."""
+    earliest_us = created_at_us - settings.accept_limit_us - settings.rollup_window_us
+    return window_of(earliest_us - dataset.clock_skew_max_us, settings.rollup_window_us) - 1
