@@ -1,0 +1,179 @@
+"""The demo's batches: what is to be counted, what shall go wrong with it, and when it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from counter.clock import to_rfc3339
+from counter.tokens import TokenGenerator
+
+BATCH_ITEMS: Final = 500
+#: So many batches at least, however few names are to be counted: else nothing goes wrong.
+BATCHES_MIN: Final = 200
+#: Batches that wait for their time; past it no new ones are made.
+WAITING_MAX: Final = 64
+ACCEPT_LIMIT_S: Final = 5.0
+LATE_S: Final = ACCEPT_LIMIT_S + 1.0
+#: One batch of so many comes late on purpose, in the first part of the run: whoever follows the
+#: protocol has to wait for the end of such a one.
+LATE_EVERY: Final = 250
+LATE_UNTIL: Final = 0.6
+
+
+class Known(Enum):
+    """What a client knows of a batch's tokens before it sends them."""
+
+    NOTHING = "nothing"
+    APPLIED = "applied"
+    VOID = "void"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes wrong with one batch; None where it does not."""
+
+    #: The network holds it back: batches made later arrive earlier.
+    delay_s: float | None = None
+    #: The client hangs up so long after sending, the reply unread, and waits before it retries.
+    give_up_s: float | None = None
+    retry_s: float = 0.0
+    #: The same batch once more on a second connection, so long after the first.
+    hedge_s: float | None = None
+    #: The same batch once more, so long after it was answered.
+    duplicate_s: float | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Adds that are sent together: per add its name and its JSON, the same at every send."""
+
+    names: Sequence[str]
+    items: Sequence[str]
+    made_s: float
+    plan: Plan
+    known: Known = Known.NOTHING
+
+    def pick(self, positions: Sequence[int], plan: Plan, known: Known = Known.NOTHING) -> Batch:
+        """A batch of some of these adds, their tokens unchanged."""
+        names = [self.names[position] for position in positions]
+        items = [self.items[position] for position in positions]
+        return Batch(names, items, self.made_s, plan, known)
+
+
+def draw_plan(seed: int, number: int, batches: int) -> Plan:
+    """The faults of batch *number*: the same for the same seed, whatever the timing.
+
+    Every fourth batch at least is hedged or duplicated.
+    """
+    rng = random.Random(seed * 1_000_003 + number)
+    hedge_s = duplicate_s = delay_s = give_up_s = None
+    retry_s = rng.uniform(0.0, 0.5)
+    if number % 4 == 0 or rng.random() < 0.05:
+        if rng.random() < 0.5:
+            hedge_s = rng.uniform(0.0, 0.02)
+        else:
+            duplicate_s = rng.uniform(0.0, 3.0)
+    if rng.random() < 0.15:
+        delay_s = rng.uniform(0.05, 3.0)
+    if rng.random() < 0.08:
+        give_up_s = rng.uniform(0.0, 0.1)
+    if number % LATE_EVERY == LATE_EVERY // 3 and number < LATE_UNTIL * batches:
+        if rng.random() < 0.5:
+            delay_s, give_up_s = LATE_S, None  # never arrived in time: to be voided
+        else:
+            give_up_s, retry_s = 0.5, LATE_S  # arrived, but nobody knows: to be found
+    return Plan(delay_s, give_up_s, retry_s, hedge_s, duplicate_s)
+
+
+class Feed:
+    """New batches, a token made for each occurrence the moment its batch is made."""
+
+    def __init__(self, occurrences: Sequence[str], seed: int) -> None:
+        self._occurrences = occurrences
+        self._seed = seed
+        self._size = max(1, min(BATCH_ITEMS, len(occurrences) // BATCHES_MIN))
+        self._starts = list(range(0, len(occurrences), self._size))
+        random.Random(seed).shuffle(self._starts)
+        self._next_token = TokenGenerator().next
+        self._prefixes: dict[str, str] = {}
+        self.latest_us = 0
+
+    @property
+    def batches(self) -> int:
+        return len(self._starts)
+
+    @property
+    def adds(self) -> int:
+        return len(self._occurrences)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, start in enumerate(self._starts):
+            names = self._occurrences[start : start + self._size]
+            yield self.make(names, draw_plan(self._seed, number, self.batches))
+
+    def make(self, names: Sequence[str], plan: Plan) -> Batch:
+        """A batch of adds with tokens of their own, which nobody has seen yet."""
+        made_s = time.monotonic()
+        return Batch(names, [self._item(name) for name in names], made_s, plan)
+
+    def _item(self, name: str) -> str:
+        prefix = self._prefixes.get(name)
+        if prefix is None:
+            prefix = f'{{"counter":{json.dumps(name)},"delta":1,"idempotency_token":{{"token":"'
+            self._prefixes[name] = prefix
+        nonce, self.latest_us = self._next_token()
+        return f'{prefix}{nonce.hex()}","generation_time":"{to_rfc3339(self.latest_us)}"}}}}'
+
+
+class Outbox:
+    """Gives the clients what to send next: what is due to be sent again, else a new batch.
+
+    Bounded: while WAITING_MAX batches wait, or a tenth of all, nothing new is made.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._new = iter(feed)
+        self._waiting_max = max(1, min(WAITING_MAX, feed.batches // 10))
+        self._is_dry = False
+        self._waiting: list[tuple[float, int, Batch]] = []
+        self._ticket = count()
+        self._in_hand = 0
+
+    def push(self, batch: Batch, delay_s: float) -> None:
+        """Hand the batch out again, but not before *delay_s* have passed."""
+        due_s = time.monotonic() + delay_s
+        heapq.heappush(self._waiting, (due_s, next(self._ticket), batch))
+
+    async def take(self) -> Batch | None:
+        """The next batch; None when all are done. Each one taken must be released."""
+        while True:
+            due_in_s = self._waiting[0][0] - time.monotonic() if self._waiting else 0.02
+            if self._waiting and due_in_s <= 0:
+                self._in_hand += 1
+                return heapq.heappop(self._waiting)[2]
+            if not self._is_dry and len(self._waiting) < self._waiting_max:
+                self._make_one()
+            elif not self._waiting and not self._in_hand:
+                return None
+            else:
+                await asyncio.sleep(min(due_in_s, 0.02))
+
+    def release(self) -> None:
+        """Say that a batch taken is dealt with: pushed again where anything of it is left."""
+        self._in_hand -= 1
+
+    def _make_one(self) -> None:
+        batch = next(self._new, None)
+        if batch is None:
+            self._is_dry = True
+        else:
+            self.push(batch, batch.plan.delay_s or 0.0)
