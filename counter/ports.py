@@ -269,7 +269,7 @@ class ControlPlane(Protocol):
         ...
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        """Move ``dropped_before`` forward to the slice's end, then drop its table. Earliest first."""
+        """Move ``dropped_before`` to the slice's end, then drop its table. Earliest first."""
         ...
 
     async def dropped_before(self, dataset: Dataset) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folding import apply_fold, fold_rows
@@ -18,12 +19,13 @@ from counter.types import (
     WindowRow,
 )
 
-_NEVER = Checkpoint(0, 0)
-EMPTY_HEAD = Head(_NEVER, _NEVER)
-_ATTEMPTS_MAX = 10
+_NEVER: Final = Checkpoint(0, 0)
+EMPTY_HEAD: Final = Head(_NEVER, _NEVER)
+_ATTEMPTS_MAX: Final = 10
 
 
-class Count(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Count:
     """A count and the instant it is exact as of."""
 
     counter: str
@@ -34,7 +36,7 @@ class Count(NamedTuple):
 
 async def read_partitions(
     store: Store, namespace: Namespace, counters: Sequence[str], *, through_us: int
-) -> list[tuple[Head, Sequence[WindowRow]]]:
+) -> list[tuple[Head, list[WindowRow]]]:
     """Heads with the window rows after ``settled`` up to *through_us*, of one moment each.
 
     Head and rows are read one after the other: where a settling came between, rows may be missing,

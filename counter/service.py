@@ -19,7 +19,6 @@ from counter.errors import (
     TokenConflictError,
     TokenInFutureError,
     TokenMissingError,
-    TokenPendingError,
     TokenTooOldError,
     WriteTimeoutError,
 )
@@ -321,13 +320,12 @@ class CounterService:
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; raise what else became of it."""
-        if self._resolving.locked():
-            raise OverloadedError(
-                f"{limits.RESOLUTIONS_AT_ONCE_MAX} late tokens are being resolved",
-                retry_after_us=limits.SECOND,
-            )
-        async with self._resolving:
-            outcome = await self.resolver.resolve(namespace, events)
+        self._admit(len(events))
+        try:
+            async with self._resolving:
+                outcome = await self.resolver.resolve(namespace, events)
+        finally:
+            self._waiting -= len(events)
         if outcome is Outcome.VOID:
             raise TokenTooOldError(
                 "the token was not applied in time and never will be;"
@@ -392,6 +390,3 @@ def _conflict(event: Event) -> TokenConflictError:
         f"the token was first used with another payload on counter {event.counter!r};"
         " what it was first used for stands"
     )
-
-
-__all__ = ["Add", "Added", "CounterService", "Credential", "TokenPendingError"]

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from counter.errors import SliceMissingError
+from counter.folding import fold_events
 from counter.partitions import shard_of, slice_of
 from counter.storage.memory.tables import Part, Partition, insert_once
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written
 from counter.windows import window_of
-
-
-def fold(events: Iterable[Event]) -> Fold:
-    """What *events*, of all the partitions at once, do to a count: a clear in one of them erases
-    what is at or before it in the others."""
-    found = list(events)
-    cleared_us = max((event.event_time_us for event in found if event.clear), default=None)
-    if cleared_us is None:
-        return Fold(False, sum(event.delta for event in found))
-    later = (event for event in found if event.event_time_us > cleared_us)
-    return Fold(True, sum(event.delta for event in later))
 
 
 class MemoryEvents(Part):
@@ -90,7 +80,7 @@ class MemoryEvents(Part):
             slice_of(shelf.slices, start_us)
             slice_of(shelf.slices, start_us + window_us - 1)
             events = shelf.between(namespace.id, counter, start_us, start_us + window_us)
-            folds.append(fold(events))
+            folds.append(fold_events(events))
         return folds
 
     async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
@@ -101,7 +91,7 @@ class MemoryEvents(Part):
                     f"events later than {after_us} µs were asked for; those before"
                     f" {shelf.dropped_before_us} µs are dropped"
                 )
-            folds.append(fold(shelf.between(namespace.id, counter, after_us + 1)))
+            folds.append(fold_events(shelf.between(namespace.id, counter, after_us + 1)))
         return folds
 
     async def scan(

@@ -1,0 +1,1 @@
+"""The background rollup: turns the event log's dirty windows into checkpoints."""

@@ -1,0 +1,78 @@
+"""Slices made ahead, retired and dropped after retention; data that nobody can ask for, deleted."""
+
+from __future__ import annotations
+
+import logging
+
+from counter.limits import MINUTE, SLICES_AHEAD
+from counter.namespaces import Namespaces
+from counter.partitions import slice_start
+from counter.ports import Clock, Store
+from counter.types import Dataset, Namespace, Slice
+
+_log = logging.getLogger("counter.maintenance")
+
+
+class Maintenance:
+    """What must be done now and then, by any one process."""
+
+    def __init__(self, store: Store, clock: Clock, namespaces: Namespaces) -> None:
+        self._store = store
+        self._clock = clock
+        self._namespaces = namespaces
+        self._purged_at_us = 0
+
+    async def run_once(self) -> None:
+        """Look at every dataset; cheap where nothing is to be done."""
+        for dataset in await self._store.datasets():
+            await self._make_slices(dataset)
+            await self._drop_slices(dataset)
+        now_us = self._clock.now_us()
+        if now_us - self._purged_at_us >= MINUTE and not await self._store.purge(now_us):
+            self._purged_at_us = now_us
+
+    async def _make_slices(self, dataset: Dataset) -> None:
+        """Have every slice up to SLICES_AHEAD ahead of now, with no gap since the last one.
+
+        The first one is the slice before now's: no accept limit is longer than a slice.
+        """
+        now_us = self._clock.now_us()
+        slices = await self._store.slices(dataset)
+        size_us = dataset.slice_us
+        start_us = slices[-1].end_us if slices else slice_start(now_us, size_us) - size_us
+        start_us = max(start_us, await self._store.dropped_before(dataset))
+        while start_us <= now_us + SLICES_AHEAD * size_us:
+            made = Slice(
+                start_us, start_us + size_us, dataset.time_bucket_us, dataset.event_buckets
+            )
+            await self._store.make_slice(dataset, made)
+            _log.info("made slice %d of dataset %s", start_us, dataset.name)
+            start_us = made.end_us
+
+    async def _drop_slices(self, dataset: Dataset) -> None:
+        """Retire what every watermark has passed; drop what retention and every recount are past.
+
+        ``dropped_before`` moves forward first, then the table goes.
+        """
+        now_us = self._clock.now_us()
+        namespaces = [n for n in self._namespaces.all() if n.dataset.id == dataset.id]
+        watermark_us = await self._watermark(namespaces, now_us)
+        grace_us = max((n.settings.rollup_window_us for n in namespaces), default=0)
+        grace_us += dataset.clock_skew_max_us
+        for each in await self._store.slices(dataset):
+            if watermark_us < each.end_us:
+                return
+            if each.retired_at_us is None:
+                await self._store.retire_slice(dataset, each.start_us, now_us)
+                return
+            expires_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
+            if watermark_us >= expires_us:
+                await self._store.drop_slice(dataset, each.start_us)
+                _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
+
+    async def _watermark(self, namespaces: list[Namespace], now_us: int) -> int:
+        """The earliest watermark of all the shards."""
+        earliest_us = now_us
+        for namespace in namespaces:
+            earliest_us = min([earliest_us, *await self._store.watermarks(namespace)])
+        return earliest_us

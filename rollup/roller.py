@@ -1,0 +1,125 @@
+"""The roller: pure functions from what a worker read to what it writes. No I/O, no clock.
+
+A window row is a pure function of its window's events, a checkpoint a pure function of the rows:
+counting a window again replaces, and never adjusts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from counter.folding import fold_rows
+from counter.reading import recounts_of
+from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, WindowRow
+
+
+@dataclass(slots=True)
+class Dirt:
+    """What the marks of a batch say of one counter."""
+
+    windows: list[int] = field(default_factory=list)
+    recounts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The instants one batch works with, read once before anything else."""
+
+    through_us: int
+    dropped_before_us: int
+    window_size_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What must be read to roll a counter up."""
+
+    counter: str
+    head: Head
+    #: Windows that no checkpoint holds yet.
+    new: tuple[int, ...]
+    #: Windows to be counted anew.
+    recounts: tuple[int, ...]
+    #: Whether rows up to the last dropped slice are to be folded away.
+    settles: bool
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """The windows whose events must be summed."""
+        return tuple(dict.fromkeys((*self.new, *self.recounts)))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all the rows are needed, to fold from ``settled`` on."""
+        return bool(self.recounts) or self.settles
+
+
+def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
+    """Marks by counter, in the order of first sight."""
+    found: dict[str, Dirt] = {}
+    for window_us, counter, recount_us in marks:
+        dirt = found.get(counter)
+        if dirt is None:
+            dirt = found[counter] = Dirt()
+        if recount_us:
+            dirt.recounts.append(recount_us)
+        else:
+            dirt.windows.append(window_us)
+    return found
+
+
+def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
+    """What to read for *counter*; None where an earlier batch did it all."""
+    done_us = head.checkpoint.time_us
+    target_us = max(batch.through_us, done_us)
+    new = tuple(sorted(window_us for window_us in dirt.windows if window_us > done_us))
+    asked = [
+        window_us
+        for window_us in dirt.recounts
+        if head.settled.time_us < window_us <= target_us and window_us >= batch.dropped_before_us
+    ]
+    pending = recounts_of(head, target_us, batch.dropped_before_us)
+    recounts = tuple(sorted({*asked, *pending}))
+    settles = batch.dropped_before_us - 1 > head.settled.time_us
+    if not (new or recounts or head.pending) and done_us >= batch.through_us:
+        return None
+    return Plan(counter, head, new, recounts, settles)
+
+
+def update(
+    plan: Plan, sums: Mapping[int, Fold], rows: Sequence[WindowRow], batch: Batch
+) -> CounterUpdate:
+    """The batch to write for a counter.
+
+    *sums* has the fold of each window of ``plan.sums``; *rows* the partition's rows after
+    ``settled`` where ``plan.whole``, else nothing.
+    """
+    head = plan.head
+    target_us = max(batch.through_us, head.checkpoint.time_us)
+    fresh = [WindowRow(at, sums[at].cleared, sums[at].total) for at in plan.sums]
+    settled: Checkpoint | None = None
+    if plan.whole:
+        merged = {row.window_us: row for row in rows if row.window_us <= target_us}
+        merged |= {row.window_us: row for row in fresh}
+        in_order = [merged[at] for at in sorted(merged)]
+        count = fold_rows(head.settled.count, in_order)
+        if plan.settles:
+            settled_us = batch.dropped_before_us - 1
+            old = (row for row in in_order if row.window_us <= settled_us)
+            settled = Checkpoint(settled_us, fold_rows(head.settled.count, old))
+    else:
+        count = fold_rows(head.checkpoint.count, sorted(fresh))
+    done = tuple(
+        each
+        for each in head.pending
+        if each.window_us + batch.window_size_us - 1 <= batch.through_us
+        and each.recount_us <= target_us
+    )
+    return CounterUpdate(
+        counter=plan.counter,
+        rows=tuple(fresh),
+        checkpoint=Checkpoint(target_us, count),
+        settled=settled,
+        pending_done=done,
+    )
