@@ -61,7 +61,7 @@ class Demo:
         """Whether every count is right and every fault was really injected."""
         begin_s = time.monotonic()
         names = await read_names(
-            self._options.limit, lambda total: self._show.bar("tokenizing files", total)
+            self._options.limit, lambda total: self._show.bar("tokenizing", total)
         )
         truth = Counter(names.occurrences)
         self._show.say(
@@ -127,6 +127,7 @@ class Demo:
             rolled_up, waited_s = await reader.rolled_up(truth, feed.latest_us, progress)
         finally:
             await reader.close()
+        self._show.finish()
         self._show.console.print(counts_table(truth, self._tally, exact, rolled_up))
         totals = self._totals(feed, counting_s)
         totals["wait for the rollup"] = f"{waited_s:.1f} s"

@@ -57,27 +57,28 @@ def _leave_interrupts_to_the_parent() -> None:
 async def read_names(limit: int | None, begin: Callable[[int], Callable[[int], None]]) -> Names:
     """Tokenize the library with all cores, up to *limit* occurrences.
 
-    ``begin(total)`` opens a progress bar of files and gives what moves it.
+    ``begin(total)`` opens a progress bar, of files or where limited of occurrences, and gives what
+    moves it.
     """
     loop = asyncio.get_running_loop()
     names, known = Names(), {}  # type: Names, dict[str, str]
     paths = library_files()
-    advance = begin(len(paths))
+    advance = begin(limit or len(paths))
     pool = ProcessPoolExecutor(
         mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent
     )
     try:
         for result in [loop.run_in_executor(pool, names_of, path) for path in paths]:
             found = await result
-            advance(1)
+            advance(len(found or ()) if limit else 1)
             names.files += found is not None
             names.skipped += found is None
             # One string a name, not one an occurrence: the list stays small.
             names.occurrences += [known.setdefault(name, name) for name in found or ()]
-            if limit is not None and len(names.occurrences) >= limit:
+            if limit and len(names.occurrences) >= limit:
                 break
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    if limit is not None:
+    if limit:
         del names.occurrences[limit:]
     return names

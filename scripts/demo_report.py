@@ -60,6 +60,10 @@ class Show:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Leave the bars where they are; what is printed later stands below them."""
         self._bars.stop()
 
     def say(self, text: str) -> None:
