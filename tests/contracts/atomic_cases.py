@@ -1,0 +1,265 @@
+"""The event log's contract: atomic adds, and what differs with and without transactions."""
+
+import pytest
+
+from counter.errors import SliceMissingError
+from counter.partitions import shard_of
+from counter.ports import Store
+from counter.types import (
+    AtomicMark,
+    Decision,
+    Event,
+    Fold,
+    Mark,
+    Namespace,
+    Outcome,
+    Written,
+)
+from tests.contracts.cases import (
+    FIRST_SLICE,
+    NOW,
+    SLICE,
+    SLICES_END,
+    T0,
+    WINDOW,
+    StoreCases,
+    add,
+    atomic,
+    clear,
+    dirty_counters,
+    make_namespace,
+    marks,
+    tail,
+    total,
+    write,
+    written,
+)
+from tests.support.clock import FakeClock
+
+VOID = Decision(Outcome.VOID, b"fingerprint")
+
+
+class AtomicCases(StoreCases):
+    """All the items or none, one answer, and every counter among them is rolled up."""
+
+    async def test_all_items_are_written(self, store: Store, namespace: Namespace) -> None:
+        """Several counters and one counter several times; NEW once, REPLAYED ever after."""
+        events = atomic(("a", 1), ("b", -2), ("a", 4), ("a", 4))
+        assert await store.append_atomic(namespace, events) is Written.NEW
+        for _ in range(2):
+            assert await store.append_atomic(namespace, events) is Written.REPLAYED
+        assert list(await store.find(namespace, events)) == events
+        assert [await total(store, namespace, name) for name in ("a", "b")] == [9, -2]
+
+    async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
+        """Where one item stands with another payload, none of the list is written."""
+        first = atomic(("a", 1), ("b", 2))
+        assert await store.append_atomic(namespace, first) is Written.NEW
+        for other in (
+            atomic(("a", 1), ("b", 3)),
+            atomic(("c", 9), ("b", 2)),
+            atomic(("a", 1), ("b", 2), ("c", 9)),
+        ):
+            assert await store.append_atomic(namespace, other) is Written.CONFLICT
+        assert [await total(store, namespace, name) for name in "abc"] == [1, 2, 0]
+        assert list(await store.find(namespace, first)) == first
+
+    async def test_a_single_add_is_no_item(self, store: Store, namespace: Namespace) -> None:
+        """An add and an atomic add of one nonce and time are two tokens: scopes differ."""
+        await write(store, namespace, add("a", delta=1))
+        assert await store.append_atomic(namespace, atomic(("a", 10))) is Written.NEW
+        assert await total(store, namespace, "a") == 11
+
+    async def test_items_are_listed_as_items(self, store: Store, namespace: Namespace) -> None:
+        """A scan gives their keys and the fingerprint of their list."""
+        events = atomic(("c", 1), ("c", 2))
+        await store.append_atomic(namespace, events)
+        found = await store.scan(
+            namespace, "c", from_us=FIRST_SLICE, to_us=SLICES_END, before=None, limit=9
+        )
+        assert list(found) == events
+
+    async def test_every_shard_learns_of_it(self, store: Store) -> None:
+        """Each counter among the items is dirty in its own shard."""
+        namespace = await make_namespace(store, shards=3)
+        names = [f"c{n}" for n in range(12)]
+        await store.append_atomic(namespace, atomic(*((name, 1) for name in names)))
+        for shard in range(3):
+            own = {name for name in names if shard_of(name, 3) == shard}
+            assert own
+            assert own <= await dirty_counters(store, namespace, shard)
+
+
+class NonTransactionalCases(StoreCases):
+    """Marks, events, rewrites and voids are writes of their own, whatever came between."""
+
+    async def test_says_so(self, store: Store) -> None:
+        """The service chooses its path by it."""
+        assert not store.transactional
+
+    async def test_a_mark_for_a_missing_slice_is_refused(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Nobody could ever sum its window; a recount's mark goes wherever the present is."""
+        with pytest.raises(SliceMissingError):
+            await store.mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
+        assert await marks(store, namespace) == []
+        recount = Mark(SLICES_END, "b", T0)
+        await store.mark(namespace, [recount])
+        assert await marks(store, namespace, through=SLICES_END) == [recount]
+
+    async def test_an_append_asks_no_age(self, store: Store, clock: FakeClock) -> None:
+        """The caller checks it, before and after the mark."""
+        namespace = await make_namespace(store, accept_limit_us=WINDOW)
+        clock.advance(2 * WINDOW)
+        assert list(await written(store, namespace, [add()])) == [Written.NEW]
+
+    async def test_an_atomic_add_leaves_its_list_in_every_shard(self, store: Store) -> None:
+        """So that a worker of any of them can finish what a crash left."""
+        namespace = await make_namespace(store, shards=3)
+        names = [f"c{n}" for n in range(12)]
+        events = atomic(*((name, 1) for name in names), at=NOW + WINDOW + 3)
+        await store.append_atomic(namespace, events)
+        for shard in range(3):
+            found = await store.dirty_atomic(
+                namespace, shard, after_us=NOW, through_us=NOW + WINDOW
+            )
+            assert list(found) == [AtomicMark(NOW + WINDOW, tuple(events))]
+
+    async def test_a_shard_without_items_has_no_mark(self, store: Store) -> None:
+        """An atomic mark goes to the shards of its events' counters, no others."""
+        namespace = await make_namespace(store, shards=2)
+        mark = AtomicMark(NOW, tuple(atomic(("a", 1))))
+        for _ in range(2):
+            await store.mark_atomic(namespace, mark)
+        own = shard_of("a", 2)
+        for shard, expected in ((own, [mark]), (1 - own, [])):
+            found = await store.dirty_atomic(namespace, shard, after_us=T0, through_us=NOW)
+            assert list(found) == expected
+
+    async def test_two_lists_under_one_token_are_two_marks(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Also where the second is refused: the first may be the one that was never written."""
+        first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("c", 2))
+        assert await store.append_atomic(namespace, first) is Written.NEW
+        assert await store.append_atomic(namespace, second) is Written.CONFLICT
+        found = await store.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
+        assert {mark.events for mark in found} == {tuple(first), tuple(second)}
+
+    async def test_atomic_marks_of_a_span(self, store: Store, namespace: Namespace) -> None:
+        """After the one window, through the other, earliest first; dropped with the rest."""
+        starts = [NOW + n * WINDOW for n in (2, 0, 3, 1)]
+        for start_us in starts:
+            await store.append_atomic(namespace, atomic(("a", 1), at=start_us))
+
+        async def found(after: int, through: int) -> list[int]:
+            span = await store.dirty_atomic(namespace, 0, after_us=after, through_us=through)
+            return [mark.window_us for mark in span]
+
+        assert await found(T0, SLICES_END) == sorted(starts)
+        assert await found(NOW, NOW + 2 * WINDOW) == [NOW + WINDOW, NOW + 2 * WINDOW]
+        await store.drop_marks(namespace, 0, NOW + 2 * WINDOW - 1)
+        assert await found(T0, SLICES_END) == [NOW + 2 * WINDOW, NOW + 3 * WINDOW]
+
+    async def test_a_half_written_atomic_add_is_completed(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """By a retry, which is NEW where it wrote anything, or by a rewrite of the list."""
+        first, second = atomic(("a", 1), ("b", 2)), atomic(("a", 10), ("b", 20), number=2)
+        await written(store, namespace, [first[0], second[1]])
+        assert await store.append_atomic(namespace, first) is Written.NEW
+        await store.rewrite(namespace, second)
+        assert list(await store.find(namespace, first + second)) == first + second
+        assert [await total(store, namespace, name) for name in "ab"] == [11, 22]
+
+    async def test_a_rewrite_asks_no_age(self, store: Store, clock: FakeClock) -> None:
+        """What was decided to be applied is written however late."""
+        namespace = await make_namespace(store, accept_limit_us=WINDOW)
+        clock.advance(5 * WINDOW)
+        await store.rewrite(namespace, [add(delta=5)])
+        assert await total(store, namespace) == 5
+
+    @pytest.mark.parametrize("event", [add(delta=5), clear()], ids=["add", "clear"])
+    async def test_a_void_hides_what_stood_and_what_lands(
+        self, store: Store, namespace: Namespace, event: Event
+    ) -> None:
+        """An abandoned write that lands after it stays invisible, every time."""
+        await write(store, namespace, event, add(at=T0, number=2, delta=1))
+        await store.void(namespace, [event, add("never-written")])
+        for _ in range(2):
+            assert list(await store.find(namespace, [event])) == [None]
+            assert await tail(store, namespace) == Fold(False, 1)
+            await written(store, namespace, [event, add("never-written")])
+        assert await total(store, namespace, "never-written") == 0
+        assert await store.append_atomic(namespace, [event]) is not Written.CONFLICT
+        assert await tail(store, namespace) == Fold(False, 1)
+
+    async def test_what_cannot_be_found_cannot_be_changed(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """A rewrite or void of a missing slice is an error and does nothing."""
+        await write(store, namespace, add())
+        for missing_us in (FIRST_SLICE - SLICE, SLICES_END):
+            with pytest.raises(SliceMissingError):
+                await store.rewrite(namespace, [add(number=2), add(at=missing_us)])
+            with pytest.raises(SliceMissingError):
+                await store.void(namespace, [add(), add(at=missing_us)])
+        assert await total(store, namespace) == 1
+
+
+class TransactionalCases(StoreCases):
+    """The write itself leaves the mark, checks the age and asks what was decided."""
+
+    async def test_says_so(self, store: Store) -> None:
+        """The service chooses its path by it."""
+        assert store.transactional
+
+    async def test_an_append_leaves_the_mark(self, store: Store, namespace: Namespace) -> None:
+        """One for each window of each counter, whether its events are new or not."""
+        events = [add("a"), add("a", NOW + 1), add("a", NOW + WINDOW), add("b")]
+        await store.append(namespace, events)
+        await store.append(namespace, events)
+        expected = {Mark(NOW, "a"), Mark(NOW + WINDOW, "a"), Mark(NOW, "b")}
+        found = await marks(store, namespace)
+        assert len(found) == len(expected)
+        assert set(found) == expected
+
+    async def test_a_late_event_is_not_written(self, store: Store, clock: FakeClock) -> None:
+        """At its accept limit it is, past it not; it leaves no mark and spoils no other."""
+        namespace = await make_namespace(store, accept_limit_us=WINDOW)
+        clock.advance(WINDOW)
+        events = [add("late", NOW - 1), add("just", NOW), add("late", NOW - 1, 2), add("b", NOW)]
+        outcomes = list(await store.append(namespace, events))
+        assert outcomes == [Written.LATE, Written.NEW, Written.LATE, Written.NEW]
+        assert await total(store, namespace, "late") == 0
+        assert await dirty_counters(store, namespace) == {"just", "b"}
+
+    async def test_a_late_atomic_add_is_not_written(self, store: Store, clock: FakeClock) -> None:
+        """None of it."""
+        namespace = await make_namespace(store, accept_limit_us=WINDOW)
+        clock.advance(WINDOW + 1)
+        events = atomic(("a", 1), ("b", 1))
+        assert await store.append_atomic(namespace, events) is Written.LATE
+        assert await dirty_counters(store, namespace) == set()
+        assert list(await store.find(namespace, events)) == [None, None]
+
+    async def test_a_voided_token_is_late(self, store: Store, namespace: Namespace) -> None:
+        """Even while its age would let it pass; tokens beside it are written."""
+        await store.decide(namespace, [add("a")], VOID)
+        await store.decide(namespace, atomic(("a", 1), ("b", 1)), VOID)
+        events = [add("a"), add("b"), add("a", NOW - 1), add("a", number=2)]
+        outcomes = list(await store.append(namespace, events))
+        assert outcomes == [Written.LATE, Written.NEW, Written.NEW, Written.NEW]
+        for items in (atomic(("a", 1), ("b", 1)), atomic(("c", 1))):
+            assert await store.append_atomic(namespace, items) is Written.LATE
+        assert await store.append_atomic(namespace, atomic(("a", 1), number=2)) is Written.NEW
+
+    async def test_what_is_found_is_not_voided(self, store: Store, namespace: Namespace) -> None:
+        """The decision looks again in its own transaction."""
+        await write(store, namespace, add(delta=5))
+        applied = Decision(Outcome.APPLIED, VOID.fingerprint)
+        assert await store.decide(namespace, [add(delta=5)], VOID) == applied
+        await store.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
+        assert await store.decide(namespace, atomic(("a", 1), ("b", 1)), VOID) == applied
+        assert await total(store, namespace) == 5

@@ -1,0 +1,137 @@
+"""The cache's contract: it may lose all, but what it gives is the newest it was given."""
+
+from dataclasses import replace
+
+import pytest
+
+from counter.ports import Cache
+from counter.types import Checkpoint, CounterType, Era, Namespace
+from tests.contracts.cases import DATASET, NOW, SETTINGS, UNUSUAL_NAMES
+from tests.support.clock import FakeClock
+
+TTL = SETTINGS.cache_ttl_us
+
+
+def namespace_of(number: int = 1) -> Namespace:
+    settings = replace(SETTINGS, counter_type=CounterType.BEST_EFFORT)
+    eras = (Era(0, settings.accept_limit_us),)
+    return Namespace(number, f"n{number}", settings, eras, DATASET, NOW, version=1)
+
+
+class CacheCases:
+    """Counts by the instant they are exact as of, and best-effort counters."""
+
+    def new_cache(self, clock: FakeClock) -> Cache:
+        """The adapter's cache, empty."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock(NOW)
+
+    @pytest.fixture
+    def cache(self, clock: FakeClock) -> Cache:
+        return self.new_cache(clock)
+
+    @pytest.fixture
+    def namespace(self) -> Namespace:
+        return namespace_of()
+
+    async def got(self, cache: Cache, namespace: Namespace, name: str = "c") -> Checkpoint | None:
+        (found,) = await cache.get_many(namespace, [name])
+        return found
+
+    async def test_gives_what_it_was_given_in_order(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """None where it was given nothing; counts of any size."""
+        entries = [(name, Checkpoint(NOW + n, -(10**n))) for n, name in enumerate(UNUSUAL_NAMES)]
+        await cache.put_many(namespace, entries)
+        asked = [*reversed(UNUSUAL_NAMES), "never", UNUSUAL_NAMES[0]]
+        expected = [checkpoint for _, checkpoint in reversed(entries)]
+        found = list(await cache.get_many(namespace, asked))
+        assert found == [*expected, None, entries[0][1]]
+        assert list(await cache.get_many(namespace, [])) == []
+
+    async def test_namespaces_are_apart(self, cache: Cache, namespace: Namespace) -> None:
+        """By id: a namespace of an old name starts empty."""
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        await cache.increment(namespace, "c", 5)
+        successor = replace(namespace, id=namespace.id + 1)
+        assert await self.got(cache, successor) is None
+        assert list(await cache.best_effort(successor, ["c"])) == [0]
+
+    async def test_the_newest_stands(self, cache: Cache, namespace: Namespace) -> None:
+        """An older count never replaces a newer one, in one call or in several."""
+        first, second, third = (Checkpoint(NOW + n, n) for n in range(3))
+        await cache.put_many(namespace, [("c", second)])
+        await cache.put_many(namespace, [("c", first)])
+        assert await self.got(cache, namespace) == second
+        await cache.put_many(namespace, [("c", third), ("c", first)])
+        assert await self.got(cache, namespace) == third
+
+    async def test_an_entry_lives_for_the_ttl_from_when_it_was_put(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """However old or young the count itself is."""
+        await cache.put_many(namespace, [("old", Checkpoint(1, 1)), ("new", Checkpoint(NOW, 2))])
+        clock.advance(TTL - 1)
+        assert await self.got(cache, namespace, "old") == Checkpoint(1, 1)
+        assert await self.got(cache, namespace, "new") == Checkpoint(NOW, 2)
+        clock.advance(1)
+        assert list(await cache.get_many(namespace, ["old", "new"])) == [None, None]
+
+    async def test_a_newer_count_lives_its_own_ttl(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Reading does not prolong it, nor does an older count that came too late."""
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        clock.advance(TTL - 1)
+        await cache.put_many(namespace, [("c", Checkpoint(NOW + 1, 2))])
+        clock.advance(TTL - 1)
+        assert await self.got(cache, namespace) == Checkpoint(NOW + 1, 2)
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        clock.advance(1)
+        assert await self.got(cache, namespace) is None
+
+    async def test_best_effort_counters_add_up(self, cache: Cache, namespace: Namespace) -> None:
+        """At once, either way; 0 where none is known."""
+        values = [await cache.increment(namespace, "c", delta) for delta in (5, -7, 0, 10)]
+        assert values == [5, -2, -2, 8]
+        await cache.increment(namespace, "d", -3)
+        assert list(await cache.best_effort(namespace, ["d", "never", "c", "d"])) == [-3, 0, 8, -3]
+
+    async def test_best_effort_counters_have_any_name(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """Names that look alike are counters of their own."""
+        for n, name in enumerate(UNUSUAL_NAMES):
+            assert await cache.increment(namespace, name, n + 1) == n + 1
+        values = await cache.best_effort(namespace, UNUSUAL_NAMES)
+        assert list(values) == [n + 1 for n in range(len(UNUSUAL_NAMES))]
+
+    async def test_a_cleared_counter_starts_again(self, cache: Cache, namespace: Namespace) -> None:
+        """At 0, and alone; clearing what never was is no error."""
+        for name in ("c", "d"):
+            await cache.increment(namespace, name, 5)
+        await cache.clear(namespace, "c")
+        await cache.clear(namespace, "never")
+        assert list(await cache.best_effort(namespace, ["c", "d"])) == [0, 5]
+        assert await cache.increment(namespace, "c", 1) == 1
+
+    async def test_the_two_kinds_are_apart(self, cache: Cache, namespace: Namespace) -> None:
+        """A cached count is no best-effort value, nor the other way round."""
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 9))])
+        await cache.increment(namespace, "d", 5)
+        assert list(await cache.best_effort(namespace, ["c"])) == [0]
+        assert await self.got(cache, namespace, "d") is None
+        await cache.clear(namespace, "c")
+        assert await self.got(cache, namespace) == Checkpoint(NOW, 9)
+
+    async def test_best_effort_values_outlive_the_ttl(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """The TTL bounds how stale a count is; a best-effort value is the count."""
+        await cache.increment(namespace, "c", 5)
+        clock.advance(100 * TTL)
+        assert list(await cache.best_effort(namespace, ["c"])) == [5]

@@ -1,0 +1,235 @@
+"""What the contract suites share: the setting they play in, and short ways to say things.
+
+A suite is a class of cases without a name that pytest collects. An adapter's test file makes one
+class of each suite by saying how its store is made.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from counter.limits import MINUTE, SECOND
+from counter.partitions import event_bucket_of
+from counter.ports import Store
+from counter.types import (
+    CounterType,
+    Dataset,
+    Event,
+    Fold,
+    Mark,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    Slice,
+    Written,
+)
+from counter.windows import window_of
+from tests.support.clock import FakeClock
+
+#: The start of the slice and of the window that hold the beginning of every test.
+T0: Final = 1_800_000_000 * SECOND
+NOW: Final = T0 + 5 * MINUTE
+WINDOW: Final = 10 * SECOND
+SLICE: Final = 10 * MINUTE
+#: Three slices before T0's, and one ahead, are made.
+FIRST_SLICE: Final = T0 - 3 * SLICE
+SLICES_END: Final = T0 + 2 * SLICE
+
+DATASET: Final = Dataset(
+    id=1,
+    name="default",
+    retention_us=60 * MINUTE,
+    slice_us=SLICE,
+    time_bucket_us=2 * MINUTE,
+    event_buckets=4,
+    write_timeout_us=SECOND,
+    clock_skew_max_us=0,
+)
+#: The accept limit reaches back into the first slice; STRICT, so that every store tells exactly.
+SETTINGS: Final = NamespaceSettings(
+    counter_type=CounterType.ACCURATE,
+    dataset="default",
+    accept_limit_us=33 * MINUTE,
+    future_limit_us=5 * SECOND,
+    rollup_window_us=WINDOW,
+    shards=1,
+    payload_check=PayloadCheck.STRICT,
+    key_ttl_us=24 * 60 * MINUTE,
+    cache_ttl_us=10 * SECOND,
+)
+
+UNUSUAL_NAMES: Final = (
+    "/",
+    "a/b",
+    "../../etc",
+    " ",
+    "a",
+    "A",
+    "a ",
+    "%",
+    "_",
+    "\\",
+    "'; DROP TABLE events; --",
+    '"quoted"',
+    "$[0]",
+    "null",
+    "1",
+    "\u00e9",
+    "e\u0301",
+    "\u212b",
+    "ß",
+    "ss",
+    "İstanbul",
+    "計数器",
+    "עברית",
+    "😀",
+    "👩\u200d👩\u200d👧",
+    "x" * 256,
+    "😀" * 256,
+)
+
+
+def slice_at(start_us: int) -> Slice:
+    """A slice as maintenance makes it."""
+    return Slice(start_us, start_us + SLICE, DATASET.time_bucket_us, DATASET.event_buckets)
+
+
+def nonce(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def nonces_per_bucket() -> list[bytes]:
+    """One nonce for each event bucket: their events lie in different partitions."""
+    numbers = count(1)
+    buckets: dict[int, bytes] = {}
+    while len(buckets) < DATASET.event_buckets:
+        each = nonce(next(numbers))
+        buckets.setdefault(event_bucket_of(each, DATASET.event_buckets), each)
+    return [buckets[bucket] for bucket in range(DATASET.event_buckets)]
+
+
+def add(counter: str = "c", at: int = NOW, number: int = 1, delta: int = 1) -> Event:
+    return Event(counter, at, nonce(number), 0, delta)
+
+
+def clear(counter: str = "c", at: int = NOW, number: int = 1) -> Event:
+    return Event(counter, at, nonce(number), 0, 0, clear=True)
+
+
+def atomic(*items: tuple[str, int], at: int = NOW, number: int = 1) -> list[Event]:
+    """An atomic add's events, their item keys and fingerprint as the service makes them."""
+    atom = hashlib.blake2b(repr(items).encode(), digest_size=16).digest()
+    events: list[Event] = []
+    for counter, delta in items:
+        earlier = sum(event.counter == counter for event in events)
+        events.append(Event(counter, at, nonce(number), 1 + earlier, delta, atom=atom))
+    return events
+
+
+async def written(store: Store, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+    """Append *events* as the service does: marks first where the store needs them."""
+    if not store.transactional:
+        windows = [Mark(window_of(each.event_time_us, WINDOW), each.counter) for each in events]
+        await store.mark(namespace, windows)
+    return await store.append(namespace, events)
+
+
+async def write(store: Store, namespace: Namespace, *events: Event) -> None:
+    """Append *events*, each of which must be new."""
+    assert list(await written(store, namespace, events)) == [Written.NEW] * len(events)
+
+
+async def total(store: Store, namespace: Namespace, counter: str = "c") -> int:
+    """The sum of all that can still be found of *counter*."""
+    start_us = await store.dropped_before(namespace.dataset) or FIRST_SLICE
+    (fold,) = await store.tails(namespace, [(counter, start_us - 1)])
+    return fold.total
+
+
+async def tail(
+    store: Store, namespace: Namespace, counter: str = "c", after: int = FIRST_SLICE
+) -> Fold:
+    (fold,) = await store.tails(namespace, [(counter, after)])
+    return fold
+
+
+async def marks(
+    store: Store,
+    namespace: Namespace,
+    shard: int = 0,
+    after: int = FIRST_SLICE,
+    through: int = SLICES_END,
+) -> list[Mark]:
+    """All dirty marks in the span, in pages of two."""
+    found: list[Mark] = []
+    while True:
+        page = await store.dirty(
+            namespace,
+            shard,
+            after_us=after,
+            through_us=through,
+            start=found[-1] if found else None,
+            limit=2,
+        )
+        assert len(page) <= 2
+        found += page
+        if not page:
+            return found
+
+
+async def dirty_counters(store: Store, namespace: Namespace, shard: int = 0) -> set[str]:
+    """Counters that a worker would roll up, by a mark of either kind."""
+    atomic_marks = await store.dirty_atomic(
+        namespace, shard, after_us=FIRST_SLICE, through_us=SLICES_END
+    )
+    in_atomic = {event.counter for mark in atomic_marks for event in mark.events}
+    return {mark.counter for mark in await marks(store, namespace, shard)} | in_atomic
+
+
+def ordered(events: Iterable[Event]) -> list[Event]:
+    """*events* in the order of a scan."""
+    return sorted(events, key=lambda each: (-each.event_time_us, each.event_id, each.item_key))
+
+
+class StoreCases:
+    """A fresh store for each case, with the slices of the setting and one namespace."""
+
+    def new_store(self, clock: FakeClock, directory: Path) -> Store:
+        """The adapter's store, not yet open, with DATASET."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock(NOW)
+
+    @pytest.fixture
+    async def store(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Store]:
+        store = self.new_store(clock, tmp_path)
+        await store.open()
+        (dataset,) = await store.datasets()
+        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+            await store.make_slice(dataset, slice_at(start_us))
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    async def namespace(self, store: Store) -> Namespace:
+        return await make_namespace(store)
+
+
+async def make_namespace(
+    store: Store,
+    name: str = "tests",
+    *,
+    shards: int = 1,
+    accept_limit_us: int = SETTINGS.accept_limit_us,
+) -> Namespace:
+    settings = replace(SETTINGS, shards=shards, accept_limit_us=accept_limit_us)
+    namespace = await store.create_namespace(name, settings, NOW)
+    assert namespace is not None
+    return namespace

@@ -1,0 +1,367 @@
+"""The control plane's contract: namespaces, slices, listing, purging."""
+
+from dataclasses import replace
+
+import pytest
+
+from counter.errors import NamespaceUnknownError, SliceMissingError
+from counter.limits import MINUTE, SECOND
+from counter.ports import Store
+from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending, Slice
+from counter.windows import accept_limit_at
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    T0,
+    UNUSUAL_NAMES,
+    WINDOW,
+    StoreCases,
+    add,
+    make_namespace,
+    nonce,
+    slice_at,
+    total,
+    write,
+)
+
+
+async def purge(store: Store, now_us: int = NOW) -> None:
+    """Purge until there is no more to do."""
+    for _ in range(100):
+        if not await store.purge(now_us):
+            return
+    raise AssertionError("purge never comes to an end")
+
+
+class NamespaceCases(StoreCases):
+    """A namespace changes by compare-and-set of its version, and its id is its own for ever."""
+
+    async def test_a_new_namespace_is_as_it_was_asked_for(self, store: Store) -> None:
+        """All its settings, and the dataset it names, whole."""
+        created = await store.create_namespace("tests", SETTINGS, NOW)
+        assert created is not None
+        assert created.name == "tests"
+        assert created.settings == SETTINGS
+        assert created.created_at_us == NOW
+        assert replace(created.dataset, id=DATASET.id) == DATASET
+        assert list(await store.datasets()) == [created.dataset]
+        assert (
+            accept_limit_at(created, NOW) == accept_limit_at(created, 0) == SETTINGS.accept_limit_us
+        )
+        assert list(await store.namespaces()) == [created]
+
+    async def test_a_taken_name_is_refused(self, store: Store) -> None:
+        """What stands under it stays."""
+        first = await make_namespace(store, "tests")
+        assert await store.create_namespace("tests", replace(SETTINGS, shards=9), NOW + 1) is None
+        assert list(await store.namespaces()) == [first]
+        assert len(await store.watermarks(first)) == 1
+
+    async def test_namespaces_are_listed_by_name(self, store: Store) -> None:
+        """In whatever order they were made."""
+        for name in ("b", "a_", "c", "a-", "a", "a0"):
+            await make_namespace(store, name)
+        names = [each.name for each in await store.namespaces()]
+        assert names == ["a", "a-", "a0", "a_", "b", "c"]
+
+    async def test_an_update_is_a_new_version(self, store: Store, namespace: Namespace) -> None:
+        """With the new settings; all else stays."""
+        settings = replace(SETTINGS, payload_check=PayloadCheck.OFF, cache_ttl_us=1)
+        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        assert updated is not None
+        assert updated.version != namespace.version
+        assert updated == replace(namespace, settings=settings, version=updated.version)
+        assert list(await store.namespaces()) == [updated]
+
+    async def test_an_update_of_an_old_version_is_refused(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Of two that read the same version, one wins."""
+        first = replace(SETTINGS, cache_ttl_us=1)
+        updated = await store.update_namespace(namespace, first, T0 + SLICE)
+        second = replace(SETTINGS, cache_ttl_us=2)
+        assert await store.update_namespace(namespace, second, T0 + SLICE) is None
+        assert list(await store.namespaces()) == [updated]
+
+    async def test_an_accept_limit_holds_from_its_slice_on(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Before it the old one does: a window closes when its events were told it would."""
+        settings = replace(SETTINGS, accept_limit_us=SECOND)
+        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        assert updated is not None
+        limits = [accept_limit_at(updated, at) for at in (0, T0 + SLICE - 1, T0 + SLICE)]
+        assert limits == [SETTINGS.accept_limit_us, SETTINGS.accept_limit_us, SECOND]
+        again = replace(settings, accept_limit_us=2 * SECOND)
+        updated = await store.update_namespace(updated, again, T0 + 2 * SLICE)
+        assert updated is not None
+        times = (T0, T0 + SLICE, T0 + 2 * SLICE)
+        limits = [accept_limit_at(updated, at) for at in times]
+        assert limits == [SETTINGS.accept_limit_us, SECOND, 2 * SECOND]
+
+    async def test_a_coming_accept_limit_can_be_replaced(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Two updates before the same slice: the last one holds, or none does."""
+        updated: Namespace | None = namespace
+        for limit_us in (SECOND, 3 * SECOND, SETTINGS.accept_limit_us):
+            assert updated is not None
+            settings = replace(SETTINGS, accept_limit_us=limit_us)
+            updated = await store.update_namespace(updated, settings, T0 + SLICE)
+            assert updated is not None
+            assert accept_limit_at(updated, T0 + SLICE) == limit_us
+            assert accept_limit_at(updated, T0 + SLICE - 1) == SETTINGS.accept_limit_us
+        assert updated is not None
+        assert list(await store.namespaces()) == [updated]
+
+    async def test_deleting_asks_for_the_version(self, store: Store, namespace: Namespace) -> None:
+        """An older one deletes nothing; a deleted one is neither deleted nor updated again."""
+        settings = replace(SETTINGS, cache_ttl_us=1)
+        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        assert updated is not None
+        assert not await store.delete_namespace(namespace)
+        assert list(await store.namespaces()) == [updated]
+        assert await store.delete_namespace(updated)
+        assert list(await store.namespaces()) == []
+        assert not await store.delete_namespace(updated)
+        assert await store.update_namespace(updated, SETTINGS, T0 + SLICE) is None
+
+    async def test_a_deleted_namespace_takes_no_more(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Who still holds it learns that it is gone."""
+        await write(store, namespace, add())
+        await store.delete_namespace(namespace)
+        with pytest.raises(NamespaceUnknownError):
+            await store.append(namespace, [add(number=2)])
+        with pytest.raises(NamespaceUnknownError):
+            await store.watermarks(namespace)
+
+    @pytest.mark.parametrize("purged", [False, True], ids=["at-once", "after-purge"])
+    async def test_an_id_is_never_used_again(self, store: Store, purged: bool) -> None:
+        """A namespace of an old name has nothing of its predecessor."""
+        ids = []
+        for delta in (1, 2, 3):
+            namespace = await make_namespace(store, "tests")
+            ids.append(namespace.id)
+            assert await total(store, namespace) == 0
+            assert await store.decided(namespace, [add("late")]) is None
+            assert list(await store.heads(namespace, ["c"])) == [None]
+            assert await store.counters(namespace, prefix="", after=None, limit=9) == []
+            await write(store, namespace, add(delta=delta))
+            await store.decide(namespace, [add("late")], Decision(Outcome.VOID, b""))
+            await store.leave_pending(namespace, [("c", Pending(T0, NOW))])
+            assert await store.delete_namespace(namespace)
+            if purged:
+                await purge(store)
+        assert len(set(ids)) == 3
+
+
+class SliceCases(StoreCases):
+    """Slices are made ahead, retired, dropped from the earliest; what is dropped stays dropped."""
+
+    async def test_slices_are_listed_earliest_first(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """With the partitioning that each was made with."""
+        other = Slice(SLICES_END + SLICE, SLICES_END + 2 * SLICE, MINUTE, 32)
+        await store.make_slice(namespace.dataset, other)
+        await store.make_slice(namespace.dataset, slice_at(SLICES_END))
+        starts = range(FIRST_SLICE, SLICES_END + SLICE, SLICE)
+        expected = [slice_at(start_us) for start_us in starts] + [other]
+        assert list(await store.slices(namespace.dataset)) == expected
+
+    async def test_a_new_slice_takes_events(self, store: Store, namespace: Namespace) -> None:
+        """From its first instant to its last, in its own partitioning."""
+        await store.make_slice(
+            namespace.dataset, Slice(SLICES_END, SLICES_END + SLICE, SLICE, event_buckets=1)
+        )
+        events = [add(at=SLICES_END, number=n) for n in range(9)]
+        events.append(add(at=SLICES_END + SLICE - 1))
+        await write(store, namespace, *events)
+        assert await total(store, namespace) == 10
+
+    async def test_making_a_slice_again_changes_nothing(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Neither its events nor its partitioning."""
+        before = list(await store.slices(namespace.dataset))
+        await write(store, namespace, add())
+        await store.make_slice(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
+        assert list(await store.slices(namespace.dataset)) == before
+        assert await total(store, namespace) == 1
+
+    async def test_the_first_retirement_is_noted(self, store: Store, namespace: Namespace) -> None:
+        """Of the slice, which goes on holding its events."""
+        await write(store, namespace, add(at=T0 - SLICE))
+        start_us = T0 - SLICE
+        for now_us in (NOW, NOW + 1):
+            await store.retire_slice(namespace.dataset, start_us, now_us)
+        slices = await store.slices(namespace.dataset)
+        retired = {each.start_us: each.retired_at_us for each in slices if each.retired_at_us}
+        assert retired == {start_us: NOW}
+        assert await total(store, namespace) == 1
+
+    async def test_a_dropped_slice_is_an_error(self, store: Store, namespace: Namespace) -> None:
+        """Its events are gone, and who asks for one of them learns that it may have been."""
+        kept, dropped = add(at=FIRST_SLICE + SLICE), add(at=T0 - 2 * SLICE - 5 * MINUTE)
+        await write(store, namespace, kept, dropped)
+        assert await store.dropped_before(namespace.dataset) == 0
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
+        for event in (dropped, add("never", FIRST_SLICE)):
+            with pytest.raises(SliceMissingError):
+                await store.find(namespace, [event])
+            with pytest.raises(SliceMissingError):
+                await store.sums(namespace, [("c", FIRST_SLICE)])
+        assert list(await store.find(namespace, [kept])) == [kept]
+        assert await total(store, namespace) == 1
+
+    async def test_a_dropped_slice_is_not_made_again(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """An empty table would answer that nothing was ever there."""
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.make_slice(namespace.dataset, slice_at(FIRST_SLICE))
+        starts = [each.start_us for each in await store.slices(namespace.dataset)]
+        assert starts[0] == FIRST_SLICE + SLICE
+        with pytest.raises(SliceMissingError):
+            await store.find(namespace, [add(at=FIRST_SLICE)])
+
+    async def test_slices_drop_one_after_the_other(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """The bound follows each."""
+        for n in range(1, 4):
+            (first, *_) = await store.slices(namespace.dataset)
+            await store.drop_slice(namespace.dataset, first.start_us)
+            assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + n * SLICE
+        assert len(await store.slices(namespace.dataset)) == 2
+
+
+class ListingCases(StoreCases):
+    """Counters are listed in code point order, each once."""
+
+    async def listed(
+        self, store: Store, namespace: Namespace, prefix: str = "", limit: int = 3
+    ) -> list[str]:
+        """All the names under *prefix*, in pages of *limit*."""
+        found: list[str] = []
+        while True:
+            after = found[-1] if found else None
+            page = await store.counters(namespace, prefix=prefix, after=after, limit=limit)
+            assert len(page) <= limit
+            found += page
+            if len(page) < limit:
+                return found
+
+    @pytest.mark.parametrize("limit", [1, 4, 1_000])
+    async def test_in_code_point_order(
+        self, store: Store, namespace: Namespace, limit: int
+    ) -> None:
+        """Whatever the size of the pages; written twice or at several times is one counter."""
+        names = (*UNUSUAL_NAMES, "\uffee", "\U00010000", "Z", "é", "z")
+        events = [add(name, at) for name in reversed(names) for at in (T0 - SLICE, T0, NOW)]
+        await write(store, namespace, *dict.fromkeys(events))
+        assert await self.listed(store, namespace, limit=limit) == sorted(set(names))
+
+    async def test_by_prefix(self, store: Store, namespace: Namespace) -> None:
+        """It is taken literally, and cuts where it must."""
+        names = [
+            "a",
+            "a%",
+            "a%b",
+            "aa",
+            "ab",
+            "ab😀",
+            "ab😀c",
+            "abc",
+            "a_",
+            "b",
+            "A",
+            "e",
+            "e\u0301",
+        ]
+        await write(store, namespace, *(add(name) for name in names))
+        for prefix in ("", "a", "ab", "a%", "a_", "ab😀", "e", "\u00e9", "b", "c", "abcd", "*"):
+            expected = sorted(name for name in names if name.startswith(prefix))
+            assert await self.listed(store, namespace, prefix, limit=2) == expected
+
+    async def test_after_any_name(self, store: Store, namespace: Namespace) -> None:
+        """The name to go on after need not be one of the list, nor within the prefix."""
+        await write(store, namespace, *(add(name) for name in ("a1", "a2", "a3", "b1")))
+        for after, expected in (("", ["a1", "a2", "a3"]), ("a1x", ["a2", "a3"]), ("b", [])):
+            page = await store.counters(namespace, prefix="a", after=after, limit=9)
+            assert list(page) == expected
+
+    async def test_a_counter_stays_listed(self, store: Store, namespace: Namespace) -> None:
+        """After its marks are dropped and its events are gone; another namespace's is not."""
+        await write(store, await make_namespace(store, "other"), add("theirs"))
+        await write(store, namespace, add("ours", FIRST_SLICE + 5 * MINUTE))
+        await store.drop_marks(namespace, 0, SLICES_END)
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await self.listed(store, namespace) == ["ours"]
+
+
+class PurgeCases(StoreCases):
+    """Purging comes to an end and takes nothing that anybody can ask for."""
+
+    async def test_an_empty_store_has_nothing_to_purge(self, store: Store) -> None:
+        """And says so at once."""
+        assert not await store.purge(NOW)
+
+    async def test_a_living_namespace_is_left_alone(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """With counters of the same names beside a deleted one."""
+        events = [add(f"c{n}", at) for n in range(300) for at in (T0 - SLICE, NOW)]
+        doomed = await make_namespace(store, "doomed")
+        for each in (namespace, doomed):
+            await write(store, each, *events)
+            await store.mark(each, [Mark(NOW, "c0", T0)])
+            await store.leave_pending(each, [("c0", Pending(T0, NOW))])
+            await store.reserve(each, nonce(1), NOW, NOW + SECOND)
+            await store.decide(each, [add("late")], Decision(Outcome.VOID, b""))
+        await store.delete_namespace(doomed)
+        await purge(store)
+        assert list(await store.find(namespace, events)) == events
+        names = await store.counters(namespace, prefix="", after=None, limit=1_000)
+        assert names == sorted(f"c{n}" for n in range(300))
+        (head,) = await store.heads(namespace, ["c0"])
+        assert head is not None
+        assert head.pending == (Pending(T0, NOW),)
+        assert await store.reserve(namespace, nonce(1), NOW + 1, NOW + SECOND) == NOW
+        assert await store.decided(namespace, [add("late")]) == Decision(Outcome.VOID, b"")
+        assert list(await store.namespaces()) == [namespace]
+
+    async def test_expired_keys_go_and_others_stay(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """However many: no call does it all, and the calls come to an end."""
+        for n in range(30):
+            await store.reserve(namespace, nonce(n), NOW, NOW + n)
+        await purge(store, NOW + 15)
+        for n in range(30):
+            time_us = await store.reserve(namespace, nonce(n), NOW + 1, NOW + n)
+            assert (time_us == NOW) == (n > 15)
+
+    async def test_a_decision_lives_as_long_as_its_event(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """It goes when nothing of the event's time can be asked for any more, not before."""
+        old, young = add(at=FIRST_SLICE + 5 * MINUTE), add(at=NOW)
+        decision = Decision(Outcome.APPLIED, b"")
+        for event in (old, young):
+            await write(store, namespace, event)
+            await store.decide(namespace, [event], decision)
+        await purge(store, NOW)
+        found: list[Event] = [old, young]
+        assert [await store.decided(namespace, [each]) for each in found] == [decision] * 2
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        gone_us = old.event_time_us + 2 * DATASET.retention_us + SLICE + WINDOW
+        await purge(store, gone_us)
+        assert [await store.decided(namespace, [each]) for each in found] == [None, decision]

@@ -1,0 +1,314 @@
+"""The rollup store's contract: marks, watermarks, checkpoints, window rows, pending recounts."""
+
+from dataclasses import replace
+
+import pytest
+
+from counter.partitions import shard_of
+from counter.ports import Store
+from counter.types import Checkpoint, CounterUpdate, Head, Mark, Namespace, Pending, WindowRow
+from counter.windows import first_watermark
+from tests.contracts.cases import (
+    DATASET,
+    NOW,
+    SETTINGS,
+    T0,
+    UNUSUAL_NAMES,
+    WINDOW,
+    StoreCases,
+    add,
+    make_namespace,
+    marks,
+    written,
+)
+from tests.support.clock import FakeClock
+
+NOTHING = Checkpoint(0, 0)
+BIG = 3 * 2**70
+
+
+def end(window: int) -> int:
+    """The last instant of a window counted from T0's."""
+    return T0 + (window + 1) * WINDOW - 1
+
+
+def row(window: int, total: int, cleared: bool = False) -> WindowRow:
+    return WindowRow(T0 + window * WINDOW, cleared, total)
+
+
+def update(
+    *rows: WindowRow,
+    through: int,
+    count: int = 0,
+    counter: str = "c",
+    settled: Checkpoint | None = None,
+    done: tuple[Pending, ...] = (),
+) -> CounterUpdate:
+    return CounterUpdate(counter, rows, Checkpoint(end(through), count), settled, done)
+
+
+async def apply(store: Store, namespace: Namespace, *updates: CounterUpdate) -> None:
+    """Apply *updates*, which all go through the same window."""
+    (through_us,) = {each.checkpoint.time_us for each in updates}
+    await store.apply(namespace, updates, through_us=through_us)
+
+
+async def head(store: Store, namespace: Namespace, counter: str = "c") -> Head | None:
+    (found,) = await store.heads(namespace, [counter])
+    return found and replace(found, pending=tuple(sorted(found.pending)))
+
+
+async def rows(
+    store: Store, namespace: Namespace, after: int = 0, through: int = end(1_000)
+) -> list[WindowRow]:
+    (found,) = await store.rows(namespace, ["c"], after_us=after, through_us=through)
+    return list(found)
+
+
+class MarkCases(StoreCases):
+    """Marks stand until they are dropped; pages of them neither skip nor repeat."""
+
+    async def test_writing_makes_dirty(self, store: Store, namespace: Namespace) -> None:
+        """By the event's window, not by the time of writing, once however often it is written."""
+        for _ in range(2):
+            await written(store, namespace, [add(at=NOW + 3), add(at=NOW + 4, number=2)])
+        await written(store, namespace, [add("d", T0 - 1)])
+        assert await marks(store, namespace) == [Mark(T0 - WINDOW, "d"), Mark(NOW, "c")]
+
+    async def test_marks_that_stand_are_left(self, store: Store, namespace: Namespace) -> None:
+        """The same mark again changes nothing, a recount of the same window is another."""
+        some = [Mark(NOW, "c"), Mark(NOW, "c", T0), Mark(NOW, "c", T0 + WINDOW), Mark(NOW, "c")]
+        for _ in range(2):
+            await store.mark(namespace, some)
+        found = await marks(store, namespace)
+        assert len(found) == 3
+        assert set(found) == set(some)
+
+    async def test_a_span_of_windows(self, store: Store, namespace: Namespace) -> None:
+        """After the one, through the other."""
+        await store.mark(namespace, [Mark(T0 + n * WINDOW, "c") for n in range(5)])
+        found = await marks(store, namespace, after=T0, through=T0 + 3 * WINDOW)
+        assert [mark.window_us for mark in found] == [T0 + n * WINDOW for n in (1, 2, 3)]
+        assert await marks(store, namespace, after=end(0), through=end(0)) == []
+        assert [mark.window_us for mark in await marks(store, namespace, after=end(3))] == [
+            T0 + 4 * WINDOW
+        ]
+
+    @pytest.mark.parametrize("limit", [1, 3, 100])
+    async def test_pages_neither_skip_nor_repeat(
+        self, store: Store, namespace: Namespace, limit: int
+    ) -> None:
+        """Windows in order, within each all counters and recounts once; the same on every walk."""
+        some = [Mark(T0 + n * WINDOW, name) for n in range(3) for name in "cba"]
+        some += [Mark(T0 + WINDOW, name, T0 - n * WINDOW) for n in range(3) for name in "bé"]
+        for mark in reversed(some):
+            await store.mark(namespace, [mark])
+        walks = []
+        for _ in range(2):
+            found: list[Mark] = []
+            while page := await store.dirty(
+                namespace,
+                0,
+                after_us=T0 - 1,
+                through_us=end(9),
+                start=found[-1] if found else None,
+                limit=limit,
+            ):
+                assert len(page) <= limit
+                found += page
+            walks.append(found)
+        assert walks[0] == walks[1]
+        assert sorted(walks[0]) == sorted(some)
+        windows = [mark.window_us for mark in walks[0]]
+        assert windows == sorted(windows)
+
+    async def test_a_mark_is_in_its_counters_shard(self, store: Store) -> None:
+        """Nobody else's worker sees it, nor another namespace's."""
+        namespace = await make_namespace(store, shards=4)
+        other = await make_namespace(store, "other", shards=4)
+        names = [f"c{n}" for n in range(20)]
+        await store.mark(namespace, [Mark(NOW, name) for name in names])
+        for shard in range(4):
+            expected = {name for name in names if shard_of(name, 4) == shard}
+            assert {mark.counter for mark in await marks(store, namespace, shard)} == expected
+            assert await marks(store, other, shard) == []
+
+    async def test_dropped_marks_are_forgotten(self, store: Store) -> None:
+        """Through the instant, recounts too, in the one shard; later ones and new ones stand."""
+        namespace = await make_namespace(store, shards=2)
+        names = {shard_of(name, 2): name for name in "abcdefgh"}
+        for name in names.values():
+            starts = [T0 + n * WINDOW for n in range(3)]
+            await store.mark(namespace, [Mark(each, name) for each in starts])
+            await store.mark(namespace, [Mark(each, name, T0 - WINDOW) for each in starts])
+        await store.drop_marks(namespace, 0, end(1))
+        found = await marks(store, namespace, 0)
+        assert {mark.window_us for mark in found} == {T0 + 2 * WINDOW}
+        assert len(await marks(store, namespace, 1)) == 6
+        await written(store, namespace, [add(names[0], T0 + WINDOW)])
+        assert Mark(T0 + WINDOW, names[0]) in await marks(store, namespace, 0)
+
+
+class WatermarkCases(StoreCases):
+    """A shard's watermark says up to where its counters' checkpoints hold everything."""
+
+    async def test_a_new_namespace_has_them_laid(self, store: Store) -> None:
+        """Each shard's, before anything that could be written."""
+        namespace = await make_namespace(store, shards=3)
+        expected = first_watermark(DATASET, SETTINGS, NOW)
+        assert list(await store.watermarks(namespace)) == [expected] * 3
+        assert (expected + 1) % WINDOW == 0
+        assert expected < NOW - SETTINGS.accept_limit_us - WINDOW
+
+    async def test_they_only_move_forward(self, store: Store) -> None:
+        """Each by itself."""
+        namespace = await make_namespace(store, shards=2)
+        other = await make_namespace(store, "other", shards=2)
+        first = first_watermark(DATASET, SETTINGS, NOW)
+        await store.advance(namespace, 1, end(3))
+        assert list(await store.watermarks(namespace)) == [first, end(3)]
+        await store.advance(namespace, 1, end(2))
+        await store.advance(namespace, 0, end(1))
+        assert list(await store.watermarks(namespace)) == [end(1), end(3)]
+        assert list(await store.watermarks(other)) == [first, first]
+
+    async def test_the_fence_is_a_clock_reading(self, store: Store, clock: FakeClock) -> None:
+        """Taken when it was asked for."""
+        assert await store.fence() == NOW
+        clock.advance(123)
+        assert await store.fence() == NOW + 123
+
+
+class CountsCases(StoreCases):
+    """A counter's partition only moves forward, and one update is written as a whole."""
+
+    async def test_a_counter_never_rolled_up_has_none(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Written or not."""
+        await written(store, namespace, [add("written")])
+        assert list(await store.heads(namespace, ["written", "never"])) == [None, None]
+        found = await store.rows(namespace, ["written", "never"], after_us=0, through_us=end(9))
+        assert [list(each) for each in found] == [[], []]
+
+    async def test_heads_and_rows_answer_in_order(self, store: Store, namespace: Namespace) -> None:
+        """Each counter with its own, repeated ones and unknown ones included."""
+        updates = [
+            update(row(1, n), through=1, count=10 * n, counter=name)
+            for n, name in enumerate(UNUSUAL_NAMES)
+        ]
+        await apply(store, namespace, *updates)
+        asked = [*reversed(UNUSUAL_NAMES), "never", UNUSUAL_NAMES[3]]
+        heads = await store.heads(namespace, asked)
+        counts = [each and each.checkpoint.count for each in heads]
+        expected = [10 * n for n in reversed(range(len(UNUSUAL_NAMES)))]
+        assert counts == [*expected, None, 30]
+        found = await store.rows(namespace, asked, after_us=0, through_us=end(9))
+        totals = [sum(each.total for each in some) for some in found]
+        assert totals == [*(n // 10 for n in expected), 0, 3]
+
+    async def test_rows_of_a_span(self, store: Store, namespace: Namespace) -> None:
+        """After the one start, through the other, earliest first."""
+        some = [row(4, 40), row(1, 10), row(3, -30, cleared=True), row(2, 0, cleared=True)]
+        await apply(store, namespace, update(*some, through=4))
+        assert await rows(store, namespace) == sorted(some)
+        assert await rows(store, namespace, T0 + WINDOW, T0 + 3 * WINDOW) == [some[3], some[2]]
+        assert await rows(store, namespace, end(1), end(2)) == [some[3]]
+
+    async def test_a_later_batch_goes_on(self, store: Store, namespace: Namespace) -> None:
+        """Its rows replace or join those that stand, its checkpoint follows."""
+        await apply(store, namespace, update(row(1, 1), row(2, 2), through=2, count=3))
+        await apply(store, namespace, update(row(2, 5), row(3, 7), through=3, count=13))
+        assert await rows(store, namespace) == [row(1, 1), row(2, 5), row(3, 7)]
+        assert await head(store, namespace) == Head(Checkpoint(end(3), 13), NOTHING)
+
+    async def test_a_batch_done_again_replaces(self, store: Store, namespace: Namespace) -> None:
+        """Up to the same instant the rows and the checkpoint are those of the last batch."""
+        await apply(store, namespace, update(row(1, 1), through=2, count=1))
+        await apply(store, namespace, update(row(1, 4, cleared=True), through=2, count=4))
+        assert await rows(store, namespace) == [row(1, 4, cleared=True)]
+        assert await head(store, namespace) == Head(Checkpoint(end(2), 4), NOTHING)
+
+    async def test_an_older_batch_changes_nothing(self, store: Store, namespace: Namespace) -> None:
+        """A paused worker's checkpoint and rows do not take the place of later ones."""
+        await apply(store, namespace, update(row(1, 10), row(3, 30), through=3, count=40))
+        await apply(store, namespace, update(row(1, 1), through=2, count=1))
+        assert await head(store, namespace) == Head(Checkpoint(end(3), 40), NOTHING)
+        assert await rows(store, namespace) == [row(1, 10), row(3, 30)]
+
+    async def test_counts_are_of_any_size(self, store: Store, namespace: Namespace) -> None:
+        """Rows, checkpoint and settled fold come back exactly beyond 64 bits."""
+        settled = Checkpoint(end(0), -BIG)
+        change = update(row(1, -BIG), row(2, BIG + 1), through=2, count=BIG + 1, settled=settled)
+        await apply(store, namespace, change)
+        assert await rows(store, namespace) == [row(1, -BIG), row(2, BIG + 1)]
+        assert await head(store, namespace) == Head(Checkpoint(end(2), BIG + 1), settled)
+
+    async def test_settling_deletes_the_rows_it_folds(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Those that start at or before it, of that counter."""
+        windows = [row(n, n) for n in range(5)]
+        other = update(*windows, through=4, count=10, counter="other")
+        await apply(store, namespace, update(*windows, through=4, count=10), other)
+        settled = Checkpoint(end(2), 3)
+        await apply(store, namespace, update(through=4, count=10, settled=settled))
+        assert await rows(store, namespace) == windows[3:]
+        assert await head(store, namespace) == Head(Checkpoint(end(4), 10), settled)
+        (left,) = await store.rows(namespace, ["other"], after_us=0, through_us=end(9))
+        assert list(left) == windows
+
+    async def test_settled_only_moves_forward(self, store: Store, namespace: Namespace) -> None:
+        """An older fold changes nothing of it, a batch without one leaves it; old rows stay out."""
+        settled = Checkpoint(end(2), 3)
+        await apply(store, namespace, update(row(3, 1), through=4, count=4, settled=settled))
+        older = Checkpoint(end(1), 77)
+        await apply(store, namespace, update(row(2, 9), through=5, count=4, settled=older))
+        await apply(store, namespace, update(row(1, 9), row(6, 1), through=6, count=5))
+        assert await head(store, namespace) == Head(Checkpoint(end(6), 5), settled)
+        assert await rows(store, namespace) == [row(3, 1), row(6, 1)]
+
+    async def test_pending_recounts_are_removed_exactly(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Those the batch names, of that counter, no others; leaving one twice leaves it once."""
+        pending = [Pending(T0 + n * WINDOW, NOW + m * WINDOW) for n in range(2) for m in range(2)]
+        recounts = [("c", each) for each in pending] + [("d", pending[0])]
+        for _ in range(2):
+            await store.leave_pending(namespace, recounts)
+        done = (pending[1], pending[2], Pending(T0 + 9 * WINDOW, NOW))
+        await apply(store, namespace, update(through=1, count=1, done=done))
+        left = (pending[0], pending[3])
+        assert await head(store, namespace) == Head(Checkpoint(end(1), 1), NOTHING, left)
+        other = await head(store, namespace, "d")
+        assert other is not None
+        assert other.pending == (pending[0],)
+
+    async def test_a_pending_recount_comes_before_any_rollup(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """What alone is missing reads as the fold of nothing, which is true of every counter."""
+        pending = Pending(T0, NOW)
+        await store.leave_pending(namespace, [("c", pending)])
+        assert await head(store, namespace) == Head(NOTHING, NOTHING, (pending,))
+
+    async def test_a_namespace_has_its_own(self, store: Store, namespace: Namespace) -> None:
+        """Counters of one name in two namespaces are two."""
+        other = await make_namespace(store, "other")
+        await apply(store, namespace, update(row(1, 1), through=1, count=1))
+        await store.leave_pending(namespace, [("c", Pending(T0, NOW))])
+        assert await head(store, other) is None
+        assert await rows(store, other) == []
+
+    async def test_many_counters_in_one_call(self, store: Store, namespace: Namespace) -> None:
+        """Each gets its own rows and checkpoint."""
+        names = [f"c{n}" for n in range(500)]
+        updates = [
+            update(row(1, n), row(2, cleared=True, total=-n), through=2, count=-n, counter=name)
+            for n, name in enumerate(names)
+        ]
+        await apply(store, namespace, *updates)
+        heads = await store.heads(namespace, names)
+        assert [each and each.checkpoint for each in heads] == [u.checkpoint for u in updates]
+        found = await store.rows(namespace, names, after_us=0, through_us=end(9))
+        assert [tuple(each) for each in found] == [u.rows for u in updates]

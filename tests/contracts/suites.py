@@ -1,0 +1,31 @@
+"""All the suites that every store must pass, for an adapter's test file to take from one place."""
+
+from tests.contracts.atomic_cases import AtomicCases, NonTransactionalCases, TransactionalCases
+from tests.contracts.control_cases import (
+    ListingCases,
+    NamespaceCases,
+    PurgeCases,
+    SliceCases,
+)
+from tests.contracts.decision_cases import DecisionCases, ReservationCases
+from tests.contracts.event_cases import EventCases
+from tests.contracts.fold_cases import FoldCases, ScanCases
+from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
+
+__all__ = [
+    "AtomicCases",
+    "CountsCases",
+    "DecisionCases",
+    "EventCases",
+    "FoldCases",
+    "ListingCases",
+    "MarkCases",
+    "NamespaceCases",
+    "NonTransactionalCases",
+    "PurgeCases",
+    "ReservationCases",
+    "ScanCases",
+    "SliceCases",
+    "TransactionalCases",
+    "WatermarkCases",
+]

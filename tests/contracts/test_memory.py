@@ -1,0 +1,120 @@
+"""The in-memory adapters keep the contracts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from counter.ports import Cache, Store
+from counter.storage.memory import MemoryCache, MemoryStore
+from counter.types import Checkpoint
+from tests.contracts import suites
+from tests.contracts.cache_cases import CacheCases, namespace_of
+from tests.contracts.cases import DATASET, NOW
+from tests.support.clock import FakeClock
+
+
+class OnMemory:
+    """How the suites get an in-memory store."""
+
+    def new_store(self, clock: FakeClock, directory: Path) -> Store:
+        return MemoryStore(clock, [DATASET])
+
+
+class TestEvents(OnMemory, suites.EventCases):
+    """Identities, collapse, conflicts."""
+
+
+class TestFolds(OnMemory, suites.FoldCases):
+    """Sums and tails."""
+
+
+class TestScans(OnMemory, suites.ScanCases):
+    """Scans."""
+
+
+class TestAtomics(OnMemory, suites.AtomicCases):
+    """Atomic adds."""
+
+
+class TestMarks(OnMemory, suites.MarkCases):
+    """Dirty marks."""
+
+
+class TestWatermarks(OnMemory, suites.WatermarkCases):
+    """Watermarks and the fence."""
+
+
+class TestCounts(OnMemory, suites.CountsCases):
+    """Checkpoints, rows, recounts."""
+
+
+class TestDecisions(OnMemory, suites.DecisionCases):
+    """Late tokens."""
+
+
+class TestReservations(OnMemory, suites.ReservationCases):
+    """Keys without a time."""
+
+
+class TestNamespaces(OnMemory, suites.NamespaceCases):
+    """Namespaces."""
+
+
+class TestSlices(OnMemory, suites.SliceCases):
+    """Slices."""
+
+
+class TestListing(OnMemory, suites.ListingCases):
+    """Listing counters."""
+
+
+class TestPurge(OnMemory, suites.PurgeCases):
+    """Purging."""
+
+
+class TestNonTransactional(OnMemory, suites.NonTransactionalCases):
+    """What a store without transactions does."""
+
+
+class TestCache(CacheCases):
+    """Counts and best-effort counters in one process, both bounded."""
+
+    def new_cache(self, clock: FakeClock) -> Cache:
+        return MemoryCache(clock)
+
+    async def test_the_least_recently_used_count_goes_first(self, clock: FakeClock) -> None:
+        """Reading and writing are use; a namespace has no share of its own."""
+        cache = MemoryCache(clock, entries_max=3)
+        one, two = namespace_of(1), namespace_of(2)
+        for namespace, name in ((one, "a"), (one, "b"), (two, "a")):
+            await cache.put_many(namespace, [(name, Checkpoint(NOW, 1))])
+        await cache.get_many(one, ["a"])
+        await cache.put_many(two, [("b", Checkpoint(NOW, 1))])
+        assert [each and 1 for each in await cache.get_many(one, ["a", "b"])] == [1, None]
+        assert [each and 1 for each in await cache.get_many(two, ["a", "b"])] == [1, 1]
+
+    async def test_the_least_recently_used_best_effort_counter_goes_first(
+        self, clock: FakeClock
+    ) -> None:
+        """And starts again from 0; cached counts do not drive it out."""
+        cache, namespace = MemoryCache(clock, entries_max=1, best_effort_max=2), namespace_of()
+        for name in ("a", "b"):
+            await cache.increment(namespace, name, 5)
+            await cache.put_many(namespace, [(name, Checkpoint(NOW, 1))])
+        await cache.best_effort(namespace, ["a"])
+        await cache.increment(namespace, "c", 5)
+        assert list(await cache.best_effort(namespace, ["a", "b", "c"])) == [5, 0, 5]
+
+    async def test_a_count_as_of_the_same_instant_replaces(self, clock: FakeClock) -> None:
+        """A recount corrects it without moving its time."""
+        cache, namespace = MemoryCache(clock), namespace_of()
+        for count in (1, 2):
+            await cache.put_many(namespace, [("c", Checkpoint(NOW, count))])
+        assert list(await cache.get_many(namespace, ["c"])) == [Checkpoint(NOW, 2)]
+
+    async def test_each_namespace_has_its_ttl(self, clock: FakeClock) -> None:
+        """As it is set when the entry is asked for."""
+        cache, namespace = MemoryCache(clock), namespace_of()
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        clock.advance(1_000)
+        shorter = replace(namespace, settings=replace(namespace.settings, cache_ttl_us=1_000))
+        assert list(await cache.get_many(shorter, ["c"])) == [None]

@@ -1,0 +1,20 @@
+"""Time in the test's hand."""
+
+
+class FakeClock:
+    """A clock that stands still until it is advanced; its boot was long before *start_us*."""
+
+    def __init__(self, start_us: int) -> None:
+        self._now_us = start_us
+        self._boottime_us = 1_000_000_000
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def boottime_us(self) -> int:
+        return self._boottime_us
+
+    def advance(self, us: int) -> None:
+        """Let *us* microseconds pass on both clocks."""
+        self._now_us += us
+        self._boottime_us += us
