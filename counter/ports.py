@@ -276,6 +276,11 @@ class ControlPlane(Protocol):
         """Events earlier than this instant are gone; 0 while none is."""
         ...
 
+    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
+        """The store's own 8 bytes, and the first of *count* sequence numbers that are leased to
+        nobody else, ever; later leases are higher."""
+        ...
+
     async def purge(self, now_us: int) -> bool:
         """Delete a bounded amount of what nobody can ask for any more: data of deleted namespaces,
         expired keys, resolutions that outlived their events. True if there is more to do."""

@@ -127,16 +127,35 @@ class CountReader:
                 found[counter] = Checkpoint(as_of_us, head.checkpoint.count)
         return found
 
+    async def history(
+        self, namespace: Namespace, counter: str, to_us: int
+    ) -> tuple[Checkpoint, list[WindowRow], int]:
+        """The settled fold, the window rows after it that start before *to_us*, and how far the
+        rows are exact."""
+        watermarks = await self._store.watermarks(namespace)
+        (head,) = await self._store.heads(namespace, (counter,))
+        watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
+        as_of_us = max(watermark_us, (head or EMPTY_HEAD).checkpoint.time_us)
+        as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
+        return settled, [row for row in rows if row.window_us < to_us], as_of_us
+
     async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
         """Fold a counter for oneself: a recount of it stands that no worker has done yet."""
+        as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
+        return Checkpoint(as_of_us, fold_rows(settled.count, rows))
+
+    async def _whole(
+        self, namespace: Namespace, counter: str, as_of_us: int
+    ) -> tuple[int, Checkpoint, list[WindowRow]]:
+        """A counter's settled fold and all its rows up to *as_of_us*, or a later instant where
+        ``settled`` has passed it meanwhile; windows with a pending recount summed anew."""
         for _ in range(_ATTEMPTS_MAX):
             dropped_before_us = await self._store.dropped_before(namespace.dataset)
             [(head, rows)] = await read_partitions(
                 self._store, namespace, [counter], through_us=as_of_us
             )
-            settled = head.settled
-            if settled.time_us > as_of_us:
-                as_of_us = max(as_of_us, head.checkpoint.time_us)
+            if head.settled.time_us > as_of_us:
+                as_of_us = head.checkpoint.time_us
                 continue
             recounts = recounts_of(head, as_of_us, dropped_before_us)
             try:
@@ -146,8 +165,7 @@ class CountReader:
             merged = {row.window_us: row for row in rows}
             for window_us, fold in zip(recounts, sums, strict=True):
                 merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
-            in_order = [merged[window_us] for window_us in sorted(merged)]
-            return Checkpoint(as_of_us, fold_rows(settled.count, in_order))
+            return as_of_us, head.settled, [merged[window_us] for window_us in sorted(merged)]
         raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
 
     async def _read_live(

@@ -8,7 +8,7 @@ A token too old for that is resolved instead. The reasons are in docs/architectu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from counter import limits
@@ -46,7 +46,20 @@ from counter.windows import accept_limit_at, window_of
 Credential = Token | str | None
 _Answer = TypeVar("_Answer")
 _RERESERVE_ATTEMPTS_MAX: Final = 3
-_REPLAYED: Final = {Written.NEW: False, Written.REPLAYED: True, Written.UNTOLD: None}
+_TALLIES: Final = ("original", "replayed", "untold", "conflict", "late_applied", "voided")
+_REPLAYED: Final[Mapping[Written, bool | None]] = {
+    Written.NEW: False,
+    Written.REPLAYED: True,
+    Written.UNTOLD: None,
+}
+
+
+_TALLIED: Final[Mapping[Written, str]] = {
+    Written.NEW: "original",
+    Written.REPLAYED: "replayed",
+    Written.UNTOLD: "untold",
+    Written.CONFLICT: "conflict",
+}
 
 
 class Add(NamedTuple):
@@ -75,6 +88,9 @@ class CounterService:
         self._clock = clock
         self._marked = MarkMemory()
         self._waiting = 0
+        self._issued_us = 0
+        #: Adds and clears by what became of them, since the process began.
+        self.tally = dict.fromkeys(_TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.namespaces = Namespaces(store, clock)
         self.resolver = Resolver(store, clock)
@@ -172,6 +188,17 @@ class CounterService:
         """The counts of *counters*, in order, none staler than *max_staleness_us*."""
         return await self.reader.read(namespace, counters, max_staleness_us)
 
+    async def issue_tokens(self, count: int) -> list[Token]:
+        """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
+        too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
+        """
+        store, first = await self._store.lease_tokens(count)
+        self._issued_us = max(self._issued_us, self._clock.now_us())
+        return [
+            Token(store + number.to_bytes(8, "big"), self._issued_us)
+            for number in range(first, first + count)
+        ]
+
     async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
         """Have every window of ``[from, to)`` that holds events or a row counted anew; how many."""
         self.require_events(namespace, "a recount")
@@ -250,7 +277,7 @@ class CounterService:
         self._admit(len(events))
         try:
             if self._store.transactional:
-                return await self._store.append(namespace, events)
+                return self._tallied(await self._store.append(namespace, events))
             await self._leave_marks(namespace, events)
             outcomes = [Written.LATE] * len(events)
             now_us = self._clock.now_us()
@@ -262,7 +289,7 @@ class CounterService:
             self._check_deadline(namespace, began_us)
             for index, outcome in zip(fresh, written, strict=True):
                 outcomes[index] = outcome
-            return outcomes
+            return self._tallied(outcomes)
         finally:
             self._waiting -= len(events)
 
@@ -282,6 +309,7 @@ class CounterService:
                     outcome = await self._store.append_atomic(namespace, events)
                     if not self._store.transactional:
                         self._check_deadline(namespace, began_us)
+                    self._tallied([outcome] * len(events))
                     if outcome is Written.CONFLICT:
                         raise _conflict(events[0])
                     if outcome is not Written.LATE:
@@ -326,12 +354,20 @@ class CounterService:
                 outcome = await self.resolver.resolve(namespace, events)
         finally:
             self._waiting -= len(events)
-        if outcome is Outcome.VOID:
+        void = outcome is Outcome.VOID
+        self.tally["voided" if void else "late_applied"] += len(events)
+        if void:
             raise TokenTooOldError(
                 "the token was not applied in time and never will be;"
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
+
+    def _tallied(self, outcomes: Sequence[Written]) -> Sequence[Written]:
+        for outcome in outcomes:
+            if outcome is not Written.LATE:
+                self.tally[_TALLIED[outcome]] += 1
+        return outcomes
 
     def _is_late(self, namespace: Namespace, event: Event, now_us: int) -> bool:
         """Whether the event is past its accept limit. Raises TokenInFutureError."""

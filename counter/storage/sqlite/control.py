@@ -197,6 +197,16 @@ class SqliteControl(SqliteBase):
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._dropped_before[dataset.id]
 
+    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
+        def change(connection: sqlite3.Connection, _now_us: int) -> tuple[bytes, int]:
+            store, after = connection.execute(
+                "UPDATE tokens SET next = next + ? RETURNING store, next", (count,)
+            ).fetchone()
+            return store, after - count
+
+        result: tuple[bytes, int] = await self._write(change)
+        return result
+
     async def purge(self, now_us: int) -> bool:
         horizon_us = min(
             (now_us - 2 * each.retention_us - each.slice_us for each in self._datasets.values()),

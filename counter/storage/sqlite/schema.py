@@ -70,6 +70,10 @@ CREATE TABLE IF NOT EXISTS reservations (
     expires INTEGER NOT NULL,
     PRIMARY KEY (namespace, nonce)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tokens (
+    one INTEGER PRIMARY KEY CHECK (one = 1), store BLOB NOT NULL, next INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO tokens VALUES (1, randomblob(8), 0);
 CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
 CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """

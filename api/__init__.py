@@ -1,0 +1,1 @@
+"""The HTTP interface: routes, bodies, problems. Knows the core; the core does not know it."""

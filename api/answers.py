@@ -1,0 +1,103 @@
+"""The bodies of answers. Written by hand where they are hot, by ``json`` where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from api.call import JSON, Reply, json_text
+from api.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
+from counter.clock import to_rfc3339
+from counter.durations import format_duration
+from counter.errors import CounterError
+from counter.reading import Count
+from counter.service import Added
+from counter.types import CounterType, Namespace
+
+_REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
+_REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
+
+
+def json_reply(value: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
+    """*value* in JSON."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return Reply(status, body, JSON, tuple(headers))
+
+
+def problem_reply(error: CounterError) -> Reply:
+    """*error* as a problem document, with Retry-After where waiting helps."""
+    headers = []
+    seconds = retry_after_s(error)
+    if seconds is not None:
+        headers.append((b"retry-after", b"%d" % seconds))
+    allow = error.fields.get("allow")
+    if allow is not None:
+        headers.append((b"allow", ", ".join(allow).encode()))
+    return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+
+
+def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
+    """An add's answer in JSON; *extra* are further members, with a comma before them."""
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        extra += ',"retry_safe":false'
+    return (
+        f'{{"namespace":"{namespace.name}","counter":{json_text(added.counter)},'
+        f'"delta":{added.delta},"event_time":"{to_rfc3339(added.event_time_us)}",'
+        f'"replayed":{_REPLAYED_TEXT[added.replayed]}{extra}}}'
+    )
+
+
+def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:
+    """An add's answer."""
+    headers = (_REPLAYED_HEADER,) if added.replayed else ()
+    return Reply(200, added_text(namespace, added, extra).encode(), JSON, headers)
+
+
+def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
+    """A clear's answer."""
+    body = {
+        "namespace": namespace.name,
+        "counter": cleared.counter,
+        "event_time": to_rfc3339(cleared.event_time_us),
+        "replayed": cleared.replayed,
+    }
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        body["retry_safe"] = False
+    return json_reply(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
+
+
+def count_text(namespace: Namespace, count: Count) -> str:
+    """A get's answer in JSON."""
+    extra = ""
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        extra = ',"retry_safe":false'
+    return (
+        f'{{"namespace":"{namespace.name}","counter":{json_text(count.counter)},'
+        f'"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}",'
+        f'"accuracy":"{count.accuracy}"{extra}}}'
+    )
+
+
+def namespace_body(namespace: Namespace) -> dict[str, Any]:
+    """A namespace as its owner set it."""
+    settings = namespace.settings
+    return {
+        "namespace": namespace.name,
+        "created_at": to_rfc3339(namespace.created_at_us),
+        "counter_type": settings.counter_type,
+        "dataset": settings.dataset,
+        "accept_limit": format_duration(settings.accept_limit_us),
+        "future_limit": format_duration(settings.future_limit_us),
+        "rollup_window": format_duration(settings.rollup_window_us),
+        "shards": settings.shards,
+        "payload_check": settings.payload_check,
+        "key_ttl": format_duration(settings.key_ttl_us),
+        "cache_ttl": format_duration(settings.cache_ttl_us),
+    }
+
+
+def namespace_reply(namespace: Namespace, status: int = 200) -> Reply:
+    """A namespace with its ETag."""
+    etag = (b"etag", b'"v%d"' % namespace.version)
+    return json_reply(namespace_body(namespace), status, (etag,))

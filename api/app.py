@@ -1,0 +1,200 @@
+"""The application, assembled in one place: from here a reader finds every part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from api.answers import problem_reply
+from api.call import Call, Receive, Scope, Send
+from api.counters import CounterRoutes
+from api.front import Front, Handler, Route
+from api.metrics import Metrics
+from api.namespaces import NamespaceRoutes
+from api.openapi import DOCS, operation, responses
+from api.reports import ReportRoutes
+from counter.clock import SystemClock
+from counter.config import Settings
+from counter.errors import CounterError, NotFoundError, PreconditionFailedError
+from counter.ports import Cache, Clock, Store
+from counter.service import CounterService
+from counter.storage.memory import MemoryCache
+from counter.storage.sqlite import SqliteStore
+from rollup.maintenance import Maintenance
+from rollup.worker import RollupWorker
+
+_DESCRIPTION = (
+    "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
+    " one at most once, and a definite answer about a token stays true for ever."
+)
+
+
+@dataclass(slots=True)
+class Application:
+    """An ASGI application and the parts that a process, or a test, works with."""
+
+    front: Front
+    service: CounterService
+    worker: RollupWorker
+    store: Store
+    settings: Settings
+    clock: Clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
+
+    @asynccontextmanager
+    async def running(self, *, rollup: bool) -> AsyncIterator[None]:
+        """Open the store, have slices and the default namespace there, and roll up if asked."""
+        await self.store.open()
+        try:
+            await self.service.namespaces.refresh()
+            await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
+            try:
+                await self.service.namespaces.create("default", self.settings.default_namespace())
+            except PreconditionFailedError:
+                await self.service.namespaces.refresh()
+            stop = asyncio.Event()
+            work = asyncio.create_task(self.worker.run(stop)) if rollup else None
+            try:
+                yield
+            finally:
+                stop.set()
+                if work is not None:
+                    await work
+        finally:
+            await self.store.close()
+
+
+def create_app(
+    settings: Settings,
+    *,
+    store: Store | None = None,
+    cache: Cache | None = None,
+    clock: Clock | None = None,
+    rollup: bool | None = None,
+) -> Application:
+    """Wire everything. A test wires the same thing with other adapters.
+
+    The lifespan opens the store; with ``rollup=False`` the worker is there and is not started.
+    """
+    clock = clock or SystemClock()
+    store = store or SqliteStore(settings.data, clock, [settings.dataset()])
+    cache = cache or MemoryCache(clock, entries_max=settings.cache_entries_max)
+    service = CounterService(store, cache, clock)
+    worker = RollupWorker(store, cache, clock, service.namespaces)
+    routes = _routes(settings, service, store, clock)
+    starts = settings.rollup if rollup is None else rollup
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with application.running(rollup=starts):
+            yield
+
+    site = _site(routes, store, Metrics(service), lifespan, settings)
+    front = Front(routes, site, body_bytes_max=settings.body_bytes_max)
+    application = Application(front, service, worker, store, settings, clock)
+    return application
+
+
+def _routes(settings: Settings, service: CounterService, store: Store, clock: Clock) -> list[Route]:
+    counters = CounterRoutes(service, batch_items_max=settings.batch_items_max)
+    reports = ReportRoutes(service, store, clock)
+    namespaces = NamespaceRoutes(service, settings.default_namespace())
+    one = "/v1/namespaces/{ns}/counters/{c}"
+    return [
+        Route("POST", f"{one}/add", counters.add),
+        Route("POST", f"{one}/add-and-get", counters.add_and_get),
+        Route("POST", f"{one}/clear", counters.clear),
+        Route("GET", one, counters.get),
+        Route("GET", f"{one}/events", reports.events),
+        Route("GET", f"{one}/history", reports.history),
+        Route("POST", f"{one}/recount", reports.recount),
+        Route("GET", "/v1/namespaces/{ns}/counters", reports.counters),
+        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add),
+        Route("POST", "/v1/namespaces/{ns}/batch/get", counters.batch_get),
+        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add),
+        Route("GET", "/v1/namespaces", namespaces.list),
+        Route("GET", "/v1/namespaces/{ns}", namespaces.get),
+        Route("PUT", "/v1/namespaces/{ns}", namespaces.put),
+        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete),
+        Route("POST", "/v1/tokens", namespaces.tokens),
+    ]
+
+
+def _site(
+    routes: list[Route],
+    store: Store,
+    metrics: Metrics,
+    lifespan: Callable[[FastAPI], object],
+    settings: Settings,
+) -> FastAPI:
+    """What is not hot: documentation, health, metrics. The routes of ``/v1`` are registered for the
+    OpenAPI document, and work here too."""
+    site = FastAPI(
+        title="Distributed counter",
+        version="0.1.0",
+        description=_DESCRIPTION,
+        lifespan=lifespan,  # type: ignore[arg-type]
+    )
+    for route in routes:
+        doc = DOCS[route.method, route.path]
+        site.add_api_route(
+            route.path,
+            _endpoint(route.handler, settings.body_bytes_max),
+            methods=[route.method],
+            summary=doc.summary,
+            status_code=doc.status,
+            response_class=Response,
+            responses=responses(doc),
+            openapi_extra=operation(doc, route.path),
+            name=f"{route.method} {route.path}",
+        )
+
+    @site.get("/healthz", summary="The process is alive")
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @site.get("/readyz", summary="The store can be written", response_model=None)
+    async def readyz() -> Response:
+        try:
+            await store.ping()
+        except CounterError as error:
+            return _response(error)
+        return JSONResponse({"status": "ready", "store": "ok"})
+
+    @site.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def exposition() -> Response:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @site.exception_handler(404)
+    async def not_found(request: Request, _error: Exception) -> Response:
+        return _response(NotFoundError(f"there is nothing at {request.url.path[:200]!r}"))
+
+    return site
+
+
+def _response(error: CounterError) -> Response:
+    reply = problem_reply(error)
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    media = reply.content_type.decode()
+    return Response(reply.body, reply.status, headers, media_type=media)
+
+
+def _endpoint(handler: Handler, body_bytes_max: int) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        call = Call(request.scope, request.receive, body_bytes_max)
+        call.namespace = request.path_params.get("ns", "")
+        call.counter = request.path_params.get("c", "")
+        reply = await handler(call)
+        return Response(reply.body, reply.status, media_type=reply.content_type.decode())
+
+    return endpoint

@@ -1,0 +1,181 @@
+"""One request as the handlers see it, and their answer to it: bytes in, bytes out.
+
+The routes work on these and not on a framework's request, because at tens of thousands of requests
+a second the framework's objects cost more than the count itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from api.models import check_counter_name
+from counter.errors import (
+    BodyTooLargeError,
+    InvalidParameterError,
+    TokenAmbiguousError,
+    UnsupportedMediaTypeError,
+)
+from counter.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from counter.service import Credential
+from counter.tokens import token_of_uuid7
+from counter.types import Token
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON: Final = b"application/json"
+NDJSON: Final = b"application/x-ndjson"
+CSV: Final = b"text/csv; charset=utf-8"
+
+
+class ClientGoneError(Exception):
+    """The client went away before its request was whole: there is nobody to answer."""
+
+
+class Reply(NamedTuple):
+    """An answer: its status, its body and what stands in its header."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Send) -> None:
+        """Send it over ASGI."""
+        head = [
+            (b"content-type", self.content_type),
+            (b"content-length", b"%d" % len(self.body)),
+            *self.headers,
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": head})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+class Call:
+    """A request: its scope, and the parts of its path that name a namespace and a counter."""
+
+    __slots__ = ("body_bytes_max", "counter", "namespace", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, body_bytes_max: int) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.body_bytes_max = body_bytes_max
+        self.namespace = ""
+        self.counter = ""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of the header *name* (in lower case)."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    def query(self, *allowed: str) -> dict[str, str]:
+        """The query's parameters. Raises InvalidParameterError for one that is not *allowed*."""
+        text = self.scope["query_string"]
+        if not text:
+            return {}
+        found: dict[str, str] = {}
+        for name, value in parse_qsl(text.decode("ascii"), keep_blank_values=True):
+            if name not in allowed:
+                known = ", ".join(allowed) or "none"
+                raise InvalidParameterError(
+                    f"query parameter {name[:80]!r} is not known here; known are: {known}",
+                    field=name[:80],
+                )
+            if name in found:
+                raise InvalidParameterError(f"query parameter {name!r} is given twice", field=name)
+            found[name] = value
+        return found
+
+    def content_type(self, *allowed: bytes) -> bytes:
+        """The body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
+        given = self.header(b"content-type") or b""
+        media = given.partition(b";")[0].strip().lower()
+        if media not in allowed:
+            wanted = " or ".join(each.decode() for each in allowed)
+            shown = given[:80].decode("latin-1") or "missing"
+            raise UnsupportedMediaTypeError(f"Content-Type is {shown}; send {wanted}")
+        return media
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLargeError as soon as that is known."""
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            body = await self._rest(body)
+        elif len(body) > self.body_bytes_max:
+            raise self._too_large(len(body))
+        return body
+
+    async def _rest(self, start: bytes) -> bytes:
+        parts, size = [start], len(start)
+        while True:
+            announced = int(self.header(b"content-length") or 0)
+            if max(size, announced) > self.body_bytes_max:
+                raise self._too_large(max(size, announced))
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if not message.get("more_body", False):
+                if size > self.body_bytes_max:
+                    raise self._too_large(size)
+                return b"".join(parts)
+
+    def _too_large(self, size: int) -> BodyTooLargeError:
+        return BodyTooLargeError(
+            f"the body has at least {size} bytes; at most {self.body_bytes_max} are allowed"
+        )
+
+    def credential(self, token: Token | None) -> Credential:
+        """The token of the body, or what the Idempotency-Key header stands for; never both."""
+        given = self.header(b"idempotency-key")
+        if given is None:
+            return token
+        if token is not None:
+            raise TokenAmbiguousError(
+                "the body has an idempotency_token and there is an Idempotency-Key header;"
+                " give one of them"
+            )
+        key = _bare_key(given.decode("latin-1"))
+        return token_of_uuid7(key) or key
+
+
+def _bare_key(text: str) -> str:
+    """The key of a header: bare, or a quoted string of RFC 8941."""
+    key = text.strip()
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
+        raise InvalidParameterError(
+            f"Idempotency-Key has {len(key)} characters: {key[:80]!r}; 1 to"
+            f" {IDEMPOTENCY_KEY_CHARS_MAX} printable ASCII characters are allowed",
+            field="Idempotency-Key",
+        )
+    return key
+
+
+@lru_cache(maxsize=8_192)
+def counter_of_segment(segment: bytes) -> str:
+    """The counter that a percent-encoded path segment names. Raises InvalidParameterError."""
+    try:
+        return check_counter_name(unquote_to_bytes(segment).decode())
+    except ValueError as error:
+        shown = segment[:80].decode("latin-1")
+        raise InvalidParameterError(f"counter {shown!r}: {error}", field="counter") from error
+
+
+@lru_cache(maxsize=8_192)
+def json_text(text: str) -> str:
+    """*text* as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,233 @@
+"""The routes of counters: add, clear, get, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pydantic_core
+from pydantic import ValidationError
+
+from api.answers import (
+    added_reply,
+    added_text,
+    cleared_reply,
+    count_text,
+)
+from api.call import JSON, NDJSON, Call, Reply
+from api.models import (
+    AddBody,
+    AtomicAddBody,
+    BatchAddBody,
+    BatchAddItem,
+    BatchGetBody,
+    ClearBody,
+    TokenBody,
+)
+from api.problems import body_error, problem_bytes
+from counter.clock import to_rfc3339, to_us
+from counter.durations import parse_duration
+from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
+from counter.limits import TIME_MAX_US, TIME_MIN_US
+from counter.service import Add, Added, CounterService, Credential
+from counter.types import Namespace, Token
+
+
+class CounterRoutes:
+    """Handlers of ``/v1/namespaces/{ns}/counters/{c}`` and of the batches."""
+
+    def __init__(self, service: CounterService, *, batch_items_max: int) -> None:
+        self._service = service
+        self._batch_items_max = batch_items_max
+
+    async def add(self, call: Call) -> Reply:
+        """Add to one counter under one token."""
+        namespace = self._service.namespaces.get(call.namespace)
+        call.content_type(JSON)
+        try:
+            body = AddBody.model_validate_json(await call.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+        credential = call.credential(token_of(body.idempotency_token))
+        added = await self._service.add(namespace, call.counter, body.delta, credential)
+        return added_reply(namespace, added)
+
+    async def add_and_get(self, call: Call) -> Reply:
+        """Add, then read the count with the add in it."""
+        namespace = self._service.namespaces.get(call.namespace)
+        call.content_type(JSON)
+        try:
+            body = AddBody.model_validate_json(await call.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+        credential = call.credential(token_of(body.idempotency_token))
+        added = await self._service.add(namespace, call.counter, body.delta, credential)
+        (count,) = await self._service.get(namespace, (call.counter,), 0)
+        extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
+        return added_reply(namespace, added, extra)
+
+    async def clear(self, call: Call) -> Reply:
+        """Set a counter to 0 as of the token's time."""
+        namespace = self._service.namespaces.get(call.namespace)
+        call.content_type(JSON)
+        try:
+            body = ClearBody.model_validate_json(await call.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+        credential = call.credential(token_of(body.idempotency_token))
+        return cleared_reply(
+            namespace, await self._service.clear(namespace, call.counter, credential)
+        )
+
+    async def get(self, call: Call) -> Reply:
+        """Read one counter."""
+        namespace = self._service.namespaces.get(call.namespace)
+        max_staleness_us = _staleness(call)
+        (count,) = await self._service.get(namespace, (call.counter,), max_staleness_us)
+        return Reply(200, count_text(namespace, count).encode())
+
+    async def batch_get(self, call: Call) -> Reply:
+        """Read many counters."""
+        namespace = self._service.namespaces.get(call.namespace)
+        call.content_type(JSON)
+        try:
+            body = BatchGetBody.model_validate_json(await call.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+        self._check_items(len(body.counters), "counters")
+        counts = await self._service.get(namespace, body.counters, body.max_staleness)
+        texts = [count_text(namespace, count) for count in counts]
+        return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+
+    async def batch_add(self, call: Call) -> Reply:
+        """Add to many counters, a token each; an outcome for each, in order."""
+        namespace = self._service.namespaces.get(call.namespace)
+        ndjson = call.content_type(JSON, NDJSON) == NDJSON
+        if call.header(b"idempotency-key") is not None:
+            raise InvalidParameterError(
+                "a batch takes an idempotency_token in each item, and no Idempotency-Key header;"
+                " atomic/add takes one for all its items",
+                field="Idempotency-Key",
+            )
+        items = self._batch_items(await call.body(), ndjson)
+        adds = [item for item in items if isinstance(item, Add)]
+        outcomes = iter(await self._service.add_many(namespace, adds))
+        texts = [
+            _outcome_text(namespace, next(outcomes) if isinstance(item, Add) else item)
+            for item in items
+        ]
+        if ndjson:
+            return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
+        return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+
+    async def atomic_add(self, call: Call) -> Reply:
+        """Add to many counters under one token: all of them or none."""
+        namespace = self._service.namespaces.get(call.namespace)
+        call.content_type(JSON)
+        try:
+            body = AtomicAddBody.model_validate_json(await call.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+        credential = call.credential(token_of(body.idempotency_token))
+        items = [(item.counter, item.delta) for item in body.items]
+        added = await self._service.add_atomic(namespace, items, credential)
+        texts = [added_text(namespace, each) for each in added]
+        reply = Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+        return reply._replace(headers=added_reply(namespace, added[0]).headers)
+
+    def _batch_items(self, body: bytes, ndjson: bool) -> list[Add | CounterError]:
+        """The items of a batch, each valid or its own problem: first as if all were valid."""
+        if ndjson:
+            lines = [line for line in body.split(b"\n") if line.strip()]
+            self._check_items(len(lines), "items")
+            body = b'{"items":[' + b",".join(lines) + b"]}"
+        try:
+            items = BatchAddBody.model_validate_json(body).items
+        except ValidationError as error:
+            raws = _loads_lines(lines) if ndjson else _loads_items(body, error)
+            self._check_items(len(raws), "items")
+            return [_batch_item(raw, index) for index, raw in enumerate(raws)]
+        if not ndjson:
+            self._check_items(len(items), "items")
+        elif len(items) != len(lines):
+            # Lines that are no values by themselves, and yet made a list of them together.
+            return [_batch_item(raw, index) for index, raw in enumerate(_loads_lines(lines))]
+        return [_add_of(item) for item in items]
+
+    def _check_items(self, count: int, field: str) -> None:
+        if not 1 <= count <= self._batch_items_max:
+            raise InvalidBodyError(
+                f"{field} has {count} items; 1 to {self._batch_items_max} are allowed", field=field
+            )
+
+
+def token_of(body: TokenBody | None) -> Token | None:
+    """The token of a body. Raises InvalidBodyError for a time that no clock shows."""
+    if body is None:
+        return None
+    time_us = to_us(body.generation_time)
+    if not TIME_MIN_US <= time_us <= TIME_MAX_US:
+        raise InvalidBodyError(
+            f"idempotency_token.generation_time is {body.generation_time.isoformat()}; it must lie"
+            f" from {to_rfc3339(TIME_MIN_US)} to {to_rfc3339(TIME_MAX_US)}",
+            field="idempotency_token.generation_time",
+        )
+    return Token(bytes.fromhex(body.token.replace("-", "")), time_us)
+
+
+def _staleness(call: Call) -> int | None:
+    text = call.query("max_staleness").get("max_staleness")
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidParameterError(f"max_staleness: {error}", field="max_staleness") from error
+
+
+def _add_of(item: BatchAddItem) -> Add | CounterError:
+    try:
+        token: Credential = token_of(item.idempotency_token)
+    except CounterError as error:
+        return error
+    return Add(item.counter, item.delta, token)
+
+
+#: Stands for a line of NDJSON that is not JSON: no value of JSON is one.
+_NOT_JSON: Final = object()
+
+
+def _loads_lines(lines: Sequence[bytes]) -> list[Any]:
+    return [_loads(line) for line in lines]
+
+
+def _loads(line: bytes) -> Any:
+    try:
+        return pydantic_core.from_json(line, allow_inf_nan=False)
+    except ValueError:
+        return _NOT_JSON
+
+
+def _loads_items(body: bytes, error: ValidationError) -> list[Any]:
+    """The items of a JSON body of which some are bad; *error* if it is not the items."""
+    if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in error.errors()):
+        raise body_error(error) from error
+    items: list[Any] = pydantic_core.from_json(body)["items"]
+    return items
+
+
+def _batch_item(raw: Any, index: int) -> Add | CounterError:
+    if raw is _NOT_JSON:
+        return InvalidBodyError(f"line {index + 1} is not JSON")
+    try:
+        # By way of JSON, because strict mode reads times from JSON only.
+        item = BatchAddItem.model_validate_json(pydantic_core.to_json(raw))
+    except ValidationError as error:
+        return body_error(error, ("items", index))
+    return _add_of(item)
+
+
+def _outcome_text(namespace: Namespace, outcome: Added | CounterError) -> str:
+    if isinstance(outcome, CounterError):
+        return problem_bytes(outcome).decode()
+    return added_text(namespace, outcome)

@@ -1,0 +1,118 @@
+"""Bodies, as pydantic models: strict, unknown fields refused, every field with its bound."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+
+from counter import limits
+from counter.durations import parse_duration
+from counter.types import CounterType, PayloadCheck
+
+#: Joiners that emoji and some scripts need; str.isprintable does not know them for printable.
+_JOINERS = str.maketrans("", "", "\u200c\u200d")
+
+
+def check_counter_name(name: str) -> str:
+    """*name*, if it is 1 to 256 printable characters. Raises ValueError, naming what is wrong."""
+    if not 1 <= len(name) <= limits.COUNTER_NAME_CHARS_MAX:
+        raise ValueError(
+            f"a counter's name has 1 to {limits.COUNTER_NAME_CHARS_MAX} characters,"
+            f" this one has {len(name)}"
+        )
+    if not name.isprintable() and not name.translate(_JOINERS).isprintable():
+        bad = next(c for c in name.translate(_JOINERS) if not c.isprintable())
+        raise ValueError(f"a counter's name is printable; this one holds U+{ord(bad):04X}")
+    return name
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("a duration is a text like 5s, 250ms or 7d")  # noqa: TRY004
+    return parse_duration(value)
+
+
+CounterName = Annotated[str, AfterValidator(check_counter_name)]
+Delta = Annotated[int, Field(ge=limits.INT64_MIN, le=limits.INT64_MAX, examples=[1])]
+DurationText = Annotated[
+    int,
+    BeforeValidator(_duration, json_schema_input_type=str),
+    Field(json_schema_extra={"type": "string", "examples": ["5s"]}),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TokenBody(Body):
+    """An idempotency token: make one per logical add, and send it again with every retry."""
+
+    token: str = Field(
+        pattern=r"^(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})$",
+        description="A nonce of 128 bits: a UUID, or 32 hexadecimal digits.",
+        examples=["5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b"],
+    )
+    generation_time: AwareDatetime = Field(
+        description="When the token was made: RFC 3339 with an offset, up to microseconds.",
+        examples=["2026-01-31T08:15:30.000250Z"],
+    )
+
+
+class AddBody(Body):
+    delta: Delta
+    idempotency_token: TokenBody | None = None
+
+
+class ClearBody(Body):
+    idempotency_token: TokenBody | None = None
+
+
+class BatchAddItem(Body):
+    counter: CounterName
+    delta: Delta
+    idempotency_token: TokenBody | None = None
+
+
+class BatchAddBody(Body):
+    items: list[BatchAddItem]
+
+
+class AtomicItem(Body):
+    counter: CounterName
+    delta: Delta
+
+
+class AtomicAddBody(Body):
+    idempotency_token: TokenBody | None = None
+    items: list[AtomicItem] = Field(min_length=1, max_length=limits.ATOMIC_ITEMS_MAX)
+
+
+class BatchGetBody(Body):
+    counters: list[CounterName]
+    max_staleness: DurationText | None = None
+
+
+class RecountBody(Body):
+    from_: AwareDatetime | None = Field(default=None, alias="from")
+    to: AwareDatetime | None = None
+
+
+class TokensBody(Body):
+    count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX)
+
+
+class NamespaceBody(Body):
+    """A namespace's settings. What an update leaves out stays as it is."""
+
+    # Enumerations come as text; strict mode would refuse it outside of JSON.
+    counter_type: CounterType | None = None
+    dataset: str | None = Field(default=None, max_length=63)
+    accept_limit: DurationText | None = None
+    future_limit: DurationText | None = None
+    rollup_window: DurationText | None = None
+    shards: int | None = Field(default=None, ge=1, le=limits.SHARDS_MAX)
+    payload_check: PayloadCheck | None = None
+    key_ttl: DurationText | None = None
+    cache_ttl: DurationText | None = None

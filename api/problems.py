@@ -1,0 +1,65 @@
+"""Errors on the wire: RFC 9457 problem documents with a stable code, ``applied`` and ``retry``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from counter.errors import CounterError, InvalidBodyError
+
+PROBLEM_TYPE: Final = b"application/problem+json"
+_VALUE_CHARS_MAX: Final = 80
+_FIELDS_MAX: Final = 10
+
+
+def problem_of(error: CounterError) -> dict[str, Any]:
+    """The problem document of *error*."""
+    return {
+        "type": f"/docs/errors#{error.code}",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+        "applied": error.applied,
+        "retry": error.retry,
+        **error.fields,
+    }
+
+
+def problem_bytes(error: CounterError) -> bytes:
+    """The problem document of *error* in JSON."""
+    return json.dumps(problem_of(error), ensure_ascii=False).encode()
+
+
+def retry_after_s(error: CounterError) -> int | None:
+    """Whole seconds for the Retry-After header, rounded up; None where waiting does not help."""
+    if error.retry_after_us is None:
+        return None
+    return max(1, -(-error.retry_after_us // 1_000_000))
+
+
+def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidBodyError:
+    """What is wrong with a body: each field, its value and the bound it breaks."""
+    found = [
+        {
+            "field": ".".join(map(str, (*at, *each["loc"]))) or "body",
+            "message": each["msg"],
+            "value": _shown(each["input"]) if each["type"] != "missing" else None,
+        }
+        for each in error.errors(include_url=False, include_context=False)[:_FIELDS_MAX]
+    ]
+    first = found[0]
+    value = "" if first["value"] is None else f" (it is {first['value']})"
+    return InvalidBodyError(f"{first['field']}: {first['message']}{value}", errors=found)
+
+
+def _shown(value: Any) -> str:
+    """*value* as short text that is safe to send back."""
+    text = value if isinstance(value, str) else repr(value)
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "replace")
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

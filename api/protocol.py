@@ -1,0 +1,69 @@
+"""uvicorn's HTTP protocol with one more rule: a request must arrive whole within a time.
+
+Header or body, slow or half-sent: past the limit the client gets 408 and the connection is closed.
+One look over the connections a second costs nothing per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.problems import problem_bytes
+from counter.errors import RequestTimeoutError
+from counter.limits import SECOND
+
+_LOOK_EVERY_S = 1.0
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """An HTTP connection that knows since when it waits for the rest of a request."""
+
+    request_timeout_us: ClassVar[int] = 10 * SECOND
+    waiting_since_s: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.waiting_since_s = time.monotonic()
+        super().connection_made(transport)
+
+    def on_message_begin(self) -> None:
+        self.waiting_since_s = time.monotonic()
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self.waiting_since_s = None
+        super().on_message_complete()
+
+    def time_out(self) -> None:
+        """Answer 408 and close. A handler that waits for the body learns that nobody is there."""
+        self.waiting_since_s = None
+        seconds = self.request_timeout_us / SECOND
+        error = RequestTimeoutError(f"the request did not arrive whole within {seconds:g} s")
+        body = problem_bytes(error)
+        answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        if not answering:
+            self.transport.write(
+                b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/problem+json\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+        self.transport.close()
+
+
+def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
+    """A protocol class with its limit; uvicorn takes a class and makes the instances."""
+    return type("BoundedProtocol", (TimedProtocol,), {"request_timeout_us": request_timeout_us})
+
+
+async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
+    """Look over *connections* once a second, for ever, and time out those that wait too long."""
+    limit_s = request_timeout_us / SECOND
+    while True:
+        await asyncio.sleep(min(_LOOK_EVERY_S, limit_s / 2))
+        now_s = time.monotonic()
+        for each in list(connections):
+            since_s = each.waiting_since_s
+            if since_s is not None and now_s - since_s > limit_s:
+                each.time_out()

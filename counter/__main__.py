@@ -1,0 +1,5 @@
+"""``python -m counter``."""
+
+from counter.cli import main
+
+main()
