@@ -17,6 +17,40 @@ from counter.errors import RequestTimeoutError
 from counter.limits import SECOND
 
 _LOOK_EVERY_S = 1.0
+_HEAD_START = b"HTTP/1.1 "
+_CONTINUE_START = b"HTTP/1.1 100"
+
+
+class WholeReplies:
+    """A transport that sends the head of a reply together with the start of its body.
+
+    uvicorn writes them apart, and the event loop makes a system call of each write.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold back the head of a reply; send anything else, after what is held back."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+        elif data.startswith(_HEAD_START) and not data.startswith(_CONTINUE_START):
+            self._head = data
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        if self._head is not None:
+            self.write(b"")
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -27,7 +61,7 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
-        super().connection_made(transport)
+        super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
 
     def on_message_begin(self) -> None:
         self.waiting_since_s = time.monotonic()
