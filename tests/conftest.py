@@ -1,0 +1,54 @@
+"""Fixtures every test may use, and the profiles of the property tests."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.app import App, running
+from tests.support.needs import in_ci
+from tests.support.rest import Rest
+
+_SLOW_MACHINES = (HealthCheck.too_slow,)
+
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=_SLOW_MACHINES
+)
+settings.register_profile(
+    "ci",
+    parent=settings.get_profile("default"),
+    max_examples=300,
+)
+settings.load_profile("ci" if in_ci() else "default")
+
+
+@pytest.fixture
+def fast_dir() -> Iterator[Path]:
+    """A directory in memory where the machine has one: a commit there waits for no disk."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix="counter-test-", dir=parent))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def storage(request: pytest.FixtureRequest) -> str:
+    """Which store stands behind the API: every answer must be the same."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def app(storage: str, fast_dir: Path) -> AsyncIterator[App]:
+    """The service in this process, its clock and its rollup in the test's hand."""
+    async with running(storage, fast_dir) as each:
+        yield each
+
+
+@pytest.fixture
+def rest(app: App) -> Rest:
+    """The namespace ``default``: ACCURATE, windows of 10 s, accept limit 5 s."""
+    return app.rest

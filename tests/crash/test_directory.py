@@ -1,0 +1,220 @@
+"""A data directory that is held, read-only, damaged or full: a clear word, and nothing lost."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from counter.tokens import TokenGenerator
+from tests.support.disk import Disk, mounted
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest
+from tests.support.server import Server, refused, serving
+from tests.support.waiting import eventually
+
+TOKENS = TokenGenerator
+
+
+@asynccontextmanager
+async def filled(data: Path, logs: Path) -> AsyncIterator[tuple[Server, Rest]]:
+    """A service with 3 in the counter ``c``."""
+    async with serving(data, logs) as server, server.client() as rest:
+        assert (await rest.add("c", 3, TOKENS().next())).status_code == 200
+        yield server, rest
+
+
+async def test_a_second_process_is_told_who_holds_the_directory(tmp_path: Path) -> None:
+    async with filled(tmp_path / "data", tmp_path / "logs") as (server, rest):
+        code, message = await asyncio.to_thread(refused, tmp_path / "data")
+        assert code == 2
+        assert str(server.process.pid) in message
+        assert str(tmp_path / "data") in message
+        assert "Traceback" not in message
+        assert await rest.count("c") == 3
+
+
+async def test_a_killed_holder_leaves_the_directory_free(tmp_path: Path) -> None:
+    async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
+        server.kill()
+        await server.start()
+        async with server.client() as rest:
+            assert await rest.count("c") == 3
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, message = await asyncio.to_thread(refused, tmp_path / "data", "--port", port)
+    assert code == 2
+    assert port in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--rollup-window", "7s"), "rollup"),
+        (("--retention", "1m"), "retention"),
+        (("--accept-limit", "soon"), "accept"),
+        (("--port", "65536"), "port"),
+        (("--nonsense", "1"), "nonsense"),
+    ],
+    ids=lambda flags: flags[0] if isinstance(flags, tuple) else "",
+)
+def test_a_bad_flag_is_named(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
+    code, message = refused(tmp_path / "data", *flags)
+    assert code != 0
+    assert word in message
+    assert "Traceback" not in message
+
+
+def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a directory")
+    code, message = refused(tmp_path / "data")
+    assert code == 2
+    assert str(tmp_path / "data") in message
+    assert "Traceback" not in message
+
+
+async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
+        await server.stop()
+    database = tmp_path / "data" / "counter.db"
+    garbage = bytes(range(256)) * 64
+    database.write_bytes(garbage)
+    code, message = await asyncio.to_thread(refused, tmp_path / "data")
+    assert code == 2
+    assert "counter.db" in message
+    assert "backup" in message
+    assert "Traceback" not in message
+    assert database.read_bytes() == garbage
+
+
+async def test_a_damaged_database_answers_with_a_problem_or_does_not_start(tmp_path: Path) -> None:
+    """Pages in the middle are overwritten: no wrong count, and no acknowledged add on top of it."""
+    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+        async with server.client() as rest:
+            tokens = TOKENS()
+            for number in range(300):
+                await rest.add(f"counter number {number}", 3, tokens.next())
+        await server.stop()
+        database = tmp_path / "data" / "counter.db"
+        content = bytearray(database.read_bytes())
+        for start in range(4_096, len(content), 4_096):
+            content[start : start + 2_048] = b"\xa5" * 2_048
+        database.write_bytes(content)
+        try:
+            await server.start()
+        except AssertionError as error:
+            assert "exit 2" in str(error)
+            assert "Traceback" not in server.output("err")
+            return
+        async with server.client() as rest:
+            for answer in (
+                await rest.get("counter number 7", "0s"),
+                await rest.add("c", 1, TOKENS().next()),
+            ):
+                if answer.status_code != 200:
+                    assert_problem(
+                        answer, 503, "store_unavailable", applied=None, retry="same_token"
+                    )
+        server.kill()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with mounted(tmp_path / "disk", "8m") as disk:
+        yield disk
+
+
+async def test_a_read_only_directory_is_refused_at_the_start(tmp_path: Path, disk: Disk) -> None:
+    data = disk.path / "data"
+    async with filled(data, tmp_path / "logs") as (server, _):
+        await server.stop()
+        disk.make_read_only()
+        code, message = await asyncio.to_thread(refused, data)
+        assert code == 2
+        assert str(data) in message
+        assert "ead-only" in message
+        assert "Traceback" not in message
+        disk.make_writable()
+        await server.start()
+        async with server.client() as rest:
+            assert await rest.count("c") == 3
+
+
+def test_a_directory_without_permission_is_refused_at_the_start(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere; the read-only disk stands in for it")
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o555)
+    code, message = refused(data)
+    assert code == 2
+    assert str(data) in message
+    assert "Traceback" not in message
+
+
+async def test_a_full_disk_loses_nothing_acknowledged_and_heals(tmp_path: Path, disk: Disk) -> None:
+    data = disk.path / "data"
+    tokens = TOKENS()
+    async with filled(data, tmp_path / "logs") as (server, rest):
+        disk.fill()
+        added, refused_token = 0, tokens.next()
+        for _ in range(20_000):
+            answer = await rest.add("full", 1, refused_token)
+            if answer.status_code != 200:
+                break
+            added, refused_token = added + 1, tokens.next()
+        problem = assert_problem(
+            answer, 503, "store_unavailable", applied=None, retry="same_token"
+        )
+        assert "space" in problem["detail"]
+        assert answer.headers["retry-after"]
+        for _ in range(3):
+            assert (await rest.add("full", 1, tokens.next())).status_code == 503
+        assert (await rest.http.get("/readyz")).status_code == 503
+        assert (await rest.http.get("/healthz")).status_code == 200
+        assert await rest.count("c") == 3
+        assert await rest.count("full") == added
+        disk.make_room()
+
+        async def heals() -> bool:
+            return (await rest.add("full", 1, tokens.next())).status_code == 200
+
+        await eventually(heals, "adds are taken again once there is room")
+        assert await rest.count("full") == added + 1
+        assert (await rest.http.get("/readyz")).status_code == 200
+        assert await server.stop() == 0
+        await server.start()
+        async with server.client() as again:
+            assert await again.count("full") == added + 1
+            assert await again.count("c") == 3
+
+
+async def test_a_service_killed_on_a_full_disk_starts_again_with_room(
+    tmp_path: Path, disk: Disk
+) -> None:
+    data = disk.path / "data"
+    tokens = TOKENS()
+    async with filled(data, tmp_path / "logs") as (server, rest):
+        disk.fill()
+        added = 0
+        while (await rest.add("full", 1, tokens.next())).status_code == 200:
+            added += 1
+        server.kill()
+        code, message = await asyncio.to_thread(refused, data)
+        assert code == 2
+        assert "space" in message
+        assert "Traceback" not in message
+        disk.make_room()
+        await server.start()
+        async with server.client() as again:
+            assert await again.count("full") == added
+            assert await again.count("c") == 3

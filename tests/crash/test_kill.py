@@ -1,0 +1,195 @@
+"""kill -9 at any instant under load: every acknowledged add is there, exactly once."""
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from counter.tokens import TokenGenerator
+from counter.types import Token
+from tests.support.model import Model, Send
+from tests.support.rest import Rest, item
+from tests.support.server import Server, serving
+from tests.support.times import to_us
+from tests.support.waiting import eventually
+
+ROUNDS = 5
+CLIENTS = 6
+COUNTERS = [f"c{number}" for number in range(5)]
+
+
+class Load:
+    """Clients that send, hedge and count what was acknowledged, until the service is gone."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server = server
+        self.random = random.Random(seed)
+        self.generator = TokenGenerator()
+        self.model = Model()
+        #: Sent, and no definite answer yet.
+        self.unknown: list[Send] = []
+        self.requests = 0
+
+    async def until(self, acknowledged: int, end: Callable[[], None]) -> None:
+        """Send from several clients; *end* the service after so many acknowledged requests."""
+        goal = self.requests + acknowledged
+
+        def at_goal() -> None:
+            if self.requests == goal:
+                end()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(self._client(at_goal))
+
+    async def _client(self, acknowledged: Callable[[], None]) -> None:
+        async with self.server.client() as rest:
+            while True:
+                sends = self._draw()
+                self.unknown += sends
+                work = [self._request(rest, sends) for _ in range(self.random.choice((1, 1, 2)))]
+                try:
+                    answers = await asyncio.gather(*work, return_exceptions=True)
+                    for answer in answers:
+                        if isinstance(answer, BaseException):
+                            raise answer
+                        self._record(sends, answer)
+                except httpx.TransportError:
+                    return
+                self.requests += 1
+                acknowledged()
+
+    def _draw(self) -> list[Send]:
+        """One single add, one atomic add, or a batch."""
+        names = self.random.sample(COUNTERS, 3)
+        kind = self.random.randrange(4)
+        if kind == 0:
+            items = tuple((name, self.random.randrange(-5, 6)) for name in names)
+            return [Send(self._token(), items, atomic=True)]
+        number = 1 if kind == 1 else self.random.randrange(2, 12)
+        return [
+            Send(self._token(), ((self.random.choice(names), self.random.randrange(-5, 6)),))
+            for _ in range(number)
+        ]
+
+    def _token(self) -> Token:
+        return self.generator.next()
+
+    async def _request(self, rest: Rest, sends: list[Send]) -> list[Any]:
+        """An answer for each of *sends*: the body of an acknowledgement, or a problem."""
+        first = sends[0]
+        if first.atomic:
+            answer = await rest.atomic_add(first.items, first.token)
+        elif len(sends) == 1:
+            answer = await rest.add(first.counter, first.delta, first.token)
+        else:
+            items = [item(each.counter, each.delta, each.token) for each in sends]
+            answer = await rest.batch_add(items)
+            assert answer.status_code == 200, answer.text
+            results: list[Any] = answer.json()["results"]
+            return results
+        return [answer.json()]
+
+    def _record(self, sends: list[Send], answers: list[Any]) -> None:
+        for send, answer in zip(sends, answers, strict=True):
+            if "status" not in answer:
+                self.model.apply(send)
+            elif answer["applied"] is False:
+                assert answer["code"] == "token_too_old", answer
+                self.model.never(send)
+            else:
+                assert answer["retry"] == "same_token", answer
+                continue
+            if send in self.unknown:
+                self.unknown.remove(send)
+
+    async def settle(self) -> None:
+        """Send whatever is unknown again, with the same token, until the answer is definite."""
+        async with self.server.client() as rest:
+
+            async def all_known() -> bool:
+                for send in list(self.unknown):
+                    self._record([send], await self._request(rest, [send]))
+                return not self.unknown
+
+            await eventually(all_known, "every token gets a definite answer")
+
+
+async def check_events(rest: Rest, model: Model) -> None:
+    """The log holds each applied token once, and nothing else."""
+    for counter in COUNTERS:
+        events = await rest.events(counter, limit=1_000)
+        found = Counter((to_us(event["event_time"]), event["delta"], False) for event in events)
+        assert found == Counter(model.events(counter)), counter
+        identities = {
+            (event["event_time"], event["event_id"], event["event_item_key"]) for event in events
+        }
+        assert len(identities) == len(events)
+        assert await rest.count(counter) == model.count(counter)
+
+
+async def check_rolled_up(rest: Rest, model: Model) -> None:
+    """Once the watermark has passed the last event, the rolled-up count says the same."""
+    for counter in COUNTERS:
+        last_us = max((time_us for time_us, _, _ in model.events(counter)), default=0)
+
+        async def rolled_up(counter: str = counter, last_us: int = last_us) -> int | None:
+            answer = (await rest.get(counter, "10m")).json()
+            is_past = answer["accuracy"] == "eventual" and to_us(answer["as_of"]) >= last_us
+            return int(answer["count"]) if is_past else None
+
+        count = await eventually(rolled_up, f"the watermark passes the last event of {counter}")
+        assert count == model.count(counter), counter
+
+
+@pytest.mark.slow
+async def test_every_acknowledged_add_survives_kill_9_exactly_once(tmp_path: Path) -> None:
+    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
+    print(f"CRASH_SEED={seed}")
+    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+        load = Load(server, seed)
+        for _ in range(ROUNDS):
+            await load.until(load.random.randrange(1, 400), server.kill)
+            await server.start()
+            await load.settle()
+            async with server.client() as rest:
+                await check_events(rest, load.model)
+        async with server.client() as rest:
+            await check_rolled_up(rest, load.model)
+        assert await server.stop() == 0
+        await server.start()
+        async with server.client() as rest:
+            await check_events(rest, load.model)
+            await check_rolled_up(rest, load.model)
+        assert "Traceback" not in server.all_errors()
+
+
+async def test_what_is_in_flight_at_sigterm_is_answered_or_retried(tmp_path: Path) -> None:
+    """A graceful end acknowledges what it took; the rest is as after a crash."""
+    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
+    print(f"CRASH_SEED={seed}")
+    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+        load = Load(server, seed)
+        await load.until(50, server.terminate)
+        assert await server.ended() == 0
+        await server.start()
+        await load.settle()
+        async with server.client() as rest:
+            await check_events(rest, load.model)
+
+
+async def test_an_idle_service_survives_kill_9_at_once_after_its_start(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+        for _ in range(3):
+            server.kill()
+            await server.start()
+        async with server.client() as rest:
+            answer = await rest.add("c", 1, TokenGenerator().next())
+            assert answer.status_code == 200
+            assert await rest.count("c") == 1

@@ -1,0 +1,145 @@
+"""Atomic adds: many counters, one token, all of it or nothing."""
+
+import asyncio
+
+import pytest
+
+from tests.support.app import App
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh
+from tests.support.times import MINUTE, SECOND, rfc3339
+
+
+async def counts(rest: Rest, *counters: str) -> list[int]:
+    return [await rest.count(counter) for counter in counters]
+
+
+async def test_every_item_counts(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    answer = await rest.atomic_add([("from", -5), ("to", 5)], fresh(now_us))
+    assert answer.status_code == 200
+    common = {"namespace": "default", "event_time": rfc3339(now_us), "replayed": False}
+    assert answer.json() == {
+        "results": [
+            common | {"counter": "from", "delta": -5},
+            common | {"counter": "to", "delta": 5},
+        ]
+    }
+    assert await counts(rest, "from", "to") == [-5, 5]
+
+
+async def test_a_retry_counts_once_in_any_order_of_items(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    items = [("a", 1), ("b", 2), ("c", 3)]
+    await rest.atomic_add(items, token)
+    for again in (items, items[::-1], items):
+        answer = await rest.atomic_add(again, token)
+        assert answer.status_code == 200, answer.text
+        assert [each["replayed"] for each in answer.json()["results"]] == [True] * 3
+        assert [each["counter"] for each in answer.json()["results"]] == [name for name, _ in again]
+    assert await counts(rest, "a", "b", "c") == [1, 2, 3]
+
+
+async def test_hedges_count_once(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    answers = await asyncio.gather(
+        *(rest.atomic_add([("a", 1), ("b", 2)], token) for _ in range(10))
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    assert await counts(rest, "a", "b") == [1, 2]
+
+
+async def test_a_counter_named_twice_counts_twice(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    for replayed in (False, True):
+        answer = await rest.atomic_add([("a", 1), ("b", 5), ("a", 1), ("a", 3)], token)
+        assert [each["replayed"] for each in answer.json()["results"]] == [replayed] * 4
+    assert await counts(rest, "a", "b") == [5, 5]
+    assert sorted(event["delta"] for event in await rest.events("a")) == [1, 1, 3]
+    assert len({event["event_item_key"] for event in await rest.events("a")}) == 3
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("a", 1), ("b", 3)],
+        [("a", 1)],
+        [("a", 1), ("b", 2), ("c", 3)],
+        [("a", 1), ("c", 2)],
+        [("c", 7), ("b", 2)],
+    ],
+    ids=str,
+)
+async def test_other_items_under_a_used_token_are_a_conflict(
+    rest: Rest, app: App, other: list[tuple[str, int]], late: bool
+) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.atomic_add([("a", 1), ("b", 2)], token)
+    app.clock.advance(MINUTE if late else 0)
+    answer = await rest.atomic_add(other, token)
+    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert await counts(rest, "a", "b", "c") == [1, 2, 0]
+    assert await rest.events("c") == []
+
+
+@pytest.mark.parametrize(
+    ("items", "names"),
+    [
+        ([("a", 1), ("b", 2**63)], ("items.1.delta", str(2**63))),
+        ([("a", 1), ("x" * 257, 1)], ("items.1.counter", "256")),
+        ([("a", 1), ("", 1)], ("items.1.counter",)),
+        ([("a", 1)] * 101, ("items", "100")),
+        ([], ("items",)),
+    ],
+    ids=["delta", "long", "empty", "many", "none"],
+)
+async def test_one_bad_item_refuses_all(
+    rest: Rest, app: App, items: list[tuple[str, int]], names: tuple[str, ...]
+) -> None:
+    answer = await rest.atomic_add(items, fresh(app.clock.now_us()))
+    assert_problem(
+        answer, 400, "invalid_body", applied=False, retry="never", names=names
+    )
+    assert await rest.names() == []
+
+
+async def test_a_missing_token_is_refused(rest: Rest) -> None:
+    answer = await rest.atomic_add([("a", 1)], None)
+    assert_problem(answer, 400, "token_missing", applied=False, retry="never")
+    assert await rest.names() == []
+
+
+async def test_a_late_one_is_pending_then_void_for_every_counter(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    items = [("a", 1), ("b", 2)]
+    app.clock.advance(6 * SECOND)
+    answer = await rest.atomic_add(items, token)
+    assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+    app.clock.advance(MINUTE)
+    for _ in range(3):
+        answer = await rest.atomic_add(items, token)
+        assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+        await app.roll_up()
+    assert await counts(rest, "a", "b") == [0, 0]
+
+
+async def test_a_late_one_that_is_found_is_replayed(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    items = [("a", 1), ("b", 2), ("a", 4)]
+    await rest.atomic_add(items, token)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    answer = await rest.atomic_add(items, token)
+    assert [each["replayed"] for each in answer.json()["results"]] == [True] * 3
+    assert await counts(rest, "a", "b") == [5, 2]
+    assert await rest.count("a", "1h") == 5
+
+
+async def test_a_single_add_and_an_atomic_one_may_share_a_token(rest: Rest, app: App) -> None:
+    """They are two operations, and a token belongs to an operation."""
+    token = fresh(app.clock.now_us())
+    assert (await rest.add("a", 1, token)).json()["replayed"] is False
+    answer = await rest.atomic_add([("a", 1), ("b", 1)], token)
+    assert [each["replayed"] for each in answer.json()["results"]] == [False, False]
+    assert await counts(rest, "a", "b") == [2, 1]

@@ -1,0 +1,184 @@
+"""Batches: many counters, a token each, an outcome each."""
+
+import json
+from typing import Any
+
+from tests.support.app import App
+from tests.support.problems import check_problem
+from tests.support.rest import Json, Rest, fresh, item
+from tests.support.times import HOUR, MINUTE, SECOND
+
+NDJSON = "application/x-ndjson"
+
+
+def statuses(results: list[Json]) -> list[int]:
+    """200 for an add's answer, else the problem's status, its shape checked."""
+    for result in results:
+        if "status" in result:
+            check_problem(result)
+    return [result.get("status", 200) for result in results]
+
+
+def spoiled(now_us: int) -> list[Json]:
+    """Items of which every other one is bad, each in its own way."""
+    return [
+        item("c", 1, fresh(now_us)),
+        item("c", 2**63, fresh(now_us)),
+        item("c", 2, fresh(now_us)),
+        item("x" * 257, 1, fresh(now_us)),
+        item("c", 4, fresh(now_us)),
+        {"counter": "c", "delta": 1},
+        item("c", 8, fresh(now_us)),
+        item("c", 1, fresh(now_us + HOUR)),
+        item("c", 16, fresh(now_us)),
+        item("c", 1, fresh(now_us)) | {"dleta": 1},
+        item("c", 32, fresh(now_us)),
+        item("c", 1, fresh(now_us)) | {"delta": "1"},
+        item("c", 64, fresh(now_us)),
+        {},
+        item("c", 128, fresh(now_us)),
+        item("c", 1, fresh(now_us - HOUR)),
+    ]
+
+
+async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App) -> None:
+    answer = await rest.batch_add(spoiled(app.clock.now_us()))
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert statuses(results)[::2] == [200] * 8
+    assert statuses(results)[1::2] == [400, 400, 400, 400, 400, 400, 400, 410]
+    assert results[7]["code"] == "token_in_future"
+    assert results[5]["code"] == "token_missing"
+    assert results[15]["code"] == "token_too_old"
+    assert await rest.count("c") == 255
+
+
+async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App) -> None:
+    good = item("c", 1, fresh(app.clock.now_us()))
+    items: list[Any] = [None, good, 7, "c", []]
+    answer = await rest.batch_add(items)
+    assert statuses(answer.json()["results"]) == [400, 200, 400, 400, 400]
+    assert await rest.count("c") == 1
+
+
+async def test_an_items_answer_is_that_of_a_single_add(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    single = await rest.add("c", 5, token)
+    answer = await rest.batch_add([item("c", 5, token), item("d", 6, token)])
+    assert answer.json()["results"] == [
+        single.json() | {"replayed": True},
+        single.json() | {"counter": "d", "delta": 6},
+    ]
+
+
+async def test_a_token_twice_in_a_batch_counts_once(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    answer = await rest.batch_add([item("c", 1, token)] * 3)
+    assert statuses(answer.json()["results"]) == [200] * 3
+    assert [each["replayed"] for each in answer.json()["results"]] == [False, True, True]
+    assert await rest.count("c") == 1
+
+
+async def test_two_payloads_of_a_token_in_a_batch_conflict(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    answer = await rest.batch_add([item("c", 1, token), item("c", 2, token)])
+    assert statuses(answer.json()["results"]) == [200, 409]
+    assert await rest.count("c") == 1
+
+
+async def test_late_items_are_resolved_one_by_one(rest: Rest, app: App) -> None:
+    early_us = app.clock.now_us()
+    found, void, other = fresh(early_us), fresh(early_us), fresh(early_us)
+    await rest.batch_add([item("c", 1, found), item("c", 2, other)])
+    app.clock.advance(6 * SECOND)
+    pending = await rest.batch_add([item("c", 1, found), item("c", 4, void)])
+    assert statuses(pending.json()["results"]) == [200, 503]
+    app.clock.advance(MINUTE)
+    answer = await rest.batch_add(
+        [
+            item("c", 1, found),
+            item("c", 4, void),
+            item("c", 8, other),
+            item("c", 16, fresh(app.clock.now_us())),
+        ]
+    )
+    assert statuses(answer.json()["results"]) == [200, 410, 409, 200]
+    assert await rest.count("c") == 1 + 2 + 16
+
+
+async def test_a_whole_batch_of_late_items_is_resolved(rest: Rest, app: App) -> None:
+    """However many are late: a client that sends the batch again must get somewhere."""
+    early_us = app.clock.now_us()
+    items = [item("c", 1, fresh(early_us)) for _ in range(300)]
+    await rest.batch_add(items[::3])
+    app.clock.advance(MINUTE)
+    answer = await rest.batch_add(items)
+    assert statuses(answer.json()["results"]) == [200, 410, 410] * 100
+    assert await rest.count("c") == 100
+
+
+async def test_a_full_batch_counts_every_item(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    items = [item(f"c{number % 7}", 1, fresh(now_us)) for number in range(1_000)]
+    assert set(statuses((await rest.batch_add(items)).json()["results"])) == {200}
+    assert set(statuses((await rest.batch_add(items)).json()["results"])) == {200}
+    results = (await rest.batch_get([f"c{number}" for number in range(7)])).json()["results"]
+    assert sum(result["count"] for result in results) == 1_000
+
+
+async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
+    answer = await rest.batch_add([])
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 200:
+        assert answer.json() == {"results": []}
+
+
+async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
+    items = spoiled(app.clock.now_us())
+    lines = b"\n".join(json.dumps(each).encode() for each in items)
+    lines = lines.replace(b"{}", b'{"counter": "c", ') + b"\n"
+    answer = await rest.raw(rest.path(verb="batch/add"), lines, content_type=NDJSON)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(NDJSON)
+    results = [json.loads(line) for line in answer.text.splitlines()]
+    assert len(results) == len(items)
+    assert statuses(results)[::2] == [200] * 8
+    assert statuses(results)[1::2] == [400, 400, 400, 400, 400, 400, 400, 410]
+    assert await rest.count("c") == 255
+
+
+async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -> None:
+    """Also where the lines together would make JSON of another shape."""
+    good = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
+    other = json.dumps(item("c", 2, fresh(app.clock.now_us()))).encode()
+    half, rest_of_it = other.split(b", ", 1)
+    for lines, expected in (
+        ([b"{", good, b"]}", b"null"], [400, 200, 400, 400]),
+        ([good + b'],"items":[' + other, good], [400, 200]),
+        ([good + b"," + other, half, rest_of_it], [400, 400, 400]),
+        ([good + b" " + other, good], [400, 200]),
+    ):
+        path = rest.path(verb="batch/add")
+        answer = await rest.raw(path, b"\n".join(lines), content_type=NDJSON)
+        assert answer.status_code == 200, answer.text
+        results = [json.loads(line) for line in answer.text.splitlines()]
+        assert statuses(results) == expected, lines
+    assert await rest.count("c") == 1
+
+
+async def test_a_last_line_without_an_end_counts(rest: Rest, app: App) -> None:
+    line = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
+    answer = await rest.raw(rest.path(verb="batch/add"), line, content_type=NDJSON)
+    assert [json.loads(each)["delta"] for each in answer.text.splitlines()] == [1]
+    assert await rest.count("c") == 1
+
+
+async def test_a_batch_of_reads_keeps_its_order(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    await rest.batch_add([item("a", 1, fresh(now_us)), item("b", 2, fresh(now_us))])
+    answer = await rest.batch_get(["b", "never", "a", "b", "x" * 257])
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert statuses(results) == [200, 200, 200, 200, 400]
+    assert [result["count"] for result in results[:4]] == [2, 0, 1, 2]
+    assert results[0] == (await rest.get("b")).json()

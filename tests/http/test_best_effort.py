@@ -1,0 +1,87 @@
+"""Best effort: fast, and every answer says that a retry may count twice."""
+
+import pytest
+
+from tests.support.app import App
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh
+
+
+@pytest.fixture
+async def loose(rest: Rest) -> Rest:
+    """A namespace of best-effort counters."""
+    loose = rest.within("loose")
+    assert (await loose.create("BEST_EFFORT")).status_code == 201
+    return loose
+
+
+async def test_an_add_needs_no_token_and_says_it_is_not_retry_safe(loose: Rest) -> None:
+    answer = await loose.add("c", 3)
+    assert answer.status_code == 200
+    assert answer.json()["retry_safe"] is False
+    assert answer.json()["replayed"] is None
+    assert answer.json()["delta"] == 3
+
+
+async def test_a_read_says_what_it_is_worth(loose: Rest) -> None:
+    await loose.add("c", 3)
+    answer = (await loose.get("c")).json()
+    assert (answer["count"], answer["accuracy"], answer["retry_safe"]) == (3, "best_effort", False)
+
+
+async def test_a_retry_counts_twice_even_with_a_token(loose: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    for _ in range(2):
+        assert (await loose.add("c", 1, token)).json()["retry_safe"] is False
+    assert await loose.count("c") == 2
+
+
+async def test_add_and_get_answers_the_value_after_it(loose: Rest) -> None:
+    await loose.add("c", 3)
+    answer = await loose.add("c", -5, verb="add-and-get")
+    assert answer.json()["count"] == -2
+    assert answer.json()["retry_safe"] is False
+
+
+async def test_a_clear_sets_it_back_to_zero(loose: Rest) -> None:
+    await loose.add("c", 3)
+    answer = await loose.clear("c")
+    assert answer.status_code == 200
+    assert answer.json()["retry_safe"] is False
+    assert await loose.count("c") == 0
+
+
+async def test_a_counter_never_added_to_reads_zero(loose: Rest) -> None:
+    assert await loose.count("never") == 0
+
+
+async def test_a_batch_counts_each_item(loose: Rest) -> None:
+    answer = await loose.batch_add([{"counter": "c", "delta": 1}, {"counter": "d", "delta": 2}])
+    assert answer.status_code == 200
+    assert [result["retry_safe"] for result in answer.json()["results"]] == [False, False]
+    results = (await loose.batch_get(["d", "c", "e"])).json()["results"]
+    assert [result["count"] for result in results] == [2, 1, 0]
+
+
+async def test_what_needs_an_event_log_is_refused(loose: Rest, app: App) -> None:
+    for answer in (
+        await loose.atomic_add([("c", 1)], fresh(app.clock.now_us())),
+        await loose.http.get(loose.path("c", "events")),
+        await loose.http.get(loose.path("c", "history")),
+        await loose.post(loose.path("c", "recount"), {}),
+    ):
+        assert_problem(
+            answer,
+            *(400, "not_supported"),
+            applied=False,
+            retry="never",
+            names=("BEST_EFFORT",),
+        )
+
+
+async def test_bad_input_is_refused_like_anywhere(loose: Rest) -> None:
+    answer = await loose.add("c", 2**63)
+    assert_problem(
+        answer, 400, "invalid_body", applied=False, retry="never", names=("delta", str(2**63))
+    )
+    assert await loose.count("c") == 0

@@ -1,0 +1,211 @@
+"""Looking into a counter: its events, its history, and counting it anew."""
+
+import csv
+import io
+
+import pytest
+
+from tests.support.app import App
+from tests.support.problems import assert_problem
+from tests.support.rest import Json, Rest, fresh, on_wire
+from tests.support.times import MINUTE, SECOND, rfc3339, to_us
+
+
+async def filled(rest: Rest, app: App, number: int) -> list[Json]:
+    """Add 1, 2, ... a second apart, and the tokens of it, latest first."""
+    tokens = []
+    for delta in range(1, number + 1):
+        token = fresh(app.clock.now_us())
+        assert (await rest.add("c", delta, token)).status_code == 200
+        tokens.append(on_wire(token))
+        app.clock.advance(SECOND)
+    return tokens[::-1]
+
+
+async def test_events_come_latest_first(rest: Rest, app: App) -> None:
+    tokens = await filled(rest, app, 5)
+    expected = [
+        {
+            "event_time": token["generation_time"],
+            "event_id": token["token"],
+            "event_item_key": 0,
+            "delta": 5 - position,
+        }
+        for position, token in enumerate(tokens)
+    ]
+    assert await rest.events("c") == expected
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 1_000])
+async def test_pages_hold_every_event_once(rest: Rest, app: App, limit: int) -> None:
+    await filled(rest, app, 7)
+    assert await rest.events("c", limit=limit) == await rest.events("c")
+    answer = await rest.http.get(rest.path("c", "events"), params={"limit": limit})
+    assert len(answer.json()["events"]) == min(limit, 7)
+
+
+async def test_pages_keep_apart_events_of_one_instant(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    for delta in range(20):
+        await rest.add("c", delta, fresh(now_us))
+    await rest.atomic_add([("c", 20), ("c", 21), ("d", 1)], fresh(now_us))
+    events = await rest.events("c", limit=3)
+    assert sorted(event["delta"] for event in events) == list(range(22))
+
+
+async def test_an_event_that_arrives_between_pages_shifts_nothing(rest: Rest, app: App) -> None:
+    await filled(rest, app, 4)
+    path = rest.path("c", "events")
+    first = (await rest.http.get(path, params={"limit": 2})).json()
+    await rest.add("c", 99, fresh(app.clock.now_us()))
+    second = await rest.http.get(path, params={"limit": 2, "page": first["next_page"]})
+    events = first["events"] + second.json()["events"]
+    assert [event["delta"] for event in events] == [4, 3, 2, 1]
+
+
+async def test_a_span_holds_its_start_and_not_its_end(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 5)
+    events = await rest.events(
+        "c", **{"from": rfc3339(start_us + SECOND), "to": rfc3339(start_us + 3 * SECOND)}
+    )
+    assert [event["delta"] for event in events] == [3, 2]
+
+
+async def test_a_clear_is_an_event_without_a_delta(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.clear("c", token)
+    (event,) = await rest.events("c")
+    assert event["clear"] is True
+    assert "delta" not in event
+    assert event["event_id"] == on_wire(token)["token"]
+
+
+async def test_a_counter_never_written_has_no_events(rest: Rest) -> None:
+    assert await rest.events("never") == []
+
+
+async def test_events_end_at_retention_and_the_count_stays(rest: Rest, app: App) -> None:
+    await filled(rest, app, 5)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    await app.pass_retention()
+    assert await rest.events("c") == []
+    assert await rest.count("c") == 15
+    assert await rest.count("c", "1h") == 15
+    await rest.add("c", 100, fresh(app.clock.now_us()))
+    assert await rest.count("c") == 115
+    assert await rest.names() == ["c"]
+
+
+async def history(rest: Rest, **params: str) -> list[Json]:
+    answer = await rest.http.get(rest.path("c", "history"), params=params)
+    assert answer.status_code == 200, answer.text
+    points: list[Json] = answer.json()["points"]
+    return points
+
+
+async def test_history_adds_up_to_the_count(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 45)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
+    points = await history(rest, **span)
+    assert sum(point["delta"] for point in points) == 45 * 46 // 2
+    assert points[-1]["count"] == 45 * 46 // 2
+    running = 0
+    for point in points:
+        running += point["delta"]
+        assert point["count"] == running
+    times = [to_us(point["time"]) for point in points]
+    assert times == sorted(set(times))
+
+
+async def test_history_of_a_wider_step_is_the_same_curve(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 45)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us())}
+    fine = await history(rest, **span, step="10s")
+    wide = await history(rest, **span, step="30s")
+    assert len(wide) < len(fine)
+    assert sum(point["delta"] for point in wide) == sum(point["delta"] for point in fine)
+    assert {point["count"] for point in wide} <= {point["count"] for point in fine}
+
+
+async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 15)
+    await rest.clear("c", fresh(app.clock.now_us() - 1))
+    await filled(rest, app, 3)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
+    assert (await history(rest, **span))[-1]["count"] == 6
+
+
+async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 25)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
+    points = await history(rest, **span)
+    answer = await rest.http.get(
+        rest.path("c", "history"), params=span, headers={"accept": "text/csv"}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert rows == [{name: str(value) for name, value in point.items()} for point in points]
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({"step": "0s"}, "step"),
+        ({"step": "soon"}, "step"),
+        ({"from": "2026-03-01T12:00:00"}, "from"),
+        ({"from": "2026-03-01T12:00:00Z", "to": "2026-03-01T11:00:00Z"}, "from"),
+    ],
+    ids=["zero", "word", "naive", "backwards"],
+)
+async def test_a_span_out_of_bounds_is_refused(
+    rest: Rest, params: dict[str, str], name: str
+) -> None:
+    answer = await rest.http.get(rest.path("c", "history"), params=params)
+    assert_problem(
+        answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,)
+    )
+
+
+async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 25)
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    answer = await rest.post(rest.path("c", "recount"), {})
+    assert answer.status_code == 202, answer.text
+    assert answer.json().keys() == {"namespace", "counter", "windows"}
+    assert answer.json()["windows"] >= 3
+    for _ in range(2):
+        assert await rest.count("c") == 325
+        assert await rest.count("c", "1h") == 325
+        app.clock.advance(MINUTE)
+        await app.roll_up()
+    span = {"from": rfc3339(start_us), "to": rfc3339(start_us + 5 * SECOND)}
+    narrow = await rest.post(rest.path("c", "recount"), span)
+    assert narrow.json()["windows"] == 1
+
+
+async def test_a_recount_of_a_bad_span_is_refused(rest: Rest) -> None:
+    body = {"from": "2026-03-01T12:00:00Z", "to": "2026-03-01T11:00:00Z"}
+    assert_problem(
+        await rest.post(rest.path("c", "recount"), body),
+        *(400, "invalid_body"),
+        applied=False,
+        retry="never",
+        names=("from",),
+    )

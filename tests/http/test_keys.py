@@ -1,0 +1,133 @@
+"""Any id as an Idempotency-Key: the service gives it a time, and every retry the same one."""
+
+import asyncio
+
+import pytest
+
+from tests.support.app import App, store_that_fails
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh, uuid7
+from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
+
+
+async def test_a_key_is_given_the_time_of_its_first_sighting(rest: Rest, app: App) -> None:
+    first_us = app.clock.now_us()
+    first = await rest.add("c", 1, key="order:1")
+    assert first.status_code == 200
+    assert first.json()["event_time"] == rfc3339(first_us)
+    assert first.json()["replayed"] is False
+    for wait_us in (1, SECOND, MINUTE, 23 * HOUR):
+        app.clock.advance(wait_us)
+        await app.roll_up()
+        again = await rest.add("c", 1, key="order:1")
+        assert again.json() == first.json() | {"replayed": True}
+    assert await rest.count("c") == 1
+
+
+async def test_hedges_of_a_key_count_once(rest: Rest) -> None:
+    answers = await asyncio.gather(*(rest.add("c", 1, key="order:1") for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["event_time"] for answer in answers}) == 1
+    assert await rest.count("c") == 1
+
+
+async def test_a_key_has_its_own_life_on_every_counter_and_operation(rest: Rest) -> None:
+    for answer in (
+        await rest.add("c", 1, key="order:1"),
+        await rest.add("d", 1, key="order:1"),
+        await rest.atomic_add([("c", 1), ("d", 1)], None, key="order:1"),
+    ):
+        assert answer.status_code == 200, answer.text
+    assert [await rest.count(counter) for counter in ("c", "d")] == [2, 2]
+
+
+async def test_a_key_may_be_written_as_a_quoted_string(rest: Rest) -> None:
+    for key in ("order:1", '"order:1"'):
+        assert (await rest.add("c", 1, key=key)).status_code == 200
+    assert await rest.count("c") == 1
+
+
+async def test_escapes_of_a_quoted_key_are_read(rest: Rest) -> None:
+    for key in ('say "hi" \\o/', '"say \\"hi\\" \\\\o/"'):
+        assert (await rest.add("c", 1, key=key)).status_code == 200
+    assert await rest.count("c") == 1
+
+
+@pytest.mark.parametrize("key", ["x", "x" * 255, "!~", "01890a5d-ac96-474b-bcce-b302099a8057"])
+async def test_every_visible_key_counts_once(rest: Rest, key: str) -> None:
+    for _ in range(2):
+        assert (await rest.add("c", 1, key=key)).status_code == 200
+    assert await rest.count("c") == 1
+
+
+async def test_another_delta_under_a_used_key_is_a_conflict(rest: Rest) -> None:
+    await rest.add("c", 1, key="order:1")
+    answer = await rest.add("c", 2, key="order:1")
+    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert await rest.count("c") == 1
+
+
+async def test_a_key_is_a_new_one_after_its_time_to_live(rest: Rest, app: App) -> None:
+    await rest.add("c", 1, key="order:1")
+    app.clock.advance(DAY + 1)
+    await app.roll_up()
+    answer = await rest.add("c", 1, key="order:1")
+    assert answer.json()["replayed"] is False
+    assert await rest.count("c") == 2
+
+
+@pytest.mark.parametrize("wait_us", [0, 7 * SECOND, MINUTE, HOUR])
+async def test_a_key_whose_add_was_never_written_counts_once_later(
+    rest: Rest, app: App, wait_us: int
+) -> None:
+    """The reservation stands, the add does not: the key gets a new time once the old is void."""
+    with store_that_fails(app, "append"):
+        answer = await rest.add("c", 1, key="order:1")
+        assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
+    reserved_us = app.clock.now_us()
+    app.clock.advance(wait_us)
+    await app.roll_up()
+    answer = await rest.add("c", 1, key="order:1")
+    if answer.status_code == 503:
+        assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+        app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
+        answer = await rest.add("c", 1, key="order:1")
+    assert answer.status_code == 200
+    assert answer.json()["replayed"] is False
+    expected_us = reserved_us if wait_us == 0 else app.clock.now_us()
+    assert answer.json()["event_time"] == rfc3339(expected_us)
+    again = await rest.add("c", 1, key="order:1")
+    assert again.json() == answer.json() | {"replayed": True}
+    assert await rest.count("c") == 1
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert await rest.count("c", "1h") == 1
+
+
+async def test_an_old_uuid7_key_is_told_how_to_be_read_as_a_plain_id(rest: Rest, app: App) -> None:
+    key = uuid7(app.clock.now_us())
+    app.clock.advance(HOUR)
+    await app.roll_up()
+    answer = await rest.add("c", 1, key=key)
+    problem = assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+    assert "prefix" in problem["detail"]
+    assert (await rest.add("c", 1, key=f"order:{key}")).status_code == 200
+
+
+async def test_a_key_clears_once(rest: Rest, app: App) -> None:
+    await rest.add("c", 1, fresh(app.clock.now_us()))
+    first = await rest.clear("c", key="daily:1")
+    assert first.json()["event_time"] == rfc3339(app.clock.now_us())
+    app.clock.advance(1)
+    await rest.add("c", 2, fresh(app.clock.now_us()))
+    assert (await rest.clear("c", key="daily:1")).json()["replayed"] is True
+    assert await rest.count("c") == 2
+
+
+async def test_a_key_survives_a_restart(app: App) -> None:
+    first = await app.rest.add("c", 1, key="order:1")
+    await app.restart()
+    app.clock.advance(MINUTE)
+    again = await app.rest.add("c", 1, key="order:1")
+    assert again.json() == first.json() | {"replayed": True}
+    assert await app.rest.count("c") == 1

@@ -1,0 +1,116 @@
+"""Counters are named as people name things, and found again under that name."""
+
+import unicodedata
+
+import pytest
+
+from tests.support.app import App
+from tests.support.rest import Rest, fresh, item
+from tests.support.times import MINUTE
+
+ODD_NAMES = (
+    "/",
+    "a/b",
+    "//",
+    ".",
+    "..",
+    "../../../etc/passwd",
+    " ",
+    "a b",
+    "%2F",
+    "%",
+    "a+b",
+    "?x=1",
+    "#top",
+    "a;b",
+    "add",
+    "counters",
+    "'; DROP TABLE events; --",
+    '"quoted"',
+    "back\\slash",
+    "naïve",
+    unicodedata.normalize("NFD", "naïve"),
+    "計数器",
+    "مرحبا",
+    "🙂",
+    "👩‍👩‍👧",
+    "\N{HALFWIDTH WHITE CIRCLE}",
+    "\N{MUSICAL SYMBOL G CLEF}",
+    "x" * 256,
+    "🙂" * 256,
+    "*",
+    "_",
+    "NULL",
+    "0",
+    "-1",
+    "1e3",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+async def test_a_counter_may_have_any_name(rest: Rest, app: App, name: str) -> None:
+    answer = await rest.add(name, 3, fresh(app.clock.now_us()))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["counter"] == name
+    batch = await rest.batch_add([item(name, 4, fresh(app.clock.now_us()))])
+    assert batch.json()["results"][0]["counter"] == name
+    answer = await rest.get(name)
+    assert (answer.json()["counter"], answer.json()["count"]) == (name, 7)
+    assert len(await rest.events(name)) == 2
+    assert await rest.names() == [name]
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert await rest.count(name, "1h") == 7
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1_000])
+async def test_pages_list_every_name_once_in_code_point_order(
+    rest: Rest, app: App, limit: int
+) -> None:
+    now_us = app.clock.now_us()
+    await rest.batch_add([item(name, 1, fresh(now_us)) for name in ODD_NAMES])
+    assert await rest.names(limit=limit) == sorted(ODD_NAMES)
+
+
+async def test_a_prefix_is_taken_by_the_letter(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    names = ["a", "a%", "a%b", "a_", "a_b", "aX", "A", "b", "🙂", "🙂a", "a🙂"]
+    await rest.batch_add([item(name, 1, fresh(now_us)) for name in names])
+    for prefix in ("", "a", "a%", "a_", "A", "🙂", "c", "a🙂"):
+        expected = sorted(name for name in names if name.startswith(prefix))
+        assert await rest.names(prefix=prefix, limit=2) == expected
+
+
+async def test_normal_forms_are_kept_apart(rest: Rest, app: App) -> None:
+    for form, delta in (("NFC", 1), ("NFD", 2)):
+        name = unicodedata.normalize(form, "é")
+        await rest.add(name, delta, fresh(app.clock.now_us()))
+    assert await rest.count("\u00e9") == 1
+    assert await rest.count("e\u0301") == 2
+
+
+async def test_only_what_was_written_is_listed(rest: Rest, app: App) -> None:
+    await rest.count("read")
+    await rest.add("late", 1, fresh(app.clock.now_us() - MINUTE))
+    await rest.add("future", 1, fresh(app.clock.now_us() + MINUTE))
+    await rest.add("zero", 0, fresh(app.clock.now_us()))
+    await rest.clear("cleared", fresh(app.clock.now_us()))
+    assert await rest.names() == ["cleared", "zero"]
+
+
+async def test_namespaces_share_no_counter(rest: Rest, app: App) -> None:
+    other = rest.within("other")
+    await other.create()
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 1, token)
+    assert (await other.add("c", 2, token)).json()["replayed"] is False
+    await other.add("d", 3, token)
+    assert (await rest.count("c"), await other.count("c")) == (1, 2)
+    assert (await rest.names(), await other.names()) == (["c"], ["c", "d"])
+
+
+async def test_a_listing_survives_a_restart(app: App) -> None:
+    now_us = app.clock.now_us()
+    await app.rest.batch_add([item(name, 1, fresh(now_us)) for name in ODD_NAMES])
+    await app.restart()
+    assert await app.rest.names() == sorted(ODD_NAMES)

@@ -1,0 +1,212 @@
+"""Namespaces: made, read, changed under a version, and gone with all they held."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.app import App
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh
+from tests.support.times import DAY, MINUTE, SECOND, rfc3339
+
+
+@pytest.fixture
+def other(rest: Rest) -> Rest:
+    return rest.within("other")
+
+
+async def test_the_namespace_default_is_there_from_the_start(rest: Rest, app: App) -> None:
+    answer = await rest.http.get(rest.path())
+    assert answer.status_code == 200
+    assert answer.json()["counter_type"] == "ACCURATE"
+    listing = (await rest.http.get("/v1/namespaces")).json()
+    assert [each["namespace"] for each in listing["namespaces"]] == ["default"]
+    assert listing["namespaces"] == [answer.json()]
+
+
+async def test_a_new_one_tells_all_its_settings(other: Rest, app: App) -> None:
+    answer = await other.create("EVENTUAL", rollup_window="20s", accept_limit="2500ms")
+    assert answer.status_code == 201
+    assert answer.headers["etag"] == '"v1"'
+    assert answer.json() == {
+        "namespace": "other",
+        "created_at": rfc3339(app.clock.now_us()),
+        "counter_type": "EVENTUAL",
+        "dataset": "default",
+        "accept_limit": "2500ms",
+        "future_limit": "5s",
+        "rollup_window": "20s",
+        "shards": 1,
+        "payload_check": "guard",
+        "key_ttl": "1d",
+        "cache_ttl": "10s",
+    }
+    again = await other.http.get(other.path())
+    assert again.json() == answer.json()
+    assert again.headers["etag"] == '"v1"'
+
+
+async def test_a_first_put_needs_a_counter_type(other: Rest) -> None:
+    answer = await other.http.put(other.path(), json={"shards": 1})
+    assert_problem(
+        answer, 400, "invalid_body", applied=False, retry="never", names=("counter_type",)
+    )
+
+
+async def test_an_update_keeps_what_it_leaves_out(other: Rest) -> None:
+    created = await other.create("EVENTUAL", future_limit="7s")
+    answer = await other.http.put(other.path(), json={"cache_ttl": "3s"})
+    assert answer.status_code == 200
+    assert answer.headers["etag"] == '"v2"'
+    assert answer.json() == created.json() | {"cache_ttl": "3s"}
+    assert (await other.http.get(other.path())).json() == answer.json()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("counter_type", "ACCURATE"), ("rollup_window", "30s"), ("shards", 2), ("dataset", "x")],
+)
+async def test_what_is_fixed_stays_fixed(other: Rest, name: str, value: Any) -> None:
+    created = await other.create("EVENTUAL")
+    answer = await other.http.put(other.path(), json={name: value})
+    assert_problem(
+        answer,
+        *(409, "namespace_immutable"),
+        applied=False,
+        retry="never",
+        names=(name, str(value)),
+    )
+    assert (await other.http.get(other.path())).json() == created.json()
+
+
+async def test_a_version_guards_every_change(other: Rest) -> None:
+    stale, current = {"if-match": '"v1"'}, {"if-match": '"v2"'}
+    await other.create()
+    changed = {"cache_ttl": "3s"}
+    first = await other.http.put(other.path(), json=changed, headers=stale)
+    assert first.status_code == 200
+    for answer in (
+        await other.http.put(other.path(), json={"cache_ttl": "4s"}, headers=stale),
+        await other.http.delete(other.path(), headers=stale),
+    ):
+        problem = assert_problem(
+            answer, 412, "precondition_failed", applied=False, retry="never"
+        )
+        assert "v2" in str(problem)
+    assert (await other.http.get(other.path())).json() == first.json()
+    assert (await other.http.delete(other.path(), headers=current)).status_code == 204
+
+
+async def test_any_version_matches_a_star_but_none_does_not(other: Rest) -> None:
+    star = {"if-match": "*"}
+    missing = await other.http.put(other.path(), json={"counter_type": "ACCURATE"}, headers=star)
+    assert missing.status_code == 412
+    await other.create()
+    answer = await other.http.put(other.path(), json={"cache_ttl": "3s"}, headers=star)
+    assert answer.status_code == 200
+
+
+async def test_a_name_can_be_claimed_only_once(other: Rest) -> None:
+    body, headers = {"counter_type": "EVENTUAL"}, {"if-none-match": "*"}
+    assert (await other.http.put(other.path(), json=body, headers=headers)).status_code == 201
+    answer = await other.http.put(other.path(), json=body, headers=headers)
+    assert_problem(answer, 412, "precondition_failed", applied=False, retry="never")
+
+
+async def test_a_deleted_one_is_gone_and_its_name_free(other: Rest, app: App) -> None:
+    await other.create()
+    token = fresh(app.clock.now_us())
+    await other.add("c", 1, token)
+    assert (await other.http.delete(other.path())).status_code == 204
+    for answer in (await other.get("c"), await other.add("c", 1, token)):
+        assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")
+    assert (await other.http.delete(other.path())).status_code == 404
+    assert (await other.create()).status_code == 201
+    assert await other.count("c") == 0
+    assert await other.names() == []
+    assert (await other.add("c", 2, token)).json()["replayed"] is False
+    await app.roll_up()
+    assert await other.count("c") == 2
+
+
+async def test_a_deleted_one_stays_deleted_after_a_restart(app: App) -> None:
+    other = app.rest.within("other")
+    await other.create()
+    await other.http.delete(other.path())
+    await app.restart()
+    assert (await app.http.get(other.path())).status_code == 404
+
+
+async def test_an_update_survives_a_restart(app: App) -> None:
+    other = app.rest.within("other")
+    await other.create()
+    changed = await other.http.put(other.path(), json={"cache_ttl": "3s"})
+    await app.restart()
+    again = await app.http.get(other.path())
+    assert again.json() == changed.json()
+    assert again.headers["etag"] == '"v2"'
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("counter_type", "BEST"),
+        ("counter_type", 1),
+        ("dataset", "nowhere"),
+        ("accept_limit", "2h"),
+        ("accept_limit", 5),
+        ("accept_limit", "5"),
+        ("accept_limit", "-5s"),
+        ("rollup_window", "1ms"),
+        ("rollup_window", "7s"),
+        ("rollup_window", "2h"),
+        ("shards", 0),
+        ("shards", 1_025),
+        ("shards", 1.0),
+        ("shards", True),
+        ("payload_check", "maybe"),
+        ("key_ttl", "1s"),
+        ("colour", "red"),
+    ],
+    ids=repr,
+)
+async def test_a_setting_out_of_bounds_is_named(other: Rest, name: str, value: Any) -> None:
+    answer = await other.http.put(other.path(), json={"counter_type": "ACCURATE", name: value})
+    assert_problem(
+        answer, 400, "invalid_body", applied=False, retry="never", names=(name, str(value))
+    )
+    assert (await other.http.get(other.path())).status_code == 404
+
+
+async def test_windows_must_be_few_enough_to_keep(other: Rest) -> None:
+    """7 d of 1 s windows are 604,800 rows a counter: the bound is 100,000."""
+    answer = await other.create(rollup_window="1s")
+    assert_problem(
+        answer,
+        *(400, "invalid_body"),
+        applied=False,
+        retry="never",
+        names=("rollup_window", "100000"),
+    )
+
+
+async def test_a_longer_accept_limit_holds_from_the_next_slice(other: Rest, app: App) -> None:
+    """The closing rule of slices that are made already must not move under their windows."""
+    await other.create(accept_limit="5s")
+    answer = await other.http.put(other.path(), json={"accept_limit": "1m"})
+    assert answer.json()["accept_limit"] == "1m"
+    await other.add("c", 1, fresh(app.clock.now_us()))
+    late = fresh(app.clock.now_us())
+    app.clock.advance(30 * SECOND)
+    assert (await other.add("c", 1, late)).status_code == 410
+    for _ in range(4):
+        app.clock.advance(DAY)
+        await app.roll_up()
+    late = fresh(app.clock.now_us())
+    app.clock.advance(30 * SECOND)
+    await app.roll_up()
+    assert (await other.add("c", 1, late)).status_code == 200
+    assert await other.count("c") == 2
+    app.clock.advance(2 * MINUTE)
+    await app.roll_up()
+    assert await other.count("c", "1h") == 2

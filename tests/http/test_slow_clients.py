@@ -1,0 +1,177 @@
+"""Clients that never finish what they began, over real sockets: told so, and cut off."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from counter.tokens import TokenGenerator
+from tests.support.problems import check_problem
+from tests.support.rest import Rest, on_wire
+from tests.support.server import Server, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HEAD = b"POST /v1/namespaces/default/counters/c/add HTTP/1.1\r\nhost: localhost\r\n"
+TYPE = b"content-type: application/json\r\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """A service that waits 300 ms for the rest of a request."""
+    path: Path = tmp_path_factory.mktemp("slow")
+    async with serving(path / "data", path / "logs", "--request-timeout", "300ms") as server:
+        yield server
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def problem(self) -> dict[str, Any]:
+        assert self.headers["content-type"] == "application/problem+json"
+        problem: dict[str, Any] = json.loads(self.body)
+        check_problem(problem)
+        assert problem["status"] == self.status
+        return problem
+
+
+async def until_closed(server: Server, *parts: bytes) -> Answer | None:
+    """Send *parts* and nothing more; the answer that came before the service closed, if any."""
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(30):
+            received = await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    if not received:
+        return None
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return Answer(int(first.split()[1]), headers, body)
+
+
+async def assert_nothing_was_written(server: Server) -> None:
+    async with server.client() as rest:
+        assert await rest.names() == []
+
+
+def whole_body() -> bytes:
+    return json.dumps({"delta": 1, "idempotency_token": on_wire(TokenGenerator().next())}).encode()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (HEAD + TYPE + b"content-length: 200\r\n\r\n",),
+        (HEAD + TYPE + b"content-length: 200\r\n\r\n", b'{"delta": 1,'),
+        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'5\r\n{"del\r\n'),
+        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
+        (HEAD + TYPE,),
+        (b"POST /v1/names",),
+    ],
+    ids=["no-body", "half-a-body", "half-the-chunks", "half-a-chunk", "half-a-head", "half-a-line"],
+)
+async def test_a_request_that_never_ends_times_out(
+    server: Server, parts: tuple[bytes, ...]
+) -> None:
+    answer = await until_closed(server, *parts)
+    assert answer is not None
+    assert answer.status == 408
+    assert answer.headers["connection"] == "close"
+    problem = answer.problem()
+    assert (problem["code"], problem["applied"]) == ("request_timeout", None)
+    assert problem["retry"] == "same_token"
+    await assert_nothing_was_written(server)
+
+
+async def test_a_connection_that_says_nothing_is_closed(server: Server) -> None:
+    answer = await until_closed(server)
+    assert answer is None or answer.status == 408
+
+
+async def test_a_dripping_body_times_out_however_steadily_it_drips(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + TYPE + b"content-length: 1000000\r\n\r\n")
+    received = asyncio.create_task(reader.read())
+    try:
+        async with asyncio.timeout(30):
+            while not received.done():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.wait((received,), timeout=0.02)
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    answer = await asyncio.gather(received, return_exceptions=True)
+    assert isinstance(answer[0], ConnectionError) or b" 408 " in answer[0]
+    await assert_nothing_was_written(server)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"not http at all\r\n\r\n",),
+        (HEAD + b"content-length: -5\r\n\r\n",),
+        (HEAD + b"content-length: many\r\n\r\n",),
+        (b"POST /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",),
+        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\nzz\r\n",),
+    ],
+    ids=["words", "negative", "no-number", "nul", "no-chunk"],
+)
+async def test_what_is_no_http_gets_a_400_and_is_cut_off(
+    server: Server, parts: tuple[bytes, ...]
+) -> None:
+    answer = await until_closed(server, *parts)
+    assert answer is None or answer.status in (400, 408)
+    await assert_nothing_was_written(server)
+
+
+async def test_a_client_that_hangs_up_half_way_writes_nothing(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    for length in (10, 60, 10_000):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + TYPE + b"content-length: %d\r\n\r\n" % (length + 1))
+        writer.write(whole_body().ljust(length)[:length])
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    await assert_nothing_was_written(server)
+
+
+async def test_a_slow_client_holds_up_nobody(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+    for _, writer in slow:
+        writer.write(HEAD + TYPE + b"content-length: 200\r\n\r\n{")
+    async with server.client() as rest:
+        assert (await rest.get("c")).status_code == 200
+    for reader, writer in slow:
+        async with asyncio.timeout(30):
+            assert b" 408 " in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_idle_connection_can_be_used_again(server: Server) -> None:
+    """The limit is on the arrival of a request, not on the life of a connection."""
+    async with server.client() as rest:
+        other = Rest(rest.http, "default")
+        for _ in range(3):
+            assert (await other.get("c")).status_code == 200
+    assert "Traceback" not in server.all_errors()

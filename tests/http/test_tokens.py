@@ -1,0 +1,288 @@
+"""What a token promises: once acknowledged it counts once, once refused for ever it never counts."""
+
+import uuid
+
+import pytest
+
+from counter.tokens import derive
+from counter.types import Token
+from tests.support.app import App
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh, on_wire, uuid7
+from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
+
+# Of the namespace default: windows of 10 s are closed 5 s (accept limit) + 1 s (write timeout)
+# after their end. The clock starts at 12:00:00.25, so the first closes at 12:00:16.
+
+
+async def test_an_add_answers_with_what_it_wrote(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    answer = await rest.add("c", 3, fresh(now_us))
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {
+        "namespace": "default",
+        "counter": "c",
+        "delta": 3,
+        "event_time": rfc3339(now_us),
+        "replayed": False,
+    }
+
+
+async def test_a_retry_counts_once_and_says_so(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    first = await rest.add("c", 3, token)
+    again = await rest.add("c", 3, token)
+    assert "idempotency-replayed" not in first.headers
+    assert again.json() == first.json() | {"replayed": True}
+    assert again.headers["idempotency-replayed"] == "true"
+    assert await rest.count("c") == 3
+
+
+async def test_add_and_get_counts_the_add_it_makes(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 3, fresh(app.clock.now_us()))
+    for replayed in (False, True):
+        answer = await rest.add("c", 4, token, verb="add-and-get")
+        assert answer.status_code == 200
+        assert answer.json()["replayed"] is replayed
+        assert answer.json()["count"] == 7
+        assert answer.json()["as_of"] == rfc3339(app.clock.now_us())
+
+
+async def test_a_token_has_its_own_life_on_every_counter(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    for counter in ("c", "d"):
+        assert (await rest.add(counter, 1, token)).json()["replayed"] is False
+    assert [await rest.count(counter) for counter in ("c", "d")] == [1, 1]
+
+
+async def test_a_token_of_the_future_is_asked_to_come_back(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us() + 5 * SECOND + 1)
+    answer = await rest.add("c", 1, token)
+    assert_problem(
+        answer, 400, "token_in_future", applied=None, retry="same_token", names=("5 s",)
+    )
+    assert await rest.names() == []
+    app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
+    assert (await rest.add("c", 1, token)).json()["replayed"] is False
+
+
+async def test_a_token_within_the_future_limit_counts_at_once(rest: Rest, app: App) -> None:
+    assert (await rest.add("c", 1, fresh(app.clock.now_us() + 5 * SECOND))).status_code == 200
+    assert await rest.count("c") == 1
+
+
+async def test_a_token_at_the_accept_limit_is_still_written(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    app.clock.advance(5 * SECOND)
+    assert (await rest.add("c", 1, token)).json()["replayed"] is False
+    assert await rest.count("c") == 1
+
+
+async def test_a_late_token_that_is_found_is_replayed(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 1, token)
+    for wait_us in (5 * SECOND + 1, 2 * MINUTE, 2 * DAY):
+        app.clock.advance(wait_us)
+        await app.roll_up()
+        again = await rest.add("c", 1, token)
+        assert again.status_code == 200, again.text
+        assert again.json()["replayed"] is True
+    assert await rest.count("c") == 1
+
+
+async def test_a_late_token_is_pending_while_its_window_is_open(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    app.clock.advance(5 * SECOND + 1)
+    answer = await rest.add("c", 1, token)
+    assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+    app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
+    assert_problem(
+        await rest.add("c", 1, token), 410, "token_too_old", applied=False, retry="new_token"
+    )
+
+
+async def test_a_window_closes_at_its_very_instant(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    app.clock.advance(15_749_999)
+    assert (await rest.add("c", 1, token)).status_code == 503
+    app.clock.advance(1)
+    assert (await rest.add("c", 1, token)).status_code == 410
+
+
+@pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
+async def test_a_void_token_is_void_for_ever(rest: Rest, app: App, verb: str) -> None:
+    token = fresh(app.clock.now_us())
+    app.clock.advance(MINUTE)
+    for wait_us in (0, 0, MINUTE, HOUR, DAY):
+        app.clock.advance(wait_us)
+        await app.roll_up()
+        answer = await rest.post(
+            rest.path("c", verb),
+            {"idempotency_token": on_wire(token)} | ({} if verb == "clear" else {"delta": 1}),
+        )
+        assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+    await app.restart()
+    assert (await app.rest.add("c", 1, token)).status_code in (409, 410)
+    assert await app.rest.count("c") == 0
+    assert await app.rest.events("c") == []
+
+
+async def test_a_token_past_retention_is_past_knowing(rest: Rest, app: App) -> None:
+    found, unknown = fresh(app.clock.now_us()), fresh(app.clock.now_us())
+    await rest.add("c", 1, found)
+    for _ in range(8):
+        app.clock.advance(DAY)
+        await app.roll_up()
+    for token in (found, unknown):
+        answer = await rest.add("c", 1, token)
+        assert_problem(answer, 410, "token_too_old", applied=None, retry="never")
+    assert await rest.count("c") == 1
+
+
+async def test_a_token_older_than_the_namespace_is_void_at_once(rest: Rest, app: App) -> None:
+    """Nobody can have written it: there was nothing to write it to."""
+    app.clock.advance(HOUR)
+    await app.roll_up()
+    young = rest.within("young")
+    await young.create()
+    answer = await young.add("c", 1, fresh(app.clock.now_us() - 5 * SECOND - 1))
+    assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_another_delta_under_a_used_token_is_a_conflict(
+    rest: Rest, app: App, late: bool
+) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 1, token)
+    app.clock.advance(MINUTE if late else 0)
+    answer = await rest.add("c", 2, token)
+    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert await rest.count("c") == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_clear_and_an_add_under_one_token_are_a_conflict(
+    rest: Rest, app: App, late: bool
+) -> None:
+    added, cleared = fresh(app.clock.now_us() - 1), fresh(app.clock.now_us() - 2)
+    await rest.clear("c", cleared)
+    await rest.add("c", 1, added)
+    app.clock.advance(MINUTE if late else 0)
+    for answer in (await rest.clear("c", added), await rest.add("c", 1, cleared)):
+        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert await rest.count("c") == 1
+
+
+@pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
+async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
+    answer = await rest.post(rest.path("c", verb), {} if verb == "clear" else {"delta": 1})
+    assert_problem(
+        answer,
+        *(400, "token_missing"),
+        applied=False,
+        retry="never",
+        names=("idempotency_token", "Idempotency-Key"),
+    )
+    assert await rest.names() == []
+
+
+async def test_a_token_and_a_key_together_are_refused(rest: Rest, app: App) -> None:
+    answer = await rest.add("c", 1, fresh(app.clock.now_us()), key="order:1")
+    assert_problem(answer, 400, "token_ambiguous", applied=False, retry="never")
+    assert await rest.names() == []
+
+
+async def test_reads_ignore_a_key(rest: Rest) -> None:
+    headers = {"idempotency-key": "x" * 300}
+    answer = await rest.http.get(rest.path("c"), headers=headers)
+    assert answer.status_code == 200
+    answer = await rest.http.put(
+        rest.within("other").path(), json={"counter_type": "ACCURATE"}, headers=headers
+    )
+    assert answer.status_code == 201
+
+
+async def test_a_clear_erases_what_is_not_later_than_itself(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    for time_us, delta in ((now_us - 1, 1), (now_us, 10), (now_us + 1, 100)):
+        await rest.add("c", delta, fresh(time_us))
+    answer = await rest.clear("c", fresh(now_us))
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "namespace": "default",
+        "counter": "c",
+        "event_time": rfc3339(now_us),
+        "replayed": False,
+    }
+    assert await rest.count("c") == 100
+    await rest.add("c", 1_000, fresh(now_us - 2))
+    assert await rest.count("c") == 100, "a later arrival of an earlier add is erased too"
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert await rest.count("c") == 100
+    assert await rest.count("c", "1h") == 100
+
+
+async def test_a_clear_is_retried_like_an_add(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 1, fresh(app.clock.now_us()))
+    await rest.clear("c", token)
+    await rest.add("c", 2, fresh(app.clock.now_us() + 1))
+    again = await rest.clear("c", token)
+    assert again.json()["replayed"] is True
+    assert again.headers["idempotency-replayed"] == "true"
+    assert await rest.count("c") == 2
+
+
+async def test_a_derived_token_is_one_of_its_own(rest: Rest, app: App) -> None:
+    parent = fresh(app.clock.now_us())
+    for token in (parent, derive(parent, "stock"), derive(parent, "bill"), derive(parent, "bill")):
+        assert (await rest.add("c", 1, token)).status_code == 200
+    assert await rest.count("c") == 3
+
+
+async def test_the_service_issues_tokens_that_work(rest: Rest, app: App) -> None:
+    answer = await rest.post("/v1/tokens", {"count": 1_000})
+    assert answer.status_code == 200
+    tokens = answer.json()["tokens"]
+    assert len({token["token"] for token in tokens}) == 1_000
+    assert tokens == sorted(tokens, key=lambda token: str(token["generation_time"]))
+    for token in tokens[:3]:
+        body = {"delta": 1, "idempotency_token": token}
+        assert (await rest.post(rest.path("c", "add"), body)).status_code == 200
+    assert await rest.count("c") == 3
+
+
+@pytest.mark.parametrize("count", [0, 1_001, -1, "1", 1.0, True])
+async def test_a_number_of_tokens_out_of_bounds_is_refused(rest: Rest, count: object) -> None:
+    assert_problem(
+        await rest.post("/v1/tokens", {"count": count}),
+        *(400, "invalid_body"),
+        applied=False,
+        retry="never",
+        names=("count",),
+    )
+
+
+async def test_a_nonce_may_be_written_as_hex_or_as_a_uuid(rest: Rest, app: App) -> None:
+    nonce = uuid.uuid4()
+    for text in (str(nonce), nonce.hex, str(nonce).upper()):
+        token = {"token": text, "generation_time": rfc3339(app.clock.now_us())}
+        answer = await rest.post(rest.path("c", "add"), {"delta": 1, "idempotency_token": token})
+        assert answer.status_code == 200, answer.text
+    assert await rest.count("c") == 1
+    (event,) = await rest.events("c")
+    assert event["event_id"] == str(nonce)
+
+
+async def test_a_uuid7_key_is_the_token_it_carries(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    key = uuid7(now_us)
+    first = await rest.add("c", 1, key=key)
+    assert first.json()["event_time"] == rfc3339(now_us)
+    again = await rest.add("c", 1, Token(uuid.UUID(key).bytes, now_us))
+    assert again.json()["replayed"] is True
+    assert await rest.count("c") == 1

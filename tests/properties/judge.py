@@ -1,0 +1,149 @@
+"""Whether an answer is one that the contract allows, by the clock and the model alone."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from counter.types import Token
+from tests.support.model import Model, Send
+from tests.support.problems import check_problem
+from tests.support.times import MILLISECOND, MINUTE, SECOND, rfc3339, to_us
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The settings that say when a token is what."""
+
+    created_us: int
+    accept_limit_us: int = 3 * SECOND
+    future_limit_us: int = 2 * SECOND
+    rollup_window_us: int = SECOND
+    write_timeout_us: int = 500 * MILLISECOND
+    retention_us: int = 10 * MINUTE
+    key_ttl_us: int = 2 * MINUTE
+    #: How far before retention the service may stop to know; it is free in that span.
+    margin_us: int = 30 * SECOND
+
+
+class Age(Enum):
+    """What a token's time means at an instant."""
+
+    FUTURE = auto()
+    FRESH = auto()
+    #: Late, and a write may still be in flight.
+    OPEN = auto()
+    CLOSED = auto()
+    #: Close to retention: still resolved, or past knowing.
+    EDGE = auto()
+    FORGOTTEN = auto()
+    #: From before the namespace was: nobody can have written it.
+    ANCIENT = auto()
+
+
+def age_of(token: Token, now_us: int, bounds: Bounds) -> Age:
+    """What the time of *token* means at *now_us*."""
+    time_us = token.generation_time_us
+    window_end_us = (time_us // bounds.rollup_window_us + 1) * bounds.rollup_window_us
+    if time_us > now_us + bounds.future_limit_us:
+        return Age.FUTURE
+    if time_us >= now_us - bounds.accept_limit_us:
+        return Age.FRESH
+    if time_us < bounds.created_us - bounds.accept_limit_us:
+        return Age.ANCIENT
+    if now_us < window_end_us + bounds.accept_limit_us + bounds.write_timeout_us:
+        return Age.OPEN
+    if time_us >= now_us - bounds.retention_us + bounds.margin_us:
+        return Age.CLOSED
+    return Age.EDGE if time_us >= now_us - bounds.retention_us else Age.FORGOTTEN
+
+
+@dataclass(slots=True)
+class Judge:
+    """Holds every answer against the model, and the model against every definite answer."""
+
+    bounds: Bounds
+    model: Model
+
+    def many(self, now_us: int, answers: list[tuple[Send, Any]]) -> None:
+        """Judge answers that were given at once: what was acknowledged first, then the rest.
+
+        Which of two payloads under one token wins a race is open; that one does is not.
+        """
+        known = [send.scope in self.model.applied for send, _ in answers]
+        acknowledged = [(send, body) for send, body in answers if "status" not in body]
+        for send, body in acknowledged:
+            self._acknowledged(now_us, send, body)
+        for send, body in answers:
+            if "status" in body:
+                self._refused(now_us, send, body)
+        for scope in {send.scope for send, _ in acknowledged}:
+            of_scope = [
+                (before, body)
+                for before, (send, body) in zip(known, answers, strict=True)
+                if send.scope == scope and "status" not in body
+            ]
+            self._first_only(of_scope)
+
+    def one(self, now_us: int, send: Send, body: Any) -> None:
+        self.many(now_us, [(send, body)])
+
+    def _acknowledged(self, now_us: int, send: Send, body: Any) -> None:
+        age = age_of(send.token, now_us, self.bounds)
+        if age is not Age.FRESH:
+            assert age in (Age.OPEN, Age.CLOSED, Age.EDGE), f"{send} was taken although {age}"
+            assert send.scope in self.model.applied, f"{send} was taken late, and never before"
+            assert body["replayed"] is True
+        assert body["event_time"] == rfc3339(send.token.generation_time_us)
+        assert body["counter"] == send.counter
+        if not send.clear:
+            assert body["delta"] == send.delta
+        self.model.apply(send)
+
+    def _refused(self, now_us: int, send: Send, body: Any) -> None:
+        check_problem(body)
+        age = age_of(send.token, now_us, self.bounds)
+        told = (body["code"], body["applied"])
+        first = self.model.applied.get(send.scope)
+        conflicts = first is not None and first.differs(send)
+        allowed: set[tuple[str, bool | None]] = set()
+        if age is Age.FUTURE:
+            allowed = {("token_in_future", None)}
+        elif age is Age.ANCIENT:
+            allowed = {("token_too_old", False)}
+        elif age in (Age.EDGE, Age.FORGOTTEN):
+            allowed = {("token_too_old", None)}
+        if age in (Age.FRESH, Age.OPEN, Age.CLOSED, Age.EDGE) and conflicts:
+            allowed |= {("token_conflict", None)}
+        if first is None and age is Age.OPEN:
+            allowed |= {("token_pending", None)}
+        if first is None and age in (Age.CLOSED, Age.EDGE):
+            allowed |= {("token_too_old", False)}
+            if send.scope in self.model.void:
+                # It was voided for another payload, and that is no news for this one.
+                allowed |= {("token_conflict", None)}
+        assert told in allowed, f"{send} ({age}, first {first}) was told {body}"
+        if told == ("token_too_old", False):
+            self.model.never(send)
+
+    @staticmethod
+    def _first_only(answers: list[tuple[bool, Any]]) -> None:
+        """Of all acknowledgements of a token, one at most says that it was the first."""
+        firsts = [body for _, body in answers if body["replayed"] is False]
+        known = any(before for before, _ in answers)
+        assert len(firsts) <= (0 if known else 1), answers
+
+    def read(self, now_us: int, body: Any, max_staleness_us: int | None) -> None:
+        """A count is exactly the model's, all of it or up to the instant it names."""
+        as_of_us = to_us(body["as_of"])
+        assert as_of_us <= now_us, "nothing is known of the future"
+        if max_staleness_us is not None:
+            assert as_of_us >= now_us - max_staleness_us, "staler than was asked for"
+        counter = body["counter"]
+        if body["accuracy"] == "accurate":
+            assert as_of_us == now_us
+            expected = self.model.count(counter)
+        else:
+            assert body["accuracy"] == "eventual"
+            assert max_staleness_us != 0
+            expected = self.model.count(counter, as_of_us)
+        assert body["count"] == expected, (body, sorted(self.model.sends(counter), key=str))

@@ -1,0 +1,305 @@
+"""The service under every interleaving a client, a clock and an operator can make, in process."""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
+
+from counter.types import Token
+from tests.properties.judge import Bounds, Judge
+from tests.support.app import App, store_that_fails
+from tests.support.model import Model, Send
+from tests.support.rest import item
+from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, to_us
+
+COUNTERS = ("a", "b", "ü/🙂")
+INT64_MAX = 2**63 - 1
+#: The namespace under test: windows of 1 s, closed 3 s + 500 ms after their end.
+SETTINGS = {
+    "rollup_window": "1s",
+    "accept_limit": "3s",
+    "future_limit": "2s",
+    "key_ttl": "2m",
+    "cache_ttl": "2s",
+}
+
+counters = st.sampled_from(COUNTERS)
+deltas = st.integers(-3, 3) | st.sampled_from([INT64_MAX, -INT64_MAX - 1])
+#: How old a token is when it is sent, on a grid so that tokens, clears and windows meet.
+ages = st.one_of(
+    st.just(0),
+    st.integers(-3, 8).map(lambda steps: steps * 500 * MILLISECOND),
+    st.sampled_from([3 * SECOND + 1, -2 * SECOND - 1, 4 * SECOND + 500 * MILLISECOND, 20 * SECOND]),
+    st.sampled_from([MINUTE, 5 * MINUTE, 9 * MINUTE, 10 * MINUTE + 1, HOUR]),
+)
+nonces = st.integers(0, 5).map(lambda number: number.to_bytes(16, "big"))
+staleness = st.sampled_from([None, 0, 500 * MILLISECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, HOUR])
+
+
+class CounterMachine(RuleBasedStateMachine):
+    """Sends, duplicates, hedges, clears, reads, rollups, restarts: always the distinct tokens."""
+
+    storage: ClassVar[str]
+    sent: Bundle[Send] = Bundle("sent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = Path("/dev/shm")
+        parent = memory if memory.is_dir() else None
+        self.directory = Path(tempfile.mkdtemp(prefix="counter-machine-", dir=parent))
+        self.runner = asyncio.Runner()
+        self.atomics = 0
+        self.keys: dict[tuple[str, str], tuple[int, int]] = {}
+        self.tried: set[str] = set()
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    @initialize(
+        counter_type=st.sampled_from(["ACCURATE", "EVENTUAL"]), shards=st.sampled_from([1, 3])
+    )
+    def start(self, counter_type: str, shards: int) -> None:
+        self.run(self._start(counter_type, shards))
+
+    async def _start(self, counter_type: str, shards: int) -> None:
+        # Its dataset keeps events for 10 m in slices of 5 m.
+        self.app = App(self.storage, self.directory, small=True)
+        await self.app.start()
+        await self.app.rest.within("p").create(counter_type, shards=shards, **SETTINGS)
+        self.judge = Judge(Bounds(self.now_us), Model())
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "judge"):
+                self.run(self._check_all())
+        finally:
+            if hasattr(self, "app"):
+                self.run(self.app.stop())
+            self.runner.close()
+            shutil.rmtree(self.directory)
+
+    @property
+    def now_us(self) -> int:
+        return self.app.clock.now_us()
+
+    @property
+    def rest(self) -> Any:
+        return self.app.rest.within("p")
+
+    # Sending.
+
+    @rule(target=sent, counter=counters, delta=deltas, clear=st.booleans(), age=ages, nonce=nonces)
+    def send(self, counter: str, delta: int, clear: bool, age: int, nonce: bytes) -> Send:
+        each = Send(Token(nonce, self.now_us - age), ((counter, 0 if clear else delta),), clear)
+        self._send_all([each])
+        return each
+
+    @rule(
+        target=sent,
+        items=st.lists(st.tuples(counters, deltas), min_size=1, max_size=4),
+        age=ages,
+    )
+    def send_atomic(self, items: list[tuple[str, int]], age: int) -> Send:
+        self.atomics += 1
+        nonce = (1_000 + self.atomics).to_bytes(16, "big")
+        each = Send(Token(nonce, self.now_us - age), tuple(items), atomic=True)
+        self._send_all([each])
+        return each
+
+    @rule(each=sent, copies=st.integers(1, 4))
+    def send_again(self, each: Send, copies: int) -> None:
+        """A duplicate, or several at once: a hedge."""
+        self._send_all([each] * copies)
+
+    @rule(each=sent, delta=deltas, copies=st.integers(0, 2))
+    def send_another_payload(self, each: Send, delta: int, copies: int) -> None:
+        """The same token for something else, at once with *copies* of what it was for."""
+        if each.atomic:
+            other = Send(each.token, ((each.counter, delta), *each.items[1:]), atomic=True)
+        else:
+            other = Send(each.token, ((each.counter, delta),))
+        self._send_all([each] * copies + [other])
+
+    @rule(
+        target=sent,
+        old=st.lists(sent, max_size=3),
+        new=st.lists(st.tuples(counters, deltas, ages, nonces), max_size=4),
+        rolls_up=st.booleans(),
+        restarts=st.booleans(),
+    )
+    def send_crowd(
+        self,
+        old: list[Send],
+        new: list[tuple[str, int, int, bytes]],
+        rolls_up: bool,
+        restarts: bool,
+    ) -> Any:
+        """Many clients at once, while the rollup runs and before a restart."""
+        fresh = [Send(Token(n, self.now_us - a), ((c, d),)) for c, d, a, n in new]
+        self._send_all([*fresh, *old, *fresh], rolls_up=rolls_up)
+        if restarts:
+            self.run(self.app.restart())
+        return multiple(*fresh)
+
+    @rule(
+        target=sent,
+        old=st.lists(sent, max_size=3),
+        new=st.lists(st.tuples(counters, deltas, ages, nonces), min_size=1, max_size=5),
+    )
+    def send_batch(self, old: list[Send], new: list[tuple[str, int, int, bytes]]) -> Any:
+        fresh = [Send(Token(n, self.now_us - a), ((c, d),)) for c, d, a, n in new]
+        sends = [each for each in (*fresh, *old) if not each.clear and not each.atomic]
+        items = [item(each.counter, each.delta, each.token) for each in sends]
+        answer = self.run(self.rest.batch_add(items))
+        assert answer.status_code == 200, answer.text
+        self.tried |= {each.counter for each in sends}
+        results = answer.json()["results"]
+        self.judge.many(self.now_us, list(zip(sends, results, strict=True)))
+        return multiple(*fresh)
+
+    @rule(counter=counters, key=st.sampled_from(["k", "order:1"]), hedges=st.integers(1, 3))
+    def send_key(self, counter: str, key: str, hedges: int) -> None:
+        """An id without a time: the first sighting within its time to live gives it one."""
+
+        async def all_at_once() -> list[httpx.Response]:
+            sends = (self.rest.add(counter, 1, key=key) for _ in range(hedges))
+            return await asyncio.gather(*sends)
+
+        self.tried.add(counter)
+        for answer in self.run(all_at_once()):
+            assert answer.status_code == 200, answer.text
+            time_us, expires_us = self.keys.get((counter, key), (0, 0))
+            if self.now_us >= expires_us:
+                time_us, expires_us = self.now_us, self.now_us + self.judge.bounds.key_ttl_us
+                self.keys[(counter, key)] = (time_us, expires_us)
+                nonce = f"{key}@{len(self.keys)}".encode().ljust(16, b"k")
+                self.judge.model.apply(Send(Token(nonce, time_us), ((counter, 1),)))
+            assert to_us(answer.json()["event_time"]) == time_us
+
+    @rule(each=sent, lands=st.booleans())
+    def send_into_a_fault(self, each: Send, lands: bool) -> None:
+        """The store fails before the write, or after it: unknown, until the token is sent again."""
+        method = "append_atomic" if each.atomic else "append"
+        with store_that_fails(self.app, method, after=lands):
+            self.run(self._ask(each))
+        self._send_all([each])
+
+    @rule(each=sent, steps=st.integers(0, 12))
+    def hang_up(self, each: Send, steps: int) -> None:
+        """The client goes away in the middle: unknown, until the token is sent again."""
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(self._ask(each))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self.run(cancelled())
+        self._send_all([each])
+
+    def _send_all(self, sends: list[Send], *, rolls_up: bool = False) -> None:
+        """Send all at once, and hold every answer against the model."""
+
+        async def all_at_once() -> list[Any]:
+            work: list[Any] = [self._ask(each) for each in sends]
+            if rolls_up:
+                work.insert(len(work) // 2, self.app.roll_up())
+            results = await asyncio.gather(*work)
+            return [each for each in results if each is not None]
+
+        self.tried |= {name for each in sends for name, _ in each.items}
+        bodies = self.run(all_at_once())
+        self.judge.many(self.now_us, list(zip(sends, bodies, strict=True)))
+
+    async def _ask(self, each: Send) -> Any:
+        """The answer to one send: the body of an acknowledgement, or a problem."""
+        if each.atomic:
+            answer = await self.rest.atomic_add(each.items, each.token)
+        elif each.clear:
+            answer = await self.rest.clear(each.counter, each.token)
+        else:
+            answer = await self.rest.add(each.counter, each.delta, each.token)
+        body = answer.json()
+        if answer.status_code != 200:
+            assert body["status"] == answer.status_code
+            return body
+        if each.atomic:
+            found = [(result["counter"], result["delta"]) for result in body["results"]]
+            assert found == list(each.items)
+            return body["results"][0]
+        return body
+
+    # Time, the operator, and reading.
+
+    @rule(wait=st.sampled_from([1, 100 * MILLISECOND, 500 * MILLISECOND, SECOND, 4 * SECOND, 20 * SECOND]))
+    def advance(self, wait: int) -> None:
+        self.app.clock.advance(wait)
+
+    @rule(minutes=st.sampled_from([1, 4, 6, 12]))
+    def sleep(self, minutes: int) -> None:
+        """Long enough for slices to end and to be dropped; their keeper looks in now and then."""
+        for _ in range(minutes // 2 + 1):
+            self.app.clock.advance(minutes * MINUTE // (minutes // 2 + 1))
+            self.run(self.app.roll_up())
+
+    @rule()
+    def roll_up(self) -> None:
+        self.run(self.app.roll_up())
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.app.restart())
+
+    @rule(counter=counters)
+    def recount(self, counter: str) -> None:
+        answer = self.run(self.rest.post(self.rest.path(counter, "recount"), {}))
+        assert answer.status_code == 202, answer.text
+        self.tried.add(counter)
+
+    @rule(wanted=st.lists(counters, min_size=1, max_size=3), max_staleness=staleness)
+    def read(self, wanted: list[str], max_staleness: int | None) -> None:
+        self.run(self._read(wanted, max_staleness))
+
+    async def _read(self, wanted: list[str], max_staleness: int | None) -> None:
+        text = None if max_staleness is None else f"{max_staleness}us"
+        answers = await asyncio.gather(*(self.rest.get(counter, text) for counter in wanted))
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+            self.judge.read(self.now_us, answer.json(), max_staleness)
+
+    @rule(each=sent)
+    def add_and_get(self, each: Send) -> None:
+        """What it answers holds the add it answers for."""
+        if each.atomic or each.clear:
+            return
+        work = self.rest.add(each.counter, each.delta, each.token, verb="add-and-get")
+        answer = self.run(work)
+        self.judge.one(self.now_us, each, answer.json())
+        if answer.status_code == 200:
+            assert answer.json()["count"] == self.judge.model.count(each.counter)
+
+    async def _check_all(self) -> None:
+        """At the end: every way to look at every counter shows the distinct tokens."""
+        model = self.judge.model
+        await self._read(list(COUNTERS), 0)
+        names = set(await self.rest.names())
+        assert model.counters() <= names <= self.tried
+        self.app.clock.advance(10 * SECOND)
+        await self.app.roll_up()
+        await self._read(list(COUNTERS), 6 * SECOND)
+        await self._read(list(COUNTERS), 0)
+        kept_us = self.now_us - self.judge.bounds.retention_us
+        for counter in COUNTERS:
+            events = [
+                (to_us(each["event_time"]), each.get("delta", 0), each.get("clear", False))
+                for each in await self.rest.events(counter, limit=3)
+            ]
+            assert events == sorted(events, key=lambda event: -event[0])
+            recent = sorted(event for event in events if event[0] >= kept_us)
+            assert recent == model.events(counter, kept_us)

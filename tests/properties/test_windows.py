@@ -1,0 +1,72 @@
+"""When a window is closed: never while an acknowledged event can still land in it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counter import limits
+from counter.types import CounterType, Dataset, Era, Namespace, NamespaceSettings, PayloadCheck
+from counter.windows import accept_limit_at, closed_through, closes_at, window_of
+
+SLICE_US = 1_000
+
+
+@st.composite
+def namespaces(draw: st.DrawFn) -> Namespace:
+    """A namespace whose accept limit changes from slice to slice, in small numbers."""
+    window_us = draw(st.sampled_from([1, 10, 50, 100, 250, 1_000]))
+    borders = sorted(draw(st.sets(st.integers(1, 8), max_size=3)))
+    accept_limits = st.integers(1, 700)
+    eras = [Era(0, draw(accept_limits))]
+    eras += [Era(border * SLICE_US, draw(accept_limits)) for border in borders]
+    write_timeout_us = draw(st.integers(0, 100))
+    skew_us = draw(st.integers(0, 50))
+    dataset = Dataset(1, "d", limits.DAY, SLICE_US, SLICE_US, 1, write_timeout_us, skew_us)
+    settings = NamespaceSettings(
+        CounterType.ACCURATE, "d", eras[-1][1], 1, window_us, 1, PayloadCheck.GUARD, 1, 1
+    )
+    return Namespace(1, "n", settings, tuple(eras), dataset, 0, 1)
+
+
+instants = st.integers(0, 10 * SLICE_US)
+
+
+@given(namespaces(), instants, instants)
+def test_no_event_lands_in_a_closed_window(
+    namespace: Namespace, now_us: int, event_us: int
+) -> None:
+    """Admitted at any instant of any process's clock, it lands before its window closes."""
+    through_us = closed_through(namespace, now_us)
+    dataset = namespace.dataset
+    latest_admission_us = event_us + accept_limit_at(namespace, event_us)
+    latest_landing_us = latest_admission_us + dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
+    if latest_landing_us >= now_us:
+        assert event_us > through_us
+
+
+@given(namespaces(), instants)
+def test_closed_through_is_the_end_of_a_run_of_closed_windows(
+    namespace: Namespace, now_us: int
+) -> None:
+    through_us = closed_through(namespace, now_us)
+    size_us = namespace.settings.rollup_window_us
+    assert (through_us + 1) % size_us == 0
+    first = through_us + 1
+    closed = [
+        closes_at(namespace, start_us) <= now_us
+        for start_us in range(max(0, first - 20 * size_us), first + size_us, size_us)
+    ]
+    assert all(closed[:-1]), "every window up to it is closed"
+    assert not closed[-1] or through_us == -1, "and the next one is open"
+
+
+@given(namespaces(), instants, st.integers(0, 2_000))
+def test_closed_stays_closed(namespace: Namespace, now_us: int, later_us: int) -> None:
+    assert closed_through(namespace, now_us) <= closed_through(namespace, now_us + later_us)
+
+
+@given(namespaces(), instants)
+def test_a_window_closes_for_all_its_instants_at_once(namespace: Namespace, event_us: int) -> None:
+    size_us = namespace.settings.rollup_window_us
+    start_us = window_of(event_us, size_us)
+    last_us = start_us + size_us - 1
+    assert closes_at(namespace, start_us) == closes_at(namespace, last_us)

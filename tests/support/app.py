@@ -1,0 +1,110 @@
+"""The service in this process: the same wiring as in production, over ASGI, with a fake clock.
+
+Nothing runs in the background: the test moves the clock and drives the rollup.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+
+from counter.errors import StoreUnavailableError
+from tests.support.clock import FakeClock
+from tests.support.lifespan import Lifespan
+from tests.support.needs import need
+from tests.support.rest import Rest
+from tests.support.times import SECOND, START_US
+
+#: The default dataset and namespace: the defaults of the program, and ones that soon see an end.
+WIDE: dict[str, Any] = {}
+SMALL: dict[str, Any] = {
+    "retention": "10m",
+    "slice": "5m",
+    "write_timeout": "500ms",
+    "rollup_window": "1s",
+}
+
+
+class App:
+    """One service after another over the same data."""
+
+    def __init__(self, storage: str, directory: Path, *, small: bool = False) -> None:
+        self._api = need("api.app")
+        self._settings = need("counter.config").Settings(
+            data=directory, rollup=False, **(SMALL if small else WIDE)
+        )
+        self.clock = FakeClock(START_US)
+        self._memory: Any = None
+        if storage == "memory":
+            dataset = replace(self._settings.dataset(), id=1)
+            self._memory = need("counter.storage.memory").MemoryStore(self.clock, (dataset,))
+
+    async def start(self) -> None:
+        """Wire a service and run its start."""
+        self._app = self._api.create_app(
+            self._settings, store=self._memory, clock=self.clock, rollup=False
+        )
+        self._lifespan = Lifespan(self._app)
+        await self._lifespan.start()
+        transport = httpx.ASGITransport(self._app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def stop(self) -> None:
+        """Run its end."""
+        await self.http.aclose()
+        await self._lifespan.stop()
+
+    async def restart(self) -> None:
+        """Another service over the same data: what was only in its memory is gone."""
+        await self.stop()
+        await self.start()
+
+    @property
+    def rest(self) -> Rest:
+        """The namespace ``default``."""
+        return Rest(self.http)
+
+    @property
+    def store(self) -> Any:
+        return self._app.store
+
+    async def roll_up(self) -> None:
+        """One pass of the worker: slices made and dropped, closed windows rolled up."""
+        await self._app.worker.tick()
+
+    async def pass_retention(self) -> None:
+        """Let time pass until every event of now is dropped."""
+        dataset = self._settings.dataset()
+        for _ in range(dataset.retention_us // dataset.slice_us + 3):
+            self.clock.advance(dataset.slice_us)
+            for _ in range(2):
+                await self.roll_up()
+
+
+@asynccontextmanager
+async def running(storage: str, directory: Path, *, small: bool = False) -> AsyncIterator[App]:
+    """A started service, stopped at the end."""
+    app = App(storage, directory, small=small)
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.stop()
+
+
+@contextmanager
+def store_that_fails(app: App, method: str, *, after: bool = False) -> Iterator[None]:
+    """Have calls of the store's *method* fail: before they do anything, or *after* they did it."""
+    works = getattr(app.store, method)
+
+    async def fails(*arguments: Any, **named: Any) -> None:
+        if after:
+            await works(*arguments, **named)
+        raise StoreUnavailableError("a fault that a test planted", retry_after_us=SECOND)
+
+    with patch.object(app.store, method, fails):
+        yield

@@ -1,0 +1,105 @@
+"""What the service must answer, in as little code as can say it: sets of tokens, no windows.
+
+It knows nothing of how counts are kept. A counter is the set of its applied tokens; its count at an
+instant is the sum of the deltas up to it that no clear erased.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from counter.types import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One thing a client asked for under a token, by the route it went through.
+
+    ``items`` holds (counter, delta) of an atomic add; a single add or clear has one item.
+    """
+
+    token: Token
+    items: tuple[tuple[str, int], ...]
+    clear: bool = False
+    atomic: bool = False
+
+    @property
+    def counter(self) -> str:
+        return self.items[0][0]
+
+    @property
+    def delta(self) -> int:
+        return self.items[0][1]
+
+    @property
+    def scope(self) -> tuple[object, ...]:
+        """Two sends of one scope are sends of one token: only one payload of them can count."""
+        names = tuple(sorted(name for name, _ in self.items)) if self.atomic else self.counter
+        return (self.atomic, names, self.token)
+
+    def differs(self, other: "Send") -> bool:
+        """Whether the two, of one scope, ask for different things."""
+        if self.clear or other.clear:
+            return self.clear != other.clear
+        return self._by_counter() != other._by_counter()
+
+    def _by_counter(self) -> dict[str, list[int]]:
+        """The deltas of each counter in their order; the order of counters means nothing."""
+        found: dict[str, list[int]] = {}
+        for name, delta in self.items:
+            found.setdefault(name, []).append(delta)
+        return found
+
+
+class Contradiction(AssertionError):
+    """Two definite answers about one token say different things."""
+
+
+@dataclass(slots=True)
+class Model:
+    """Every token anybody was told something definite about."""
+
+    applied: dict[tuple[object, ...], Send] = field(default_factory=dict)
+    void: set[tuple[object, ...]] = field(default_factory=set)
+
+    def apply(self, send: Send) -> None:
+        """The service said that *send* counts."""
+        if send.scope in self.void:
+            raise Contradiction(f"{send} was said never to count, and now it does")
+        first = self.applied.setdefault(send.scope, send)
+        if first.differs(send):
+            raise Contradiction(f"{send} was acknowledged although its token stands for {first}")
+
+    def never(self, send: Send) -> None:
+        """The service said that the token of *send* will never count."""
+        if send.scope in self.applied:
+            raise Contradiction(f"{send} was acknowledged, and now it is said never to count")
+        self.void.add(send.scope)
+
+    def sends(self, counter: str) -> Iterable[tuple[Send, int]]:
+        """The applied sends that touch *counter*, with the delta of each touch."""
+        for send in self.applied.values():
+            for name, delta in send.items:
+                if name == counter:
+                    yield send, delta
+
+    def count(self, counter: str, as_of_us: int | None = None) -> int:
+        """The count of *counter* by all its events, or by those up to *as_of_us*."""
+        seen = [
+            (send.token.generation_time_us, delta, send.clear)
+            for send, delta in self.sends(counter)
+            if as_of_us is None or send.token.generation_time_us <= as_of_us
+        ]
+        cleared_us = max((time_us for time_us, _, clear in seen if clear), default=-1)
+        return sum(delta for time_us, delta, clear in seen if not clear and time_us > cleared_us)
+
+    def events(self, counter: str, from_us: int = 0) -> list[tuple[int, int, bool]]:
+        """(time, delta, clear) of every event since *from_us*; a clear's delta is 0."""
+        return sorted(
+            (send.token.generation_time_us, 0 if send.clear else delta, send.clear)
+            for send, delta in self.sends(counter)
+            if send.token.generation_time_us >= from_us
+        )
+
+    def counters(self) -> set[str]:
+        """Every counter that holds an event."""
+        return {name for send in self.applied.values() for name, _ in send.items}

@@ -1,0 +1,145 @@
+"""The real thing: ``python -m counter serve`` as a process that a test may kill."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.support.rest import Rest
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Small windows, so that real time passes them while a test looks on.
+SMALL_WINDOWS = (
+    *("--retention", "1h", "--slice", "10m", "--write-timeout", "100ms"),
+    *("--rollup-window", "200ms", "--accept-limit", "500ms"),
+)
+_SERVING = re.compile(r"Serving on (http://127\.0\.0\.1:\d+)")
+
+
+def _command(data: Path, flags: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "counter", "serve", "--port", "0", "--data", str(data), *flags]
+
+
+class Server:
+    """One service process after another on the same data directory."""
+
+    def __init__(self, data: Path, logs: Path, flags: tuple[str, ...] = SMALL_WINDOWS) -> None:
+        self.data = data
+        self.url = ""
+        self.starts = 0
+        self._logs = logs
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "start the server first"
+        return self._process
+
+    def output(self, stream: str) -> str:
+        """What the latest process wrote to ``out`` or ``err``."""
+        path = self._logs / f"{self.starts}.{stream}"
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    async def start(self) -> None:
+        """Start a process and wait until it listens."""
+        assert self._process is None, "it runs already"
+        self.starts += 1
+        with (
+            (self._logs / f"{self.starts}.out").open("wb") as out,
+            (self._logs / f"{self.starts}.err").open("wb") as err,
+        ):
+            self._process = subprocess.Popen(
+                _command(self.data, self._flags),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+
+        async def listens() -> re.Match[str] | None:
+            code = self.process.poll()
+            assert code is None, f"exit {code} at the start:\n{self.output('err')}"
+            return _SERVING.search(self.output("out"))
+
+        self.url = (await eventually(listens, "the service listens"))[1]
+
+    def kill(self) -> None:
+        """``kill -9``: nothing of the process gets to run again."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._process = None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.process.send_signal(signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """The exit code of a process that was asked to end."""
+        process = self.process
+
+        async def ended() -> bool:
+            return process.poll() is not None
+
+        await eventually(ended, "the service ends after SIGTERM")
+        self._process = None
+        assert process.returncode is not None
+        return process.returncode
+
+    async def stop(self) -> int:
+        """Ask it to end, and wait; its exit code."""
+        self.terminate()
+        return await self.ended()
+
+    def all_errors(self) -> str:
+        """Everything that every process wrote to stderr."""
+        logs = sorted(self._logs.glob("*.err"))
+        return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+
+    def clean_up(self) -> None:
+        """Leave nothing running, whatever happened."""
+        if self._process is not None:
+            self.kill()
+
+    @asynccontextmanager
+    async def client(self, namespace: str = "default") -> AsyncIterator[Rest]:
+        """The API of the process that listens now."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=30.0, trust_env=False) as http:
+            yield Rest(http, namespace)
+
+
+@asynccontextmanager
+async def serving(data: Path, logs: Path, *flags: str) -> AsyncIterator[Server]:
+    """A started server, cleaned up at the end; later *flags* overrule the small windows."""
+    logs.mkdir(parents=True, exist_ok=True)
+    server = Server(data, logs, (*SMALL_WINDOWS, *flags))
+    try:
+        await server.start()
+        yield server
+    finally:
+        server.clean_up()
+
+
+def refused(data: Path, *flags: str) -> tuple[int, str]:
+    """Exit code and stderr of a start that must fail; one that serves is ended and fails."""
+    try:
+        done = subprocess.run(
+            _command(data, (*SMALL_WINDOWS, *flags)),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"it serves, or hangs, on {data}: {error.stdout!r}") from error
+    return done.returncode, done.stderr.decode()
