@@ -146,6 +146,8 @@ class Demo:
     async def _faults(self, feed: Feed) -> list[str]:
         """What went wrong other than counts; stops the service, as that may go wrong too."""
         tally, faults = self._tally, []
+        if tally.adds_done != feed.adds:
+            faults.append(f"{tally.adds_done:,} of {feed.adds:,} adds were acknowledged")
         if tally.contradictions:
             first = tally.first_contradiction
             faults.append(f"{tally.contradictions} answers go against earlier ones; first: {first}")

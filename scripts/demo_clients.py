@@ -115,7 +115,9 @@ class Client:
             response = await self._http.post(ADD_PATH, **_body(batch))
         except httpx.TransportError as error:
             self._note_failure(batch, error)
-            return self._jitter.uniform(0.1, 0.3)
+            # Here, and not in the outbox: while the service is down a client begins nothing new.
+            await asyncio.sleep(self._jitter.uniform(0.1, 0.3))
+            return 0.0
         self._note_sent(batch)
         if response.status_code != httpx.codes.OK:
             self._tally.unavailable += 1
