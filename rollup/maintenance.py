@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SLICES_AHEAD
 from counter.namespaces import Namespaces
 from counter.partitions import slice_start
@@ -74,5 +75,9 @@ class Maintenance:
         """The earliest watermark of all the shards."""
         earliest_us = now_us
         for namespace in namespaces:
-            earliest_us = min([earliest_us, *await self._store.watermarks(namespace)])
+            try:
+                earliest_us = min([earliest_us, *await self._store.watermarks(namespace)])
+            except NamespaceUnknownError:
+                # Deleted meanwhile: it holds nothing back.
+                continue
         return earliest_us

@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from counter.errors import SliceMissingError, TokenConflictError, UnavailableError
+from counter.errors import (
+    NamespaceUnknownError,
+    SliceMissingError,
+    TokenConflictError,
+    UnavailableError,
+)
 from counter.limits import MILLISECOND, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
@@ -66,7 +71,11 @@ class RollupWorker:
         written = 0
         for namespace in self._namespaces.all():
             for shard in range(namespace.settings.shards):
-                written += await self.roll_shard(namespace, shard)
+                try:
+                    written += await self.roll_shard(namespace, shard)
+                except NamespaceUnknownError:
+                    _log.info("namespace %s was deleted under the rollup", namespace.name)
+                    break
         return written
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:

@@ -76,6 +76,8 @@ class SqliteEvents(SqliteBase):
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
         spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
+        for _, start_us in windows:
+            slice_of(self._slices[namespace.dataset.id], start_us)
         result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
         return result
 
@@ -124,13 +126,17 @@ class SqliteEvents(SqliteBase):
                 results.append(NamespaceUnknownError(f"namespace {namespace.name!r} is deleted"))
                 continue
             outcomes = [Written.LATE] * len(events)
-            results.append(outcomes)
             fresh = [
                 index
                 for index, event in enumerate(events)
                 if not self._is_late(connection, now_us, namespace, event)
             ]
-            prepared = self._prepare(connection, namespace, [events[index] for index in fresh])
+            try:
+                prepared = self._prepare(connection, namespace, [events[index] for index in fresh])
+            except SliceMissingError as error:
+                results.append(error)
+                continue
+            results.append(outcomes)
             for index, (table, row) in zip(fresh, prepared, strict=True):
                 rows.setdefault(table, []).append(row)
                 places.setdefault(table, []).append((outcomes, index))
@@ -184,20 +190,20 @@ class SqliteEvents(SqliteBase):
     def _prepare(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[tuple[str, _Row]]:
-        """The table and row of each event; makes the counters and marks that are not there."""
+        """The table and row of each event; makes the counters and marks that are not there.
+
+        Raises SliceMissingError before anything is made.
+        """
+        tables = self._tables(namespace, events)
         ids = self._ids(connection, namespace, events)
-        slices = self._slices[namespace.dataset.id]
         window_us = namespace.settings.rollup_window_us
         prepared: list[tuple[str, _Row]] = []
         marks: dict[tuple[int, int, int, int, int], None] = {}
-        current: Slice | None = None
-        table = ""
         known: set[int] = set()
         known_window_us = -1
-        for name, time_us, event_id, item, delta, clear, atom in events:
-            if current is None or not current.start_us <= time_us < current.end_us:
-                current = slice_of(slices, time_us)
-                table = events_table(namespace.dataset.id, current.start_us)
+        for table, (name, time_us, event_id, item, delta, clear, atom) in zip(
+            tables, events, strict=True
+        ):
             start_us = window_of(time_us, window_us)
             if start_us != known_window_us:
                 known = self._known.marked(namespace.id, start_us)
@@ -207,13 +213,37 @@ class SqliteEvents(SqliteBase):
                 shard = shard_of(name, namespace.settings.shards)
                 marks[(namespace.id, shard, start_us, counter_id, 0)] = None
             prepared.append(
-                (table, (counter_id, time_us, event_id, item, delta, 1 if clear else None, atom))
+                (
+                    table,
+                    (
+                        counter_id,
+                        time_us,
+                        event_id,
+                        item,
+                        0 if clear else delta,
+                        clear or None,
+                        atom,
+                    ),
+                )
             )
         if marks:
             bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
             for _, _, start_us, counter_id, _ in marks:
                 self._known.learn_mark(namespace.id, start_us, counter_id)
         return prepared
+
+    def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
+        dataset_id = namespace.dataset.id
+        tables: list[str] = []
+        start_us = end_us = 0
+        table = ""
+        for event in events:
+            if not start_us <= event[1] < end_us:
+                each = slice_of(self._slices[dataset_id], event[1])
+                start_us, end_us = each.start_us, each.end_us
+                table = events_table(dataset_id, start_us)
+            tables.append(table)
+        return tables
 
     def _ids(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
@@ -305,7 +335,7 @@ class SqliteEvents(SqliteBase):
 
     def _slices_between(self, dataset_id: int, first_us: int, last_us: int) -> list[Slice]:
         slices = self._slices[dataset_id]
-        if not slices or first_us < slices[0].start_us:
+        if first_us < self._dropped_before[dataset_id]:
             raise SliceMissingError(
                 f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
             )

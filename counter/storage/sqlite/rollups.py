@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from counter.errors import NamespaceUnknownError
 from counter.storage.sqlite.base import SqliteBase
 from counter.storage.sqlite.events import counter_ids, make_counters
 from counter.storage.sqlite.schema import one_json, to_cell, to_json
@@ -41,7 +42,9 @@ class SqliteRollups(SqliteBase):
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         """From memory: what the last commit that moved them said."""
         through = self._watermarks.get(namespace.id)
-        return through if through is not None else [0] * namespace.settings.shards
+        if through is None:
+            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+        return tuple(through)
 
     async def dirty(
         self,
@@ -122,7 +125,13 @@ class SqliteRollups(SqliteBase):
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
         rows = to_json(
-            (each.counter, row.window_us, int(row.cleared), to_cell(row.total))
+            (
+                each.counter,
+                row.window_us,
+                int(row.cleared),
+                to_cell(row.total),
+                each.checkpoint.time_us,
+            )
             for each in updates
             for row in each.rows
         )
@@ -143,10 +152,10 @@ class SqliteRollups(SqliteBase):
 
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
             _upsert_heads(connection, namespace.id, "checkpoint", heads)
-            _upsert_rows(connection, namespace.id, rows)
             if settled != "[]":
                 _upsert_heads(connection, namespace.id, "settled", settled)
                 _delete_settled_rows(connection, namespace.id, settled)
+            _upsert_rows(connection, namespace.id, rows)
             if done != "[]":
                 _delete_pending(connection, namespace.id, done)
 
@@ -228,10 +237,13 @@ def _upsert_heads(
 
 
 def _upsert_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+    """Set rows, but none of a batch that is older than the checkpoint, and none that is settled."""
     connection.execute(
         "INSERT INTO windows SELECT c.id, json_extract(j.value, '$[1]'),"
         f" json_extract(j.value, '$[2]'), json_extract(j.value, '$[3]'){_COUNTERS_OF_ROWS}"
-        " WHERE true ON CONFLICT (counter, start) DO UPDATE SET cleared = excluded.cleared,"
+        " WHERE c.checkpoint_at <= json_extract(j.value, '$[4]')"
+        " AND json_extract(j.value, '$[1]') > coalesce(c.settled_at, 0)"
+        " ON CONFLICT (counter, start) DO UPDATE SET cleared = excluded.cleared,"
         " total = excluded.total",
         (rows, namespace_id),
     )
