@@ -2,15 +2,16 @@
 
 from tests.contracts.atomic_cases import AtomicCases, NonTransactionalCases, TransactionalCases
 from tests.contracts.control_cases import (
+    LeaseCases,
     ListingCases,
     NamespaceCases,
     PurgeCases,
-    SliceCases,
 )
 from tests.contracts.decision_cases import DecisionCases, ReservationCases
 from tests.contracts.event_cases import EventCases
 from tests.contracts.fold_cases import FoldCases, ScanCases
 from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
+from tests.contracts.slice_cases import SliceCases
 
 __all__ = [
     "AtomicCases",
@@ -18,6 +19,7 @@ __all__ = [
     "DecisionCases",
     "EventCases",
     "FoldCases",
+    "LeaseCases",
     "ListingCases",
     "MarkCases",
     "NamespaceCases",

@@ -67,6 +67,10 @@ class TestListing(OnMemory, suites.ListingCases):
     """Listing counters."""
 
 
+class TestLeases(OnMemory, suites.LeaseCases):
+    """Leases of sequence numbers."""
+
+
 class TestPurge(OnMemory, suites.PurgeCases):
     """Purging."""
 
@@ -100,9 +104,12 @@ class TestCache(CacheCases):
         for name in ("a", "b"):
             await cache.increment(namespace, name, 5)
             await cache.put_many(namespace, [(name, Checkpoint(NOW, 1))])
-        await cache.best_effort(namespace, ["a"])
+        await cache.increment(namespace, "a", 1)
         await cache.increment(namespace, "c", 5)
-        assert list(await cache.best_effort(namespace, ["a", "b", "c"])) == [5, 0, 5]
+        assert list(await cache.best_effort(namespace, ["b", "c", "a"])) == [0, 5, 6]
+        await cache.best_effort(namespace, ["c"])
+        await cache.increment(namespace, "d", 5)
+        assert list(await cache.best_effort(namespace, ["a", "c", "d"])) == [0, 5, 5]
 
     async def test_a_count_as_of_the_same_instant_replaces(self, clock: FakeClock) -> None:
         """A recount corrects it without moving its time."""

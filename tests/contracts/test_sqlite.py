@@ -64,6 +64,10 @@ class TestListing(OnSqlite, suites.ListingCases):
     """Listing counters."""
 
 
+class TestLeases(OnSqlite, suites.LeaseCases):
+    """Leases of sequence numbers."""
+
+
 class TestPurge(OnSqlite, suites.PurgeCases):
     """Purging."""
 

@@ -16,6 +16,8 @@ from counter.windows import first_watermark
 
 #: One call of ``purge`` deletes at most this many rows, or one namespace's events.
 PURGE_ROWS_MAX: Final = 1_000
+#: The same for every in-memory store, so that one seed gives one run.
+STORE_ID: Final = b"inmemory"
 
 
 class MemoryControl(Part):
@@ -97,6 +99,11 @@ class MemoryControl(Part):
 
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._shelf(dataset).dropped_before_us
+
+    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
+        first = self._next_sequence
+        self._next_sequence += count
+        return STORE_ID, first
 
     async def purge(self, now_us: int) -> bool:
         if self._deleted:

@@ -171,6 +171,7 @@ class Part:
         self._spaces: dict[int, Space] = {}
         self._deleted: list[tuple[int, Dataset]] = []
         self._latest_id = 0
+        self._next_sequence = 1
 
     def _shelf(self, dataset: Dataset) -> Shelf:
         return self._shelves[dataset.id]

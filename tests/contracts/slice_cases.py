@@ -1,0 +1,102 @@
+"""The control plane's contract: slices of time."""
+
+import pytest
+
+from counter.errors import SliceMissingError
+from counter.limits import MINUTE
+from counter.ports import Store
+from counter.types import Namespace, Slice
+from tests.contracts.cases import (
+    FIRST_SLICE,
+    NOW,
+    SLICE,
+    SLICES_END,
+    T0,
+    StoreCases,
+    add,
+    slice_at,
+    total,
+    write,
+)
+
+
+class SliceCases(StoreCases):
+    """Slices are made ahead, retired, dropped from the earliest; what is dropped stays dropped."""
+
+    async def test_slices_are_listed_earliest_first(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """With the partitioning that each was made with."""
+        other = Slice(SLICES_END + SLICE, SLICES_END + 2 * SLICE, MINUTE, 32)
+        await store.make_slice(namespace.dataset, other)
+        await store.make_slice(namespace.dataset, slice_at(SLICES_END))
+        starts = range(FIRST_SLICE, SLICES_END + SLICE, SLICE)
+        expected = [slice_at(start_us) for start_us in starts] + [other]
+        assert list(await store.slices(namespace.dataset)) == expected
+
+    async def test_a_new_slice_takes_events(self, store: Store, namespace: Namespace) -> None:
+        """From its first instant to its last, in its own partitioning."""
+        await store.make_slice(
+            namespace.dataset, Slice(SLICES_END, SLICES_END + SLICE, SLICE, event_buckets=1)
+        )
+        events = [add(at=SLICES_END, number=n) for n in range(9)]
+        events.append(add(at=SLICES_END + SLICE - 1))
+        await write(store, namespace, *events)
+        assert await total(store, namespace) == 10
+
+    async def test_making_a_slice_again_changes_nothing(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Neither its events nor its partitioning."""
+        before = list(await store.slices(namespace.dataset))
+        await write(store, namespace, add())
+        await store.make_slice(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
+        assert list(await store.slices(namespace.dataset)) == before
+        assert await total(store, namespace) == 1
+
+    async def test_the_first_retirement_is_noted(self, store: Store, namespace: Namespace) -> None:
+        """Of the slice, which goes on holding its events."""
+        await write(store, namespace, add(at=T0 - SLICE))
+        start_us = T0 - SLICE
+        for now_us in (NOW, NOW + 1):
+            await store.retire_slice(namespace.dataset, start_us, now_us)
+        slices = await store.slices(namespace.dataset)
+        retired = {each.start_us: each.retired_at_us for each in slices if each.retired_at_us}
+        assert retired == {start_us: NOW}
+        assert await total(store, namespace) == 1
+
+    async def test_a_dropped_slice_is_an_error(self, store: Store, namespace: Namespace) -> None:
+        """Its events are gone, and who asks for one of them learns that it may have been."""
+        kept, dropped = add(at=FIRST_SLICE + SLICE), add(at=T0 - 2 * SLICE - 5 * MINUTE)
+        await write(store, namespace, kept, dropped)
+        assert await store.dropped_before(namespace.dataset) == 0
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
+        for event in (dropped, add("never", FIRST_SLICE)):
+            with pytest.raises(SliceMissingError):
+                await store.find(namespace, [event])
+            with pytest.raises(SliceMissingError):
+                await store.sums(namespace, [("c", FIRST_SLICE)])
+        assert list(await store.find(namespace, [kept])) == [kept]
+        assert await total(store, namespace) == 1
+
+    async def test_a_dropped_slice_is_not_made_again(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """An empty table would answer that nothing was ever there."""
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.make_slice(namespace.dataset, slice_at(FIRST_SLICE))
+        starts = [each.start_us for each in await store.slices(namespace.dataset)]
+        assert starts[0] == FIRST_SLICE + SLICE
+        with pytest.raises(SliceMissingError):
+            await store.find(namespace, [add(at=FIRST_SLICE)])
+
+    async def test_slices_drop_one_after_the_other(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """The bound follows each."""
+        for n in range(1, 4):
+            (first, *_) = await store.slices(namespace.dataset)
+            await store.drop_slice(namespace.dataset, first.start_us)
+            assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + n * SLICE
+        assert len(await store.slices(namespace.dataset)) == 2
