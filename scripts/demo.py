@@ -109,11 +109,12 @@ class Demo:
             # In the midst of a batch, not between two.
             await asyncio.sleep(random.uniform(0.0, 0.2))
             await self._service.kill()
-            self._show.say(f"kill -9, number {self._service.kills}: down for {down_s:.0f} s or so")
+            pause = f", and down for {down_s:.0f} s" if down_s else ""
+            self._show.say(f"kill -9, number {self._service.kills}{pause}")
             await asyncio.sleep(down_s)
             begin_s = time.monotonic()
             await self._service.restart()
-            self._show.say(f"up again after {time.monotonic() - begin_s:.1f} s")
+            self._show.say(f"started again in {time.monotonic() - begin_s:.1f} s")
 
     async def _compare(
         self, truth: Counter[str], feed: Feed, counting_s: float, begin_s: float

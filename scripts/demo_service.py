@@ -34,6 +34,7 @@ class Service:
         self._data = folder / "data"
         self._log = folder / "service.log"
         self._port = free_port()
+        self._log_begin = 0
         self._process: Process | None = None
         self.kills = 0
         self.restarts = 0
@@ -47,23 +48,25 @@ class Service:
         command = [sys.executable, "-m", "counter", "serve", "--host", HOST]
         command += ["--port", str(self._port), "--data", str(self._data)]
         with self._log.open("ab") as log:
-            begin = log.tell()
+            self._log_begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
+                # The service's own defaults, whatever the caller's environment sets.
+                env={k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
                 # Ctrl-C is for the demo alone, which then ends the service itself.
                 start_new_session=True,
             )
-        await self._listens(self._process, begin)
+        await self._listens(self._process)
 
-    async def _listens(self, process: Process, begin: int) -> None:
+    async def _listens(self, process: Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
                 while process.returncode is None:
-                    if b"Serving on " in self._log.read_bytes()[begin:]:
+                    if "Serving on " in self.log_tail():
                         return
                     await asyncio.sleep(0.02)
         raise ServiceError(
@@ -92,9 +95,13 @@ class Service:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 code = await process.wait()
         except TimeoutError:
-            raise ServiceError(f"SIGTERM did not end it in {STOP_TIMEOUT_S:.0f} s") from None
+            raise ServiceError(
+                f"SIGTERM did not end the service in {STOP_TIMEOUT_S:.0f} s"
+            ) from None
         if code != 0:
-            raise ServiceError(f"it ended with exit code {code}:\n{self.log_tail()}")
+            raise ServiceError(
+                f"after SIGTERM the service's exit code is {code}, not 0:\n{self.log_tail()}"
+            )
 
     async def destroy(self) -> None:
         """End it if it still runs, and whatever it may have started."""
@@ -104,8 +111,9 @@ class Service:
             await self._process.wait()
 
     def log_tail(self) -> str:
-        """The end of what it wrote."""
-        return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARS:]
+        """The end of what it wrote since its last start."""
+        written = self._log.read_bytes()[self._log_begin :]
+        return written.decode(errors="replace")[-LOG_TAIL_CHARS:]
 
     def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
