@@ -56,7 +56,8 @@ class EventStore(Protocol):
         ...
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Leave an atomic mark in every shard that its events' counters are in."""
+        """Leave an atomic mark in every shard that its events' counters are in. Never for events
+        that no slice holds: nobody could ever find them."""
         ...
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
@@ -65,9 +66,9 @@ class EventStore(Protocol):
         ...
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        """Write all the events or none, atomic marks included, one answer for all: CONFLICT if any
-        stands with another payload, REPLAYED if all stood, else NEW. A crash or CONFLICT may leave
-        the marks of a store that is not transactional behind."""
+        """Write all the events or none, one answer for all: CONFLICT if any stands with another
+        payload, REPLAYED if all stood, else NEW. Where the store is not transactional,
+        :meth:`mark_atomic` comes first and leaves its mark whatever comes of the events."""
         ...
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:

@@ -33,6 +33,7 @@ from tests.contracts.cases import (
     total,
     write,
     written,
+    written_atomic,
 )
 from tests.support.clock import FakeClock
 
@@ -45,35 +46,35 @@ class AtomicCases(StoreCases):
     async def test_all_items_are_written(self, store: Store, namespace: Namespace) -> None:
         """Several counters and one counter several times; NEW once, REPLAYED ever after."""
         events = atomic(("a", 1), ("b", -2), ("a", 4), ("a", 4))
-        assert await store.append_atomic(namespace, events) is Written.NEW
+        assert await written_atomic(store, namespace, events) is Written.NEW
         for _ in range(2):
-            assert await store.append_atomic(namespace, events) is Written.REPLAYED
+            assert await written_atomic(store, namespace, events) is Written.REPLAYED
         assert list(await store.find(namespace, events)) == events
         assert [await total(store, namespace, name) for name in ("a", "b")] == [9, -2]
 
     async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
         """Where one item stands with another payload, none of the list is written."""
         first = atomic(("a", 1), ("b", 2))
-        assert await store.append_atomic(namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, first) is Written.NEW
         for other in (
             atomic(("a", 1), ("b", 3)),
             atomic(("c", 9), ("b", 2)),
             atomic(("a", 1), ("b", 2), ("c", 9)),
         ):
-            assert await store.append_atomic(namespace, other) is Written.CONFLICT
+            assert await written_atomic(store, namespace, other) is Written.CONFLICT
         assert [await total(store, namespace, name) for name in "abc"] == [1, 2, 0]
         assert list(await store.find(namespace, first)) == first
 
     async def test_a_single_add_is_no_item(self, store: Store, namespace: Namespace) -> None:
         """An add and an atomic add of one nonce and time are two tokens: scopes differ."""
         await write(store, namespace, add("a", delta=1))
-        assert await store.append_atomic(namespace, atomic(("a", 10))) is Written.NEW
+        assert await written_atomic(store, namespace, atomic(("a", 10))) is Written.NEW
         assert await total(store, namespace, "a") == 11
 
     async def test_items_are_listed_as_items(self, store: Store, namespace: Namespace) -> None:
         """A scan gives their keys and the fingerprint of their list."""
         events = atomic(("c", 1), ("c", 2))
-        await store.append_atomic(namespace, events)
+        await written_atomic(store, namespace, events)
         found = await store.scan(
             namespace, "c", from_us=FIRST_SLICE, to_us=SLICES_END, before=None, limit=9
         )
@@ -83,7 +84,7 @@ class AtomicCases(StoreCases):
         """Each counter among the items is dirty in its own shard."""
         namespace = await make_namespace(store, shards=3)
         names = [f"c{n}" for n in range(12)]
-        await store.append_atomic(namespace, atomic(*((name, 1) for name in names)))
+        await written_atomic(store, namespace, atomic(*((name, 1) for name in names)))
         for shard in range(3):
             own = {name for name in names if shard_of(name, 3) == shard}
             assert own
@@ -103,7 +104,9 @@ class NonTransactionalCases(StoreCases):
         """Nobody could ever sum its window; a recount's mark goes wherever the present is."""
         with pytest.raises(SliceMissingError):
             await store.mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
-        assert await marks(store, namespace) == []
+        with pytest.raises(SliceMissingError):
+            await written_atomic(store, namespace, atomic(("c", 1), at=SLICES_END))
+        assert await dirty_counters(store, namespace) == set()
         recount = Mark(SLICES_END, "b", T0)
         await store.mark(namespace, [recount])
         assert await marks(store, namespace, through=SLICES_END) == [recount]
@@ -114,12 +117,12 @@ class NonTransactionalCases(StoreCases):
         clock.advance(2 * WINDOW)
         assert list(await written(store, namespace, [add()])) == [Written.NEW]
 
-    async def test_an_atomic_add_leaves_its_list_in_every_shard(self, store: Store) -> None:
-        """So that a worker of any of them can finish what a crash left."""
+    async def test_an_atomic_mark_is_in_every_shard(self, store: Store) -> None:
+        """Its whole list: a worker of any of them can finish what a crash left."""
         namespace = await make_namespace(store, shards=3)
         names = [f"c{n}" for n in range(12)]
         events = atomic(*((name, 1) for name in names), at=NOW + WINDOW + 3)
-        await store.append_atomic(namespace, events)
+        await written_atomic(store, namespace, events)
         for shard in range(3):
             found = await store.dirty_atomic(
                 namespace, shard, after_us=NOW, through_us=NOW + WINDOW
@@ -142,8 +145,8 @@ class NonTransactionalCases(StoreCases):
     ) -> None:
         """Also where the second is refused: the first may be the one that was never written."""
         first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("c", 2))
-        assert await store.append_atomic(namespace, first) is Written.NEW
-        assert await store.append_atomic(namespace, second) is Written.CONFLICT
+        assert await written_atomic(store, namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, second) is Written.CONFLICT
         found = await store.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
         assert {mark.events for mark in found} == {tuple(first), tuple(second)}
 
@@ -151,7 +154,7 @@ class NonTransactionalCases(StoreCases):
         """After the one window, through the other, earliest first; dropped with the rest."""
         starts = [NOW + n * WINDOW for n in (2, 0, 3, 1)]
         for start_us in starts:
-            await store.append_atomic(namespace, atomic(("a", 1), at=start_us))
+            await written_atomic(store, namespace, atomic(("a", 1), at=start_us))
 
         async def found(after: int, through: int) -> list[int]:
             span = await store.dirty_atomic(namespace, 0, after_us=after, through_us=through)
@@ -168,7 +171,7 @@ class NonTransactionalCases(StoreCases):
         """By a retry, which is NEW where it wrote anything, or by a rewrite of the list."""
         first, second = atomic(("a", 1), ("b", 2)), atomic(("a", 10), ("b", 20), number=2)
         await written(store, namespace, [first[0], second[1]])
-        assert await store.append_atomic(namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, first) is Written.NEW
         await store.rewrite(namespace, second)
         assert list(await store.find(namespace, first + second)) == first + second
         assert [await total(store, namespace, name) for name in "ab"] == [11, 22]
@@ -192,7 +195,7 @@ class NonTransactionalCases(StoreCases):
             assert await tail(store, namespace) == Fold(False, 1)
             await written(store, namespace, [event, add("never-written")])
         assert await total(store, namespace, "never-written") == 0
-        assert await store.append_atomic(namespace, [event]) is not Written.CONFLICT
+        assert await written_atomic(store, namespace, [event]) is not Written.CONFLICT
         assert await tail(store, namespace) == Fold(False, 1)
 
     async def test_what_cannot_be_found_cannot_be_changed(

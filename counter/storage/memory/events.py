@@ -10,7 +10,6 @@ from counter.folding import fold_events
 from counter.partitions import shard_of, slice_of
 from counter.storage.memory.tables import Part, Partition, insert_once
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written
-from counter.windows import window_of
 
 
 class MemoryEvents(Part):
@@ -29,7 +28,9 @@ class MemoryEvents(Part):
             insert_once(space.names, mark.counter)
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        space = self._space(namespace)
+        space, slices = self._space(namespace), self._shelf(namespace.dataset).slices
+        for event in mark.events:
+            slice_of(slices, event.event_time_us)
         for event in mark.events:
             shard = shard_of(event.counter, len(space.shards))
             space.shards[shard].atomic_marks[mark] = None
@@ -47,8 +48,6 @@ class MemoryEvents(Part):
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         partitions = self._partitions(namespace, events)
-        window_us = window_of(events[0].event_time_us, namespace.settings.rollup_window_us)
-        await self.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         pairs = list(zip(events, partitions, strict=True))
         outcomes = [_compare(event, partition.get(event)) for event, partition in pairs]
         if Written.CONFLICT in outcomes:
