@@ -60,7 +60,7 @@ class Reply(NamedTuple):
 class Call:
     """A request: its scope, and the parts of its path that name a namespace and a counter."""
 
-    __slots__ = ("body_bytes_max", "counter", "namespace", "receive", "scope")
+    __slots__ = ("body_bytes_max", "counter", "key_is_token", "namespace", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, body_bytes_max: int) -> None:
         self.scope = scope
@@ -68,6 +68,8 @@ class Call:
         self.body_bytes_max = body_bytes_max
         self.namespace = ""
         self.counter = ""
+        #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
+        self.key_is_token = False
 
     def header(self, name: bytes) -> bytes | None:
         """The value of the header *name* (in lower case)."""
@@ -139,16 +141,22 @@ class Call:
 
     def credential(self, token: Token | None) -> Credential:
         """The token of the body, or what the Idempotency-Key header stands for; never both."""
-        given = self.header(b"idempotency-key")
-        if given is None:
+        keys = [value for name, value in self.scope["headers"] if name == b"idempotency-key"]
+        if not keys:
             return token
+        if len(keys) > 1:
+            raise InvalidParameterError(
+                f"there are {len(keys)} Idempotency-Key headers; give one", field="Idempotency-Key"
+            )
         if token is not None:
             raise TokenAmbiguousError(
                 "the body has an idempotency_token and there is an Idempotency-Key header;"
                 " give one of them"
             )
-        key = _bare_key(given.decode("latin-1"))
-        return token_of_uuid7(key) or key
+        key = _bare_key(keys[0].decode("latin-1"))
+        read = token_of_uuid7(key)
+        self.key_is_token = read is not None
+        return read or key
 
 
 def _bare_key(text: str) -> str:

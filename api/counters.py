@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from datetime import datetime
 
 import pydantic_core
 from pydantic import ValidationError
@@ -23,6 +22,7 @@ from api.models import (
     BatchGetBody,
     ClearBody,
     TokenBody,
+    check_counter_name,
 )
 from api.problems import body_error, problem_bytes
 from counter.clock import to_rfc3339, to_us
@@ -95,8 +95,10 @@ class CounterRoutes:
         except ValidationError as error:
             raise body_error(error) from error
         self._check_items(len(body.counters), "counters")
-        counts = await self._service.get(namespace, body.counters, body.max_staleness)
-        texts = [count_text(namespace, count) for count in counts]
+        problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
+        names = [name for name in body.counters if problems[name] is None]
+        counts = iter(await self._service.get(namespace, names, body.max_staleness))
+        texts = [problems[name] or count_text(namespace, next(counts)) for name in body.counters]
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
     async def batch_add(self, call: Call) -> Reply:
@@ -136,23 +138,20 @@ class CounterRoutes:
         return reply._replace(headers=added_reply(namespace, added[0]).headers)
 
     def _batch_items(self, body: bytes, ndjson: bool) -> list[Add | CounterError]:
-        """The items of a batch, each valid or its own problem: first as if all were valid."""
+        """The items of a batch, each valid or its own problem."""
         if ndjson:
             lines = [line for line in body.split(b"\n") if line.strip()]
             self._check_items(len(lines), "items")
-            body = b'{"items":[' + b",".join(lines) + b"]}"
+            return [_batch_item(line, index) for index, line in enumerate(lines)]
         try:
+            # All at once first: bad items are rare.
             items = BatchAddBody.model_validate_json(body).items
         except ValidationError as error:
-            raws = _loads_lines(lines) if ndjson else _loads_items(body, error)
+            raws = _raw_items(body, error)
             self._check_items(len(raws), "items")
             return [_batch_item(raw, index) for index, raw in enumerate(raws)]
-        if not ndjson:
-            self._check_items(len(items), "items")
-        elif len(items) != len(lines):
-            # Lines that are no values by themselves, and yet made a list of them together.
-            return [_batch_item(raw, index) for index, raw in enumerate(_loads_lines(lines))]
-        return [_add_of(item) for item in items]
+        self._check_items(len(items), "items")
+        return [_add_of(item, index) for index, item in enumerate(items)]
 
     def _check_items(self, count: int, field: str) -> None:
         if not 1 <= count <= self._batch_items_max:
@@ -165,10 +164,17 @@ def token_of(body: TokenBody | None) -> Token | None:
     """The token of a body. Raises InvalidBodyError for a time that no clock shows."""
     if body is None:
         return None
-    time_us = to_us(body.generation_time)
+    text = body.generation_time
+    try:
+        time_us = to_us(datetime.fromisoformat(text))
+    except (ValueError, OverflowError) as error:
+        raise InvalidBodyError(
+            f"idempotency_token.generation_time is {text}: {error}",
+            field="idempotency_token.generation_time",
+        ) from error
     if not TIME_MIN_US <= time_us <= TIME_MAX_US:
         raise InvalidBodyError(
-            f"idempotency_token.generation_time is {body.generation_time.isoformat()}; it must lie"
+            f"idempotency_token.generation_time is {text}; it must lie"
             f" from {to_rfc3339(TIME_MIN_US)} to {to_rfc3339(TIME_MAX_US)}",
             field="idempotency_token.generation_time",
         )
@@ -185,46 +191,37 @@ def _staleness(call: Call) -> int | None:
         raise InvalidParameterError(f"max_staleness: {error}", field="max_staleness") from error
 
 
-def _add_of(item: BatchAddItem) -> Add | CounterError:
+def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:
     try:
         token: Credential = token_of(item.idempotency_token)
     except CounterError as error:
+        error.detail = f"items.{index}.{error.detail}"
         return error
     return Add(item.counter, item.delta, token)
 
 
-#: Stands for a line of NDJSON that is not JSON: no value of JSON is one.
-_NOT_JSON: Final = object()
-
-
-def _loads_lines(lines: Sequence[bytes]) -> list[Any]:
-    return [_loads(line) for line in lines]
-
-
-def _loads(line: bytes) -> Any:
-    try:
-        return pydantic_core.from_json(line, allow_inf_nan=False)
-    except ValueError:
-        return _NOT_JSON
-
-
-def _loads_items(body: bytes, error: ValidationError) -> list[Any]:
-    """The items of a JSON body of which some are bad; *error* if it is not the items."""
+def _raw_items(body: bytes, error: ValidationError) -> list[bytes]:
+    """The items of a JSON body of which some are bad, each in JSON; *error* if it has no items."""
     if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in error.errors()):
         raise body_error(error) from error
-    items: list[Any] = pydantic_core.from_json(body)["items"]
-    return items
+    return [pydantic_core.to_json(raw) for raw in pydantic_core.from_json(body)["items"]]
 
 
-def _batch_item(raw: Any, index: int) -> Add | CounterError:
-    if raw is _NOT_JSON:
-        return InvalidBodyError(f"line {index + 1} is not JSON")
+def _batch_item(raw: bytes, index: int) -> Add | CounterError:
     try:
-        # By way of JSON, because strict mode reads times from JSON only.
-        item = BatchAddItem.model_validate_json(pydantic_core.to_json(raw))
+        item = BatchAddItem.model_validate_json(raw)
     except ValidationError as error:
         return body_error(error, ("items", index))
-    return _add_of(item)
+    return _add_of(item, index)
+
+
+def _name_problem(name: str, index: int) -> str | None:
+    """The problem of a counter's name that is not valid, in JSON."""
+    try:
+        check_counter_name(name)
+    except ValueError as error:
+        return problem_bytes(InvalidBodyError(f"counters.{index}: {error}")).decode()
+    return None
 
 
 def _outcome_text(namespace: Namespace, outcome: Added | CounterError) -> str:

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 
 from api.answers import problem_reply
 from api.call import Call, ClientGoneError, Receive, Reply, Scope, Send, counter_of_segment
-from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
+from counter.errors import (
+    CounterError,
+    MethodNotAllowedError,
+    NotFoundError,
+    TokenTooOldError,
+)
 
 Handler = Callable[[Call], Awaitable[Reply]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_UUID7_HINT = (
+    "; the Idempotency-Key was read as a UUIDv7, whose time is part of it: prefix ids that only"
+    " look like one, for example order:<id>"
+)
 _log = logging.getLogger("counter.api")
 
 
@@ -55,6 +64,8 @@ class Front:
             handler = self._handler(call, raw_path.partition(b"?")[0].split(b"/")[2:])
             reply = await handler(call)
         except CounterError as error:
+            if call.key_is_token and isinstance(error, TokenTooOldError):
+                error.detail += _UUID7_HINT
             reply = problem_reply(error)
         except ClientGoneError:
             return

@@ -7,7 +7,7 @@ import binascii
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -18,12 +18,14 @@ from api.problems import body_error
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
-from counter.errors import InvalidParameterError
+from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.folding import fold_rows
 from counter.ports import Clock, Store
 from counter.service import CounterService
 from counter.tokens import format_nonce
 from counter.types import Checkpoint, Event, WindowRow
+
+_LIMIT_DIGITS_MAX: Final = 9
 
 
 class ReportRoutes:
@@ -88,6 +90,10 @@ class ReportRoutes:
                 raise body_error(error) from error
         from_us = 0 if body.from_ is None else to_us(body.from_)
         until_us = limits.TIME_MAX_US if body.to is None else to_us(body.to)
+        if from_us >= until_us:
+            raise InvalidBodyError(
+                f"from {to_rfc3339(from_us)} is not before to {to_rfc3339(until_us)}", field="from"
+            )
         windows = await self._service.recount(namespace, call.counter, from_us, until_us)
         answer = {"namespace": namespace.name, "counter": call.counter, "windows": windows}
         return json_reply(answer, 202)
@@ -167,7 +173,8 @@ def _step(query: dict[str, str], from_us: int, to_us: int, window_us: int) -> in
 
 def _limit(query: dict[str, str]) -> int:
     text = query.get("limit", str(limits.PAGE_ITEMS_DEFAULT))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= limits.PAGE_ITEMS_MAX):
+    plain = text.isascii() and text.isdigit() and len(text) <= _LIMIT_DIGITS_MAX
+    if not (plain and 1 <= int(text) <= limits.PAGE_ITEMS_MAX):
         raise InvalidParameterError(
             f"limit is {text[:40]!r}; it must be from 1 to {limits.PAGE_ITEMS_MAX}", field="limit"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from pydantic import ValidationError
@@ -16,73 +17,57 @@ app = App(
 )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """Flags of ``counter serve``; one that is left out is read from the environment."""
+
+    host: Annotated[str | None, Parameter(help="The address to listen on [127.0.0.1].")] = None
+    port: Annotated[int | None, Parameter(help="The port; 0 for a free one [8080].")] = None
+    data: Annotated[Path | None, Parameter(help="The data directory [./data].")] = None
+    rollup: Annotated[bool | None, Parameter(help="Roll up in this process [yes].")] = None
+    retention: Annotated[
+        str | None,
+        Parameter(
+            help="How long events are kept, and so how late a retry may be;"
+            " fixed at the first start [7d]."
+        ),
+    ] = None
+    slice: Annotated[
+        str | None, Parameter(help="The span of one event table; fixed at the first start [1d].")
+    ] = None
+    write_timeout: Annotated[
+        str | None, Parameter(help="How long a write may take; fixed at the first start [1s].")
+    ] = None
+    rollup_window: Annotated[
+        str | None, Parameter(help="The rollup window of new namespaces [10s].")
+    ] = None
+    accept_limit: Annotated[
+        str | None,
+        Parameter(
+            help="How old a token may be when its add arrives; past it, it is resolved [5s]."
+        ),
+    ] = None
+    body_bytes_max: Annotated[int | None, Parameter(help="The largest body [1048576].")] = None
+    batch_items_max: Annotated[int | None, Parameter(help="The largest batch [1000].")] = None
+    request_timeout: Annotated[
+        str | None, Parameter(help="How long a request may take to arrive whole [10s].")
+    ] = None
+
+
 @app.command
-def serve(
-    *,
-    host: str | None = None,
-    port: int | None = None,
-    data: Path | None = None,
-    rollup: bool | None = None,
-    retention: str | None = None,
-    slice_: Annotated[str | None, Parameter(name="--slice")] = None,
-    write_timeout: str | None = None,
-    rollup_window: str | None = None,
-    accept_limit: str | None = None,
-    body_bytes_max: int | None = None,
-    batch_items_max: int | None = None,
-    request_timeout: str | None = None,
-) -> None:
+def serve(flags: ServeFlags | None = None) -> None:
     """Serve the REST API with SQLite in one process, and roll up in the background.
 
     Settings come from these flags, else from the environment (COUNTER_PORT, COUNTER_DATA, ...).
     Exit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start.
-
-    Parameters
-    ----------
-    host
-        The address to listen on [127.0.0.1].
-    port
-        The port to listen on, 0 for a free one [8080].
-    data
-        The data directory [./data].
-    rollup
-        Roll up in this process [yes].
-    retention
-        How long events are kept, and so how late a retry may be; fixed at the first start [7d].
-    slice_
-        The span of one event table; fixed at the first start [1d].
-    write_timeout
-        How long a write may take; fixed at the first start [1s].
-    rollup_window
-        The rollup window of the namespace "default" and of new ones [10s].
-    accept_limit
-        How old a token may be when its add arrives, before it is resolved instead [5s].
-    body_bytes_max
-        The largest body [1048576].
-    batch_items_max
-        The largest batch [1000].
-    request_timeout
-        How long a request may take to arrive whole [10s].
     """
-    given = {
-        "host": host,
-        "port": port,
-        "data": data,
-        "rollup": rollup,
-        "retention": retention,
-        "slice": slice_,
-        "write_timeout": write_timeout,
-        "rollup_window": rollup_window,
-        "accept_limit": accept_limit,
-        "body_bytes_max": body_bytes_max,
-        "batch_items_max": batch_items_max,
-        "request_timeout": request_timeout,
-    }
-    from api.serve import serve as run  # noqa: PLC0415
-    from counter.config import Settings  # noqa: PLC0415
-    from counter.errors import CounterError, StartupError  # noqa: PLC0415
+    from api.serve import serve as run
+    from counter.config import Settings
+    from counter.errors import CounterError, StartupError
 
-    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = asdict(flags or ServeFlags())
+    values = {name: value for name, value in given.items() if value is not None}
     try:
         run(Settings(**values))
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import Final
 from counter import limits
 from counter.durations import format_duration
 from counter.errors import (
+    InvalidBodyError,
     InvalidParameterError,
     NamespaceConflictError,
     NamespaceUnknownError,
@@ -71,9 +72,11 @@ class Namespaces:
         for field in _FIXED:
             old, new = getattr(namespace.settings, field), getattr(settings, field)
             if old != new:
+                if field.endswith("_us"):
+                    old, new = format_duration(old), format_duration(new)
                 raise NamespaceConflictError(
-                    f"{field.removesuffix('_us')} is {old!s} for the life of namespace"
-                    f" {namespace.name!r}; it cannot become {new!s}",
+                    f"{field.removesuffix('_us')} is {old} for the life of namespace"
+                    f" {namespace.name!r}; it cannot become {new}",
                     field=field.removesuffix("_us"),
                 )
         check_settings(settings, namespace.dataset)
@@ -100,13 +103,13 @@ class Namespaces:
             if each.name == name:
                 return each
         known = ", ".join(each.name for each in datasets)
-        raise InvalidParameterError(
+        raise InvalidBodyError(
             f"dataset {name[:80]!r} is not known; known are: {known}", field="dataset"
         )
 
 
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
-    """Raise InvalidParameterError, naming field, value and bound, where a rule is broken."""
+    """Raise InvalidBodyError, naming field, value and bound, where a rule is broken."""
     bounds: dict[str, tuple[int, int]] = {
         "accept_limit": (limits.MILLISECOND, min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us)),
         "future_limit": (
@@ -121,19 +124,19 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
     for field, (low_us, high_us) in bounds.items():
         value_us = getattr(settings, f"{field}_us")
         if not low_us <= value_us <= high_us:
-            raise InvalidParameterError(
+            raise InvalidBodyError(
                 f"{field} is {format_duration(value_us)}; it must be from"
                 f" {format_duration(low_us)} to {format_duration(high_us)}",
                 field=field,
             )
     if not 1 <= settings.shards <= limits.SHARDS_MAX:
-        raise InvalidParameterError(
+        raise InvalidBodyError(
             f"shards is {settings.shards}; it must be from 1 to {limits.SHARDS_MAX}",
             field="shards",
         )
     window_us = settings.rollup_window_us
     if dataset.slice_us % window_us:
-        raise InvalidParameterError(
+        raise InvalidBodyError(
             f"rollup_window {format_duration(window_us)} does not divide the dataset's slice of"
             f" {format_duration(dataset.slice_us)}",
             field="rollup_window",
@@ -141,7 +144,7 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
     windows = dataset.retention_us // window_us
     if windows > limits.WINDOWS_PER_RETENTION_MAX:
         least_us = dataset.retention_us / limits.WINDOWS_PER_RETENTION_MAX / limits.SECOND
-        raise InvalidParameterError(
+        raise InvalidBodyError(
             f"rollup_window {format_duration(window_us)} makes {windows} windows in the dataset's"
             f" retention of {format_duration(dataset.retention_us)}; at most"
             f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",

@@ -87,9 +87,11 @@ class CountReader:
         known: dict[str, Checkpoint] = {}
         if max_staleness_us != 0:
             cached = await self._cache.get_many(namespace, counters)
-            for counter, entry in zip(counters, cached, strict=True):
-                if entry is not None and entry.time_us >= oldest_us:
-                    known[counter] = entry
+            known = {
+                counter: entry
+                for counter, entry in zip(counters, cached, strict=True)
+                if entry is not None and entry.time_us >= oldest_us
+            }
         missing = [counter for counter in dict.fromkeys(counters) if counter not in known]
         live: dict[str, Checkpoint] = {}
         if missing:

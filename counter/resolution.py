@@ -42,7 +42,7 @@ class Resolver:
         found = await self._store.find(namespace, events)
         for event, stored in zip(events, found, strict=True):
             if stored is not None and not stored.same_payload(event):
-                raise _conflict(event)
+                raise conflict(event)
         if not all(found):
             self._check_closed(namespace, time_us, now_us)
         if self._store.transactional and any(found):
@@ -66,7 +66,7 @@ class Resolver:
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
         standing = await self._store.decide(namespace, events, proposed)
         if standing.fingerprint != proposed.fingerprint:
-            raise _conflict(events[0])
+            raise conflict(events[0])
         if standing.outcome is Outcome.APPLIED:
             await self._store.rewrite(namespace, events)
         else:
@@ -114,13 +114,14 @@ class Resolver:
             )
 
     def _margin(self, namespace: Namespace, time_us: int) -> int:
-        """What retention must still hold for a recount left now to be done before the slice goes."""
+        """What retention must still hold for a recount left now to be done in time."""
         window_us = namespace.settings.rollup_window_us
         lag_us = accept_limit_at(namespace, time_us) + closing_lag(namespace.dataset)
         return 2 * (window_us + lag_us + namespace.dataset.clock_skew_max_us)
 
 
-def _conflict(event: Event) -> TokenConflictError:
+def conflict(event: Event) -> TokenConflictError:
+    """The refusal of an event whose token was used with another payload."""
     return TokenConflictError(
         f"the token was first used with another payload on counter {event.counter!r};"
         " what it was first used for stands"

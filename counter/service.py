@@ -17,20 +17,16 @@ from counter.errors import (
     NotSupportedError,
     OverloadedError,
     TokenConflictError,
-    TokenInFutureError,
     TokenMissingError,
     TokenTooOldError,
-    WriteTimeoutError,
 )
 from counter.folding import fingerprint
-from counter.marks import MarkMemory
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.reading import Count, CountReader
-from counter.resolution import Resolver
+from counter.resolution import Resolver, conflict
 from counter.tokens import nonce_of_key
 from counter.types import (
-    AtomicMark,
     CounterType,
     Event,
     Mark,
@@ -40,7 +36,8 @@ from counter.types import (
     Token,
     Written,
 )
-from counter.windows import accept_limit_at, window_of
+from counter.windows import window_of
+from counter.writing import EventWriter
 
 #: A token, an arbitrary key that stands for one, or nothing.
 Credential = Token | str | None
@@ -86,8 +83,7 @@ class CounterService:
         self._store = store
         self._cache = cache
         self._clock = clock
-        self._marked = MarkMemory()
-        self._waiting = 0
+        self._writer = EventWriter(store, clock)
         self._issued_us = 0
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(_TALLIES, 0)
@@ -144,29 +140,24 @@ class CounterService:
                 late.append(index)
                 continue
             nonce, time_us = credential
-            event = Event(counter, time_us, nonce, 0, delta)
             try:
-                if self._is_late(namespace, event, now_us):
+                if self._writer.is_late(namespace, time_us, now_us):
                     late.append(index)
                     continue
             except CounterError as error:
                 results[index] = error
                 continue
             fresh.append(index)
-            events.append(event)
-        outcomes: Sequence[Written | CounterError] = await self._write_or_errors(namespace, events)
-        for index, event, outcome in zip(fresh, events, outcomes, strict=True):
-            if outcome is Written.LATE:
-                late.append(index)
-            elif isinstance(outcome, CounterError):
-                results[index] = outcome
-            elif outcome is Written.CONFLICT:
-                results[index] = _conflict(event)
-            else:
-                results[index] = Added(event[0], event[4], event[1], _REPLAYED[outcome])
-        answers = await asyncio.gather(*(self._add_or_error(namespace, adds[i]) for i in late))
-        for index, answer in zip(late, answers, strict=True):
+            events.append(Event(counter, time_us, nonce, 0, delta))
+        answers = await self._write_each(namespace, events)
+        for index, answer in zip(fresh, answers, strict=True):
             results[index] = answer
+            if answer is None:
+                late.append(index)
+        # Those that need more than a write: late ones, and ones without a token.
+        others = await asyncio.gather(*(self._add_or_error(namespace, adds[i]) for i in late))
+        for index, other in zip(late, others, strict=True):
+            results[index] = other
         return [each for each in results if each is not None]
 
     async def add_atomic(
@@ -175,12 +166,13 @@ class CounterService:
         """All the items under one token, or none of them."""
         self.require_events(namespace, "an atomic add")
 
-        async def submit(token: Token) -> list[Added]:
-            events = _atomic_events(items, token)
-            replayed = await self._write_atomic(namespace, events)
-            return [Added(e.counter, e.delta, e.event_time_us, replayed) for e in events]
-
-        return await self._with_token(namespace, "atomic", "", credential, submit)
+        return await self._with_token(
+            namespace,
+            "atomic",
+            "",
+            credential,
+            lambda token: self._submit_atomic(namespace, _atomic_events(items, token)),
+        )
 
     async def get(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
@@ -205,7 +197,10 @@ class CounterService:
         size_us = namespace.settings.rollup_window_us
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
         [rows] = await self._store.rows(
-            namespace, [counter], after_us=max(from_us, dropped_before_us) - 1, through_us=to_us - 1
+            namespace,
+            [counter],
+            after_us=max(from_us - size_us, dropped_before_us - 1),
+            through_us=to_us - 1,
         )
         windows = [row.window_us for row in rows]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
@@ -263,71 +258,50 @@ class CounterService:
         )
 
     async def _submit(self, namespace: Namespace, event: Event) -> Added:
-        if not self._is_late(namespace, event, self._clock.now_us()):
-            (outcome,) = await self._write(namespace, (event,))
-            if outcome is Written.CONFLICT:
-                raise _conflict(event)
+        if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
+            (outcome,) = await self._writer.write(namespace, (event,))
             if outcome is not Written.LATE:
-                return Added(event.counter, event.delta, event.event_time_us, _REPLAYED[outcome])
+                return self._added(event, outcome)
         await self._resolve(namespace, (event,))
         return Added(event.counter, event.delta, event.event_time_us, True)
 
-    async def _write(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
-        """Mark, check the age again, write, mind the deadline. LATE: past its age, not written."""
-        self._admit(len(events))
-        try:
-            if self._store.transactional:
-                return self._tallied(await self._store.append(namespace, events))
-            await self._leave_marks(namespace, events)
-            outcomes = [Written.LATE] * len(events)
-            now_us = self._clock.now_us()
-            began_us = self._clock.boottime_us()
-            fresh = [
-                i for i, each in enumerate(events) if not self._is_late(namespace, each, now_us)
-            ]
-            written = await self._store.append(namespace, [events[i] for i in fresh])
-            self._check_deadline(namespace, began_us)
-            for index, outcome in zip(fresh, written, strict=True):
-                outcomes[index] = outcome
-            return self._tallied(outcomes)
-        finally:
-            self._waiting -= len(events)
-
-    async def _write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> bool | None:
-        """The same for all of an atomic add; whether it was a replay."""
-        if not self._is_late(namespace, events[0], self._clock.now_us()):
-            self._admit(len(events))
-            try:
-                if not self._store.transactional:
-                    window_us = window_of(
-                        events[0].event_time_us, namespace.settings.rollup_window_us
-                    )
-                    await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
-                now_us = self._clock.now_us()
-                began_us = self._clock.boottime_us()
-                if not self._is_late(namespace, events[0], now_us):
-                    outcome = await self._store.append_atomic(namespace, events)
-                    if not self._store.transactional:
-                        self._check_deadline(namespace, began_us)
-                    self._tallied([outcome] * len(events))
-                    if outcome is Written.CONFLICT:
-                        raise _conflict(events[0])
-                    if outcome is not Written.LATE:
-                        return _REPLAYED[outcome]
-            finally:
-                self._waiting -= len(events)
+    async def _submit_atomic(self, namespace: Namespace, events: Sequence[Event]) -> list[Added]:
+        time_us = events[0].event_time_us
+        outcome = Written.LATE
+        if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
+            outcome = await self._writer.write_atomic(namespace, events)
+        if outcome is not Written.LATE:
+            return [self._added(event, outcome) for event in events]
         await self._resolve(namespace, events)
-        return True
+        return [Added(event.counter, event.delta, time_us, True) for event in events]
 
-    async def _write_or_errors(
+    def _added(self, event: Event, outcome: Written) -> Added:
+        """The answer to an event that the store took. Raises TokenConflictError."""
+        self.tally[_TALLIED[outcome]] += 1
+        if outcome is Written.CONFLICT:
+            raise conflict(event)
+        return Added(event[0], event[4], event[1], _REPLAYED[outcome])
+
+    async def _write_each(
         self, namespace: Namespace, events: Sequence[Event]
-    ) -> Sequence[Written | CounterError]:
+    ) -> list[Added | CounterError | None]:
+        """An outcome for each event; None for one that is late."""
         if not events:
-            return ()
+            return []
         try:
-            return await self._write(namespace, events)
+            outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
             return [error] * len(events)
+        answers: list[Added | CounterError | None] = []
+        for event, outcome in zip(events, outcomes, strict=True):
+            if outcome is Written.LATE:
+                answers.append(None)
+                continue
+            try:
+                answers.append(self._added(event, outcome))
+            except TokenConflictError as error:
+                answers.append(error)
+        return answers
 
     async def _add_or_error(self, namespace: Namespace, each: Add) -> Added | CounterError:
         try:
@@ -335,25 +309,11 @@ class CounterService:
         except CounterError as error:
             return error
 
-    async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Make the events' marks durable; one that is known to be is not written again."""
-        size_us = namespace.settings.rollup_window_us
-        marks = self._marked.unknown(
-            namespace.id,
-            [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events],
-        )
-        if marks:
-            await self._store.mark(namespace, marks)
-            self._marked.remember(namespace.id, marks)
-
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; raise what else became of it."""
-        self._admit(len(events))
-        try:
+        with self._writer.admitted(len(events)):
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
-        finally:
-            self._waiting -= len(events)
         void = outcome is Outcome.VOID
         self.tally["voided" if void else "late_applied"] += len(events)
         if void:
@@ -361,49 +321,6 @@ class CounterService:
                 "the token was not applied in time and never will be;"
                 " if the add is still wanted, send it with a new token",
                 applied=False,
-            )
-
-    def _tallied(self, outcomes: Sequence[Written]) -> Sequence[Written]:
-        for outcome in outcomes:
-            if outcome is not Written.LATE:
-                self.tally[_TALLIED[outcome]] += 1
-        return outcomes
-
-    def _is_late(self, namespace: Namespace, event: Event, now_us: int) -> bool:
-        """Whether the event is past its accept limit. Raises TokenInFutureError."""
-        time_us = event[1]
-        eras = namespace.eras
-        limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
-        if time_us < now_us - limit_us:
-            return True
-        ahead_us = time_us - now_us
-        if ahead_us > namespace.settings.future_limit_us:
-            raise TokenInFutureError(
-                f"generation_time is {ahead_us / limits.SECOND:.3f} s ahead of this server's clock;"
-                f" at most {namespace.settings.future_limit_us / limits.SECOND:g} s are allowed",
-                retry_after_us=ahead_us - namespace.settings.future_limit_us,
-            )
-        return False
-
-    def _admit(self, events: int) -> None:
-        if self._waiting + events > limits.PENDING_WRITES_MAX:
-            raise OverloadedError(
-                f"{self._waiting} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
-                retry_after_us=limits.SECOND,
-            )
-        self._waiting += events
-
-    def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
-        """Refuse to acknowledge a write that may have landed in a closed window.
-
-        A timer alone is not enough: a suspended process wakes with its timers late.
-        """
-        timeout_us = namespace.dataset.write_timeout_us
-        if self._clock.boottime_us() - began_us > timeout_us:
-            raise WriteTimeoutError(
-                f"the store took longer than {timeout_us / limits.SECOND:g} s;"
-                " ask again with the same token",
-                retry_after_us=limits.SECOND,
             )
 
 
@@ -419,10 +336,3 @@ def _atomic_events(items: Sequence[tuple[str, int]], token: Token) -> list[Event
         )
     atom = fingerprint(events)
     return [event._replace(atom=atom) for event in events]
-
-
-def _conflict(event: Event) -> TokenConflictError:
-    return TokenConflictError(
-        f"the token was first used with another payload on counter {event.counter!r};"
-        " what it was first used for stands"
-    )

@@ -226,7 +226,7 @@ def _changes(
             results.append(change(connection, now_us))
         except sqlite3.Error:
             raise
-        except Exception as error:  # noqa: BLE001  (its caller gets it)
+        except Exception as error:
             connection.execute("ROLLBACK TO change")
             results.append(error)
         connection.execute("RELEASE change")
@@ -244,6 +244,6 @@ def _queries(
             results.append(query(connection))
         except sqlite3.Error as error:
             results.append(unavailable(error))
-        except Exception as error:  # noqa: BLE001  (its caller gets it)
+        except Exception as error:
             results.append(error)
     return results

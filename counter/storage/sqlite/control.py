@@ -46,7 +46,7 @@ class SqliteControl(SqliteBase):
             self._slices[dataset_id] = _select_slices(connection, dataset_id, dropped_before)
         live = "SELECT id FROM namespaces WHERE name IS NOT NULL"
         for namespace_id, _, through in connection.execute(
-            f"SELECT * FROM watermarks WHERE namespace IN ({live}) ORDER BY namespace, shard"  # noqa: S608
+            f"SELECT * FROM watermarks WHERE namespace IN ({live}) ORDER BY namespace, shard"
         ):
             self._watermarks.setdefault(namespace_id, []).append(through)
         (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
@@ -269,7 +269,7 @@ def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool
         return deleted >= _PURGE_ROWS
     if not _purge_counters(connection, *gone):
         for table in ("marks", "watermarks", "resolutions", "reservations"):
-            connection.execute(f"DELETE FROM {table} WHERE namespace = ?", (gone[0],))  # noqa: S608
+            connection.execute(f"DELETE FROM {table} WHERE namespace = ?", (gone[0],))
         connection.execute("DELETE FROM namespaces WHERE id = ?", (gone[0],))
     return True
 
@@ -289,13 +289,13 @@ def _purge_counters(connection: sqlite3.Connection, namespace_id: int, dataset_i
     for (counter_id,) in ids:
         for table in tables:
             budget -= connection.execute(
-                f"DELETE FROM {table} WHERE (counter, event_time, event_id, item) IN (SELECT"  # noqa: S608
+                f"DELETE FROM {table} WHERE (counter, event_time, event_id, item) IN (SELECT"
                 f" counter, event_time, event_id, item FROM {table} WHERE counter = ? LIMIT ?)",
                 (counter_id, budget),
             ).rowcount
             if budget <= 0:
                 return True
         for table in ("windows", "pending"):
-            connection.execute(f"DELETE FROM {table} WHERE counter = ?", (counter_id,))  # noqa: S608
+            connection.execute(f"DELETE FROM {table} WHERE counter = ?", (counter_id,))
         connection.execute("DELETE FROM counters WHERE id = ?", (counter_id,))
     return bool(ids)

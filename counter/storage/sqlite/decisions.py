@@ -10,7 +10,7 @@ from counter.types import Decision, Event, Namespace, Outcome
 
 
 class SqliteDecisions(SqliteEvents):
-    """See :class:`counter.ports.DecisionStore`. The one writer makes each call a compare-and-set."""
+    """See :class:`counter.ports.DecisionStore`. The one writer makes each a compare-and-set."""
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision

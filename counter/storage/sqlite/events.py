@@ -9,32 +9,21 @@ from typing import Any, Final
 from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
 from counter.limits import INT64_MAX
 from counter.partitions import shard_of, slice_of
-from counter.storage.sqlite.base import SqliteBase, bulk, chunks, insert
-from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
+from counter.storage.sqlite.base import SqliteBase, bulk
+from counter.storage.sqlite.log import (
+    Row,
+    counter_ids,
+    fold_rows_of,
+    insert_rows,
+    make_counters,
+    scan_rows,
+    select_rows,
+)
+from counter.storage.sqlite.schema import events_table
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Outcome, Slice, Written
 from counter.windows import accept_limit_at, window_of
 
-_Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
 _NO_FOLD: Final = Fold(False, 0)
-_COUNTERS_OF: Final = (
-    " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
-)
-
-
-def counter_ids(
-    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
-) -> dict[str, int]:
-    """Ids of the counters of *names* that exist."""
-    sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
-    return dict(one_json(connection, sql, (to_json(names), namespace_id)))
-
-
-def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
-    """Make the counters of *names* that do not exist."""
-    connection.execute(
-        "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
-        (namespace_id, to_json(names)),
-    )
 
 
 class SqliteEvents(SqliteBase):
@@ -103,7 +92,9 @@ class SqliteEvents(SqliteBase):
                     table = events_table(namespace.dataset.id, each.start_us)
                     span = (from_us, to_us)
                     wanted = limit - len(found)
-                    found += _scan(connection, table, namespace.id, counter, span, before, wanted)
+                    found += scan_rows(
+                        connection, table, namespace.id, counter, span, before, wanted
+                    )
             return found
 
         result: Sequence[Event] = await self._read(self._scanner, query)
@@ -119,7 +110,7 @@ class SqliteEvents(SqliteBase):
     ) -> list[Any]:
         """One insert for all the events of all *jobs* that go to one table."""
         results: list[Any] = []
-        rows: dict[str, list[_Row]] = {}
+        rows: dict[str, list[Row]] = {}
         places: dict[str, list[tuple[list[Written], int]]] = {}
         for namespace, events in jobs:
             if namespace.id not in self._watermarks:
@@ -141,7 +132,7 @@ class SqliteEvents(SqliteBase):
                 rows.setdefault(table, []).append(row)
                 places.setdefault(table, []).append((outcomes, index))
         for table, table_rows in rows.items():
-            written = _insert(connection, table, table_rows)
+            written = insert_rows(connection, table, table_rows)
             for (outcomes, index), outcome in zip(places[table], written, strict=True):
                 outcomes[index] = outcome
         return results
@@ -166,7 +157,7 @@ class SqliteEvents(SqliteBase):
             return Written.REPLAYED
         prepared = self._prepare(connection, namespace, events)
         for table in dict.fromkeys(table for table, _ in prepared):
-            _insert(connection, table, [row for name, row in prepared if name == table])
+            insert_rows(connection, table, [row for name, row in prepared if name == table])
         return Written.NEW
 
     def _is_late(
@@ -189,7 +180,7 @@ class SqliteEvents(SqliteBase):
 
     def _prepare(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> list[tuple[str, _Row]]:
+    ) -> list[tuple[str, Row]]:
         """The table and row of each event; makes the counters and marks that are not there.
 
         Raises SliceMissingError before anything is made.
@@ -197,7 +188,7 @@ class SqliteEvents(SqliteBase):
         tables = self._tables(namespace, events)
         ids = self._ids(connection, namespace, events)
         window_us = namespace.settings.rollup_window_us
-        prepared: list[tuple[str, _Row]] = []
+        prepared: list[tuple[str, Row]] = []
         marks: dict[tuple[int, int, int, int, int], None] = {}
         known: set[int] = set()
         known_window_us = -1
@@ -299,7 +290,7 @@ class SqliteEvents(SqliteBase):
                  events[i].item_key)
                 for i in indices
             ]  # fmt: skip
-            for index, delta, clear, atom in _select(connection, table, keys):
+            for index, delta, clear, atom in select_rows(connection, table, keys):
                 found[index] = events[index]._replace(
                     delta=delta, clear=bool(clear), atom=bytes.fromhex(atom) if atom else None
                 )
@@ -322,7 +313,7 @@ class SqliteEvents(SqliteBase):
             names = list(wanted)
             for each in self._slices_between(dataset_id, first_us, last_us):
                 table = events_table(dataset_id, each.start_us)
-                part = _fold(connection, table, namespace_id, names, first_us, last_us)
+                part = fold_rows_of(connection, table, namespace_id, names, first_us, last_us)
                 for name, fold in part.items():
                     place = (namespace_id, name, first_us, last_us)
                     before = folds.get(place, _NO_FOLD)
@@ -343,127 +334,5 @@ class SqliteEvents(SqliteBase):
 
 
 def scope_of(event: Event) -> str:
-    """The part of a token's identity beside time and nonce: the counter, or "" for an atomic add."""
+    """What is a token's beside time and nonce: the counter, or "" for an atomic add."""
     return event.counter if event.item_key == 0 else ""
-
-
-def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[_Row]) -> list[Written]:
-    """Insert *rows*; a chunk in which one stands already undoes itself, and each is looked up."""
-    outcomes: list[Written] = []
-    for chunk in chunks(rows):
-        try:
-            insert(connection, f"INSERT INTO {table}", chunk)
-            outcomes += [Written.NEW] * len(chunk)
-        except sqlite3.IntegrityError:
-            outcomes += _insert_unless_there(connection, table, chunk)
-    return outcomes
-
-
-def _insert_unless_there(
-    connection: sqlite3.Connection, table: str, rows: Sequence[_Row]
-) -> list[Written]:
-    keys = [(index, *row[:4]) for index, row in enumerate(rows)]
-    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for index, delta, clear, atom in _select(connection, table, keys):
-        stored_atom = bytes.fromhex(atom) if atom else None
-        standing[rows[index][:4]] = (delta, clear, stored_atom)
-    outcomes: list[Written] = []
-    new: list[_Row] = []
-    for row in rows:
-        there = standing.get(row[:4])
-        if there is None:
-            standing[row[:4]] = row[4:]
-            new.append(row)
-            outcomes.append(Written.NEW)
-        else:
-            outcomes.append(Written.REPLAYED if there == row[4:] else Written.CONFLICT)
-    bulk(connection, f"INSERT INTO {table}", new)
-    return outcomes
-
-
-def _select(
-    connection: sqlite3.Connection, table: str, keys: Sequence[tuple[Any, ...]]
-) -> list[tuple[int, int, int | None, str | None]]:
-    """(index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id, item)."""
-    found: list[tuple[int, int, int | None, str | None]] = []
-    for start in range(0, len(keys), 256):
-        part = keys[start : start + 256]
-        values = ",".join(["(?,?,?,?,?)"] * len(part))
-        sql = (
-            f"WITH k (i, counter, event_time, event_id, item) AS (VALUES {values})"
-            " SELECT json_group_array(json_array(k.i, e.delta, e.clear, hex(e.atom)))"
-            f" FROM k CROSS JOIN {table} e USING (counter, event_time, event_id, item)"
-        )
-        found += one_json(connection, sql, [cell for key in part for cell in key])
-    return found
-
-
-def _fold(
-    connection: sqlite3.Connection,
-    table: str,
-    namespace_id: int,
-    names: Sequence[str],
-    first_us: int,
-    last_us: int,
-) -> dict[str, Fold]:
-    sql = (
-        "SELECT json_group_array(json_array(k, clears, high, low)) FROM ("
-        " SELECT j.key AS k, count(e.clear) AS clears, sum(e.delta >> 32) AS high,"
-        f" sum(e.delta & 4294967295) AS low {_COUNTERS_OF} CROSS JOIN {table} e"
-        " ON e.counter = c.id AND e.event_time BETWEEN ? AND ? GROUP BY j.key)"
-    )
-    folds: dict[str, Fold] = {}
-    parameters = (to_json(names), namespace_id, first_us, last_us)
-    for index, clears, high, low in one_json(connection, sql, parameters):
-        name = names[index]
-        folds[name] = to_fold(clears, high, low)
-        if clears:
-            later = _latest_clear(connection, table, namespace_id, name, first_us, last_us) + 1
-            after = _fold(connection, table, namespace_id, [name], later, last_us)
-            folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
-    return folds
-
-
-def _latest_clear(
-    connection: sqlite3.Connection,
-    table: str,
-    namespace_id: int,
-    name: str,
-    first_us: int,
-    last_us: int,
-) -> int:
-    (time_us,) = connection.execute(
-        f"SELECT max(e.event_time) FROM counters c JOIN {table} e ON e.counter = c.id"  # noqa: S608
-        " WHERE c.namespace = ? AND c.name = ? AND e.clear = 1 AND e.event_time BETWEEN ? AND ?",
-        (namespace_id, name, first_us, last_us),
-    ).fetchone()
-    return int(time_us)
-
-
-def _scan(
-    connection: sqlite3.Connection,
-    table: str,
-    namespace_id: int,
-    counter: str,
-    span: tuple[int, int],
-    before: Event | None,
-    limit: int,
-) -> list[Event]:
-    ids = counter_ids(connection, namespace_id, [counter])
-    if counter not in ids:
-        return []
-    where = ""
-    extra: tuple[Any, ...] = ()
-    if before is not None:
-        where = " AND event_time <= ? AND (event_time < ? OR (event_id, item) > (?, ?))"
-        extra = (before[1], before[1], before[2], before[3])
-    sql = (
-        "SELECT json_group_array(json_array(event_time, hex(event_id), item, delta, clear,"
-        f" hex(atom))) FROM (SELECT * FROM {table} WHERE counter = ? AND event_time >= ?"
-        f" AND event_time < ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
-    )
-    found = one_json(connection, sql, (ids[counter], *span, *extra, limit))
-    return [
-        Event(counter, t, bytes.fromhex(i), item, d, bool(c), bytes.fromhex(a) if a else None)
-        for t, i, item, d, c, a in found
-    ]

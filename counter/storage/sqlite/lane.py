@@ -101,6 +101,6 @@ class Lane:
         while (batch := self._queue.get()) is not None:
             try:
                 batch.results = self._execute(batch.jobs)
-            except BaseException as error:  # noqa: BLE001  (each caller of the batch gets it)
+            except BaseException as error:
                 batch.results = [error] * len(batch.jobs)
             self._loop.call_soon_threadsafe(self._land, batch)

@@ -12,7 +12,7 @@ from typing import Any
 
 from counter.errors import NamespaceUnknownError
 from counter.storage.sqlite.base import SqliteBase
-from counter.storage.sqlite.events import counter_ids, make_counters
+from counter.storage.sqlite.log import counter_ids, make_counters
 from counter.storage.sqlite.schema import one_json, to_cell, to_json
 from counter.types import (
     AtomicMark,
@@ -64,7 +64,8 @@ class SqliteRollups(SqliteBase):
                 parameters += [start.window_us, ids[start.counter], start.recount_us]
             sql = (
                 "SELECT json_group_array(json_array(start, name, recount)) FROM ("
-                " SELECT m.start, c.name, m.recount FROM marks m JOIN counters c ON c.id = m.counter"
+                " SELECT m.start, c.name, m.recount FROM marks m"
+                " JOIN counters c ON c.id = m.counter"
                 f" WHERE m.namespace = ? AND m.shard = ? AND m.start > ? AND m.start <= ?{where}"
                 " ORDER BY m.start, m.counter, m.recount LIMIT ?)"
             )
@@ -252,7 +253,8 @@ def _upsert_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -
 def _delete_settled_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
     connection.execute(
         "DELETE FROM windows WHERE (counter, start) IN (SELECT w.counter, w.start"
-        f"{_COUNTERS_OF_ROWS} CROSS JOIN windows w ON w.counter = c.id AND w.start <= c.settled_at)",
+        f"{_COUNTERS_OF_ROWS} CROSS JOIN windows w"
+        " ON w.counter = c.id AND w.start <= c.settled_at)",
         (rows, namespace_id),
     )
 

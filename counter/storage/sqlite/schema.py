@@ -1,4 +1,4 @@
-"""The SQLite schema, how a connection is opened, and the lock that keeps a directory to one process.
+"""The SQLite schema, how a connection is opened, and the lock that keeps a directory to itself.
 
 Integers are 64 bits in SQLite. A count beyond that is stored as its decimal text in the same
 column, and sums are taken over the high and low 32 bits of each delta apart, so nothing wraps.

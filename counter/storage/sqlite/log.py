@@ -1,0 +1,155 @@
+"""The statements of the event log: set-based, one step each."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from counter.storage.sqlite.base import bulk, chunks, insert
+from counter.storage.sqlite.schema import one_json, to_fold, to_json
+from counter.types import Event, Fold, Written
+
+Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
+_NO_FOLD: Final = Fold(False, 0)
+_COUNTERS_OF: Final = (
+    " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+)
+
+
+def counter_ids(
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+) -> dict[str, int]:
+    """Ids of the counters of *names* that exist."""
+    sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
+    return dict(one_json(connection, sql, (to_json(names), namespace_id)))
+
+
+def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
+    """Make the counters of *names* that do not exist."""
+    connection.execute(
+        "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
+        (namespace_id, to_json(names)),
+    )
+
+
+def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> list[Written]:
+    """Insert *rows*; a chunk in which one stands already undoes itself, and each is looked up."""
+    outcomes: list[Written] = []
+    for chunk in chunks(rows):
+        try:
+            insert(connection, f"INSERT INTO {table}", chunk)
+            outcomes += [Written.NEW] * len(chunk)
+        except sqlite3.IntegrityError:
+            outcomes += _insert_unless_there(connection, table, chunk)
+    return outcomes
+
+
+def _insert_unless_there(
+    connection: sqlite3.Connection, table: str, rows: Sequence[Row]
+) -> list[Written]:
+    keys = [(index, *row[:4]) for index, row in enumerate(rows)]
+    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for index, delta, clear, atom in select_rows(connection, table, keys):
+        stored_atom = bytes.fromhex(atom) if atom else None
+        standing[rows[index][:4]] = (delta, clear, stored_atom)
+    outcomes: list[Written] = []
+    new: list[Row] = []
+    for row in rows:
+        there = standing.get(row[:4])
+        if there is None:
+            standing[row[:4]] = row[4:]
+            new.append(row)
+            outcomes.append(Written.NEW)
+        else:
+            outcomes.append(Written.REPLAYED if there == row[4:] else Written.CONFLICT)
+    bulk(connection, f"INSERT INTO {table}", new)
+    return outcomes
+
+
+def select_rows(
+    connection: sqlite3.Connection, table: str, keys: Sequence[tuple[Any, ...]]
+) -> list[tuple[int, int, int | None, str | None]]:
+    """(index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id, item)."""
+    found: list[tuple[int, int, int | None, str | None]] = []
+    for start in range(0, len(keys), 256):
+        part = keys[start : start + 256]
+        values = ",".join(["(?,?,?,?,?)"] * len(part))
+        sql = (
+            f"WITH k (i, counter, event_time, event_id, item) AS (VALUES {values})"
+            " SELECT json_group_array(json_array(k.i, e.delta, e.clear, hex(e.atom)))"
+            f" FROM k CROSS JOIN {table} e USING (counter, event_time, event_id, item)"
+        )
+        found += one_json(connection, sql, [cell for key in part for cell in key])
+    return found
+
+
+def fold_rows_of(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    names: Sequence[str],
+    first_us: int,
+    last_us: int,
+) -> dict[str, Fold]:
+    sql = (
+        "SELECT json_group_array(json_array(k, clears, high, low)) FROM ("
+        " SELECT j.key AS k, count(e.clear) AS clears, sum(e.delta >> 32) AS high,"
+        f" sum(e.delta & 4294967295) AS low {_COUNTERS_OF} CROSS JOIN {table} e"
+        " ON e.counter = c.id AND e.event_time BETWEEN ? AND ? GROUP BY j.key)"
+    )
+    folds: dict[str, Fold] = {}
+    parameters = (to_json(names), namespace_id, first_us, last_us)
+    for index, clears, high, low in one_json(connection, sql, parameters):
+        name = names[index]
+        folds[name] = to_fold(clears, high, low)
+        if clears:
+            later = _latest_clear(connection, table, namespace_id, name, first_us, last_us) + 1
+            after = fold_rows_of(connection, table, namespace_id, [name], later, last_us)
+            folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
+    return folds
+
+
+def _latest_clear(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    name: str,
+    first_us: int,
+    last_us: int,
+) -> int:
+    (time_us,) = connection.execute(
+        f"SELECT max(e.event_time) FROM counters c JOIN {table} e ON e.counter = c.id"
+        " WHERE c.namespace = ? AND c.name = ? AND e.clear = 1 AND e.event_time BETWEEN ? AND ?",
+        (namespace_id, name, first_us, last_us),
+    ).fetchone()
+    return int(time_us)
+
+
+def scan_rows(
+    connection: sqlite3.Connection,
+    table: str,
+    namespace_id: int,
+    counter: str,
+    span: tuple[int, int],
+    before: Event | None,
+    limit: int,
+) -> list[Event]:
+    ids = counter_ids(connection, namespace_id, [counter])
+    if counter not in ids:
+        return []
+    where = ""
+    extra: tuple[Any, ...] = ()
+    if before is not None:
+        where = " AND event_time <= ? AND (event_time < ? OR (event_id, item) > (?, ?))"
+        extra = (before[1], before[1], before[2], before[3])
+    sql = (
+        "SELECT json_group_array(json_array(event_time, hex(event_id), item, delta, clear,"
+        f" hex(atom))) FROM (SELECT * FROM {table} WHERE counter = ? AND event_time >= ?"
+        f" AND event_time < ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
+    )
+    found = one_json(connection, sql, (ids[counter], *span, *extra, limit))
+    return [
+        Event(counter, t, bytes.fromhex(i), item, d, bool(c), bytes.fromhex(a) if a else None)
+        for t, i, item, d, c, a in found
+    ]

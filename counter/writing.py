@@ -1,0 +1,112 @@
+"""How an event gets in: mark, age check, event, deadline, in this order and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from counter import limits
+from counter.errors import OverloadedError, TokenInFutureError, WriteTimeoutError
+from counter.marks import MarkMemory
+from counter.ports import Clock, Store
+from counter.types import AtomicMark, Event, Mark, Namespace, Written
+from counter.windows import accept_limit_at, window_of
+
+
+class EventWriter:
+    """Writes events that are on time. What is late it leaves alone, and says so."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._marked = MarkMemory()
+        self._waiting = 0
+
+    def is_late(self, namespace: Namespace, time_us: int, now_us: int) -> bool:
+        """Whether a token of *time_us* is past its accept limit. Raises TokenInFutureError."""
+        eras = namespace.eras
+        limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
+        if time_us < now_us - limit_us:
+            return True
+        ahead_us = time_us - now_us
+        if ahead_us > namespace.settings.future_limit_us:
+            raise TokenInFutureError(
+                f"generation_time is {ahead_us / limits.SECOND:.3f} s ahead of this server's clock;"
+                f" at most {namespace.settings.future_limit_us / limits.SECOND:g} s are allowed",
+                retry_after_us=ahead_us - namespace.settings.future_limit_us,
+            )
+        return False
+
+    @contextmanager
+    def admitted(self, events: int) -> Iterator[None]:
+        """Hold room for *events* in the queue. Raises OverloadedError before any work."""
+        if self._waiting + events > limits.PENDING_WRITES_MAX:
+            raise OverloadedError(
+                f"{self._waiting} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
+                retry_after_us=limits.SECOND,
+            )
+        self._waiting += events
+        try:
+            yield
+        finally:
+            self._waiting -= events
+
+    async def write(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        """Write each event on its own; LATE where it was past its age at the second check."""
+        with self.admitted(len(events)):
+            if self._store.transactional:
+                return await self._store.append(namespace, events)
+            await self._leave_marks(namespace, events)
+            now_us = self._clock.now_us()
+            began_us = self._clock.boottime_us()
+            fresh = [
+                index
+                for index, event in enumerate(events)
+                if not self.is_late(namespace, event.event_time_us, now_us)
+            ]
+            written = await self._store.append(namespace, [events[index] for index in fresh])
+            self._check_deadline(namespace, began_us)
+            outcomes = [Written.LATE] * len(events)
+            for index, outcome in zip(fresh, written, strict=True):
+                outcomes[index] = outcome
+            return outcomes
+
+    async def write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        """Write all the events of one token or none."""
+        with self.admitted(len(events)):
+            if self._store.transactional:
+                return await self._store.append_atomic(namespace, events)
+            time_us = events[0].event_time_us
+            window_us = window_of(time_us, namespace.settings.rollup_window_us)
+            await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+            await self._leave_marks(namespace, events)
+            began_us = self._clock.boottime_us()
+            if self.is_late(namespace, time_us, self._clock.now_us()):
+                return Written.LATE
+            outcome = await self._store.append_atomic(namespace, events)
+            self._check_deadline(namespace, began_us)
+            return outcome
+
+    async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Make the events' marks durable; one that is known to be is not written again."""
+        size_us = namespace.settings.rollup_window_us
+        marks = self._marked.unknown(
+            namespace.id,
+            [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events],
+        )
+        if marks:
+            await self._store.mark(namespace, marks)
+            self._marked.remember(namespace.id, marks)
+
+    def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
+        """Refuse to acknowledge a write that may have landed in a closed window.
+
+        A timer alone is not enough: a suspended process wakes with its timers late.
+        """
+        timeout_us = namespace.dataset.write_timeout_us
+        if self._clock.boottime_us() - began_us > timeout_us:
+            raise WriteTimeoutError(
+                f"the store took longer than {timeout_us / limits.SECOND:g} s;"
+                " ask again with the same token",
+                retry_after_us=limits.SECOND,
+            )
