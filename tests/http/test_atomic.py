@@ -28,6 +28,16 @@ async def test_every_item_counts(rest: Rest, app: App) -> None:
     assert await counts(rest, "from", "to") == [-5, 5]
 
 
+async def test_it_is_rolled_up_like_any_other(rest: Rest, app: App) -> None:
+    await rest.atomic_add([("a", 1), ("b", 2), ("a", 4)], fresh(app.clock.now_us()))
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    for counter, count in (("a", 5), ("b", 2)):
+        answer = (await rest.get(counter, "1h")).json()
+        assert (answer["count"], answer["accuracy"]) == (count, "eventual")
+        assert await rest.count(counter) == count
+
+
 async def test_a_retry_counts_once_in_any_order_of_items(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     items = [("a", 1), ("b", 2), ("c", 3)]
