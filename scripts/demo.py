@@ -93,10 +93,13 @@ class Demo:
         begin_s = time.monotonic()
         try:
             async with asyncio.timeout(COUNTING_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._kill_and_restart())
+                work = [tasks.create_task(self._kill_and_restart())]
                 for _ in range(CLIENTS):
                     client = Client(self._service.url, feed, outbox, self._tally, progress)
-                    tasks.create_task(client.run())
+                    work.append(tasks.create_task(client.run()))
+                watch = tasks.create_task(self._service.watch())
+                await asyncio.wait(work)
+                watch.cancel()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         except TimeoutError:

@@ -18,6 +18,7 @@ from scripts.demo_clients import REQUEST_TIMEOUT_S, DemoError, read_problem, ret
 GET_PATH: Final = "/v1/namespaces/default/batch/get"
 GET_ITEMS: Final = 1_000
 ATTEMPTS: Final = 20
+PAUSE_S: Final = 0.2
 ROLLUP_TIMEOUT_S: Final = 40.0
 EXACT: Final = "0s"
 ROLLED_UP: Final = "1h"
@@ -85,7 +86,11 @@ class Reader:
     async def _read_batch(self, counters: Sequence[str], max_staleness: str) -> dict[str, Reading]:
         body = {"counters": counters, "max_staleness": max_staleness}
         for _ in range(ATTEMPTS):
-            response = await self._http.post(GET_PATH, json=body)
+            try:
+                response = await self._http.post(GET_PATH, json=body)
+            except httpx.TransportError:
+                await asyncio.sleep(PAUSE_S)
+                continue
             if response.status_code == httpx.codes.OK:
                 results = response.json()["results"]
                 return {

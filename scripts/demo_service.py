@@ -77,6 +77,7 @@ class Service:
     async def kill(self) -> None:
         """End it with SIGKILL: no handler runs, nothing is flushed."""
         process = self._running()
+        self._process = None
         process.send_signal(signal.SIGKILL)
         if await process.wait() != -signal.SIGKILL:
             raise ServiceError(f"the service ended by itself:\n{self.log_tail()}")
@@ -102,6 +103,15 @@ class Service:
             raise ServiceError(
                 f"after SIGTERM the service's exit code is {code}, not 0:\n{self.log_tail()}"
             )
+
+    async def watch(self) -> None:
+        """Run until cancelled. Raises ServiceError if the service ends without being told to."""
+        while True:
+            if (process := self._process) is not None:
+                await process.wait()
+                if process is self._process:
+                    raise ServiceError(f"the service ended by itself:\n{self.log_tail()}")
+            await asyncio.sleep(0.1)
 
     async def destroy(self) -> None:
         """End it if it still runs, and whatever it may have started."""
