@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -36,10 +39,25 @@ def serve(settings: Settings) -> None:
             runner.run(_serve(settings, listener))
 
 
+class _Server(uvicorn.Server):
+    """A server that ends in order: uvicorn would raise the signal again after its shutdown."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     application = create_app(settings)
     async with application.running(rollup=settings.rollup):
-        server = uvicorn.Server(_config(application, settings))
+        server = _Server(_config(application, settings))
         sweeper = asyncio.create_task(
             cut_slow_clients(server.server_state.connections, settings.request_timeout)
         )
