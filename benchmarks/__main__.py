@@ -1,0 +1,101 @@
+"""Runs the benchmarks: all of them or the named ones. `scripts/bench --help` tells more."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+
+from benchmarks import batch_adds, gets, memory, results, rollups, single_adds
+from benchmarks.harness import Bench, BenchError, MissingToolError
+from benchmarks.results import Report
+
+SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
+    "single-adds": single_adds.run,
+    "batch-adds": batch_adds.run,
+    "gets": gets.run,
+    "rollups": rollups.run,
+    "memory": memory.run,
+}
+
+
+def main(
+    *subjects: str,
+    quick: bool = False,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1))] = 3,
+    seconds: Annotated[float, Parameter(validator=Number(gte=1))] = 4.0,
+    folder: Path | None = None,
+    write: bool = True,
+    render: bool = False,
+) -> int:
+    """Measure the service, and check on the way that every count is right.
+
+    Exit codes: 0 even where a target is missed, for speed is no test; 1 on a wrong count or where
+    no work was done; 2 where something is not installed or a name is not known.
+
+    Parameters
+    ----------
+    subjects
+        Which ones: single-adds, batch-adds, gets, rollups, memory; all if none is named.
+    quick
+        One short round on little data: checks every count, and its figures mean nothing.
+    rounds
+        Rounds of each comparison, in turn.
+    seconds
+        How long each load lasts.
+    folder
+        Where the data directories go; it is left empty. A temporary folder if not given.
+    write
+        Write benchmarks/results.json and docs/benchmarks.md. A quick run never does.
+    render
+        Only write docs/benchmarks.md anew from benchmarks/results.json.
+    """
+    if render:
+        results.write_document()
+        return 0
+    console = Console(stderr=False)
+    unknown = [name for name in subjects if name not in SUBJECTS]
+    if unknown:
+        console.print(f"there is no {unknown[0]!r}; there are: {', '.join(SUBJECTS)}", markup=False)
+        return 2
+    place = Path(tempfile.mkdtemp(prefix="counter-bench-", dir=folder))
+    bench = Bench(
+        console,
+        place,
+        rounds=1 if quick else rounds,
+        seconds=1.0 if quick else seconds,
+        quick=quick,
+    )
+    try:
+        reports = [_run(bench, name) for name in subjects or SUBJECTS]
+    except BenchError as error:
+        console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    except MissingToolError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return 2
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    console.print(results.table(reports))
+    if write and not quick:
+        results.store(reports, list(SUBJECTS))
+        results.write_document()
+    return 0
+
+
+def _run(bench: Bench, name: str) -> Report:
+    bench.console.rule(name, align="left")
+    begin_s = time.monotonic()
+    report = SUBJECTS[name](bench)
+    return results.stamped(report, time.monotonic() - begin_s, bench.folder)
+
+
+if __name__ == "__main__":
+    App(default_command=main, help_format="plaintext", version_flags=())()

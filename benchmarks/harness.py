@@ -1,0 +1,321 @@
+"""What every benchmark needs: servers of their own, load from wrk, CPU time, alternating rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+from rich.console import Console
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+WRK_SCRIPTS: Final = ROOT / "benchmarks" / "wrk"
+_START_TIMEOUT_S: Final = 60.0
+_STOP_TIMEOUT_S: Final = 60.0
+_SETTLE_TIMEOUT_S: Final = 30.0
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_READ_AT_ONCE: Final = 1_000
+
+_Sample = TypeVar("_Sample")
+
+
+class BenchError(Exception):
+    """A count was wrong, or a benchmark did no work: the figures mean nothing."""
+
+
+class MissingToolError(Exception):
+    """Something that must be installed first."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise BenchError with *message* unless *condition* holds."""
+    if not condition:
+        raise BenchError(message)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run: how long and how often, where it may write, and whom it tells."""
+
+    console: Console
+    folder: Path
+    rounds: int
+    seconds: float
+    quick: bool
+    #: Prepared data directories by shape, made once a run.
+    prepared: dict[Any, Path] = field(default_factory=dict)
+    _made: int = 0
+
+    def fresh_folder(self, name: str) -> Path:
+        """A path that nothing stands at yet."""
+        self._made += 1
+        return self.folder / f"{self._made:03}-{name}"
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        self.console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def alternate(self, variants: Mapping[str, Callable[[], _Sample]]) -> dict[str, list[_Sample]]:
+        """Run *variants* in turn, round after round, so that what the machine does meanwhile
+        falls on all of them alike."""
+        samples: dict[str, list[_Sample]] = {name: [] for name in variants}
+        for number in range(1, self.rounds + 1):
+            for name, run in variants.items():
+                with self.console.status(f"round {number} of {self.rounds}: {name}"):
+                    sample = run()
+                self.say(f"round {number}: {name}: {sample}")
+                samples[name].append(sample)
+        return samples
+
+
+class Server:
+    """A server in a process of its own that says where it serves, as ``counter serve`` does."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._log_path = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            self.url = self._wait_for_url()
+        except BaseException:
+            self.kill()
+            raise
+        self.client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
+
+    def _wait_for_url(self) -> str:
+        end_s = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < end_s and self._process.poll() is None:
+            for line in self.log().splitlines():
+                if line.startswith("Serving on "):
+                    return line.removeprefix("Serving on ")
+            time.sleep(0.02)
+        raise BenchError(f"the server does not listen:\n{self.log()}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        """What it wrote."""
+        return self._log_path.read_text(encoding="utf-8", errors="replace")
+
+    def cpu_s(self) -> float:
+        """The CPU seconds that all its threads used so far, user and system."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def memory_kib(self) -> dict[str, int]:
+        """The ``Vm...`` and ``Rss...`` lines of its status."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
+        return {
+            name: int(value.split()[0])
+            for name, _, value in (line.partition(":") for line in lines)
+            if name.startswith(("Vm", "Rss"))
+        }
+
+    def get(self, path: str) -> Any:
+        """The JSON at *path*. Raises BenchError for anything but 200."""
+        answer = self.client.get(path)
+        check(answer.status_code == 200, f"GET {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json()
+
+    def post(self, path: str, body: Any) -> Any:
+        """The JSON that *path* answers to *body*. Raises BenchError for anything but 200."""
+        answer = self.client.post(path, json=body)
+        check(answer.status_code == 200, f"POST {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json()
+
+    def tally(self) -> dict[str, int]:
+        """What became of the adds so far, by the server's own metrics."""
+        found: dict[str, int] = {}
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith("counter_adds_total{outcome="):
+                name, _, number = line.partition("} ")
+                found[name.split('"')[1]] = int(float(number))
+        return found
+
+    def settled_tally(self) -> dict[str, int]:
+        """The tally once nothing is under way any more: requests that wrk left behind end too."""
+        end_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        latest = self.tally()
+        while time.monotonic() < end_s:
+            time.sleep(0.2)
+            before, latest = latest, self.tally()
+            if before == latest:
+                return latest
+        raise BenchError("the server is still at work on adds that nobody waits for")
+
+    def counts(self, base: str, names: Sequence[str], staleness: str | None) -> dict[str, int]:
+        """Counts read by ``batch/get`` under the namespace path *base*."""
+        found: dict[str, int] = {}
+        for start in range(0, len(names), _READ_AT_ONCE):
+            body: dict[str, Any] = {"counters": names[start : start + _READ_AT_ONCE]}
+            if staleness is not None:
+                body["max_staleness"] = staleness
+            for each in self.post(f"{base}/batch/get", body)["results"]:
+                found[each["counter"]] = each["count"]
+        return found
+
+    def stop(self) -> None:
+        """End it as a user would. With what exit code is for the tests to say."""
+        self.client.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"the server does not stop:\n{self.log()}") from None
+
+    def kill(self) -> None:
+        """End it at once, if it still runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+    """A server that is gone afterwards, whatever happens."""
+    server = Server(arguments, log)
+    try:
+        yield server
+        server.stop()
+    finally:
+        server.kill()
+
+
+@contextmanager
+def counter_serve(bench: Bench, data: Path, *flags: str) -> Iterator[Server]:
+    """``counter serve`` on *data* at a free port."""
+    arguments = ["counter", "serve", "--port", "0", "--data", str(data), *flags]
+    with serving(arguments, bench.fresh_folder("serve.log")) as server:
+        yield server
+
+
+@contextmanager
+def variant(bench: Bench, *arguments: str) -> Iterator[Server]:
+    """One of the servers of benchmarks/variants.py."""
+    log = bench.fresh_folder("variant.log")
+    with serving(["benchmarks.variants", *arguments], log) as server:
+        yield server
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What wrk saw, and the CPU that the server used meanwhile."""
+
+    requests: int
+    sent: int
+    seconds: float
+    bytes_read: int
+    p50_ms: float
+    p99_ms: float
+    cpu_s: float
+    #: What one request counts for: the items of a batch.
+    weight: int = 1
+
+    @property
+    def per_s(self) -> float:
+        return self.requests * self.weight / self.seconds
+
+    @property
+    def per_cpu_s(self) -> float:
+        return self.requests * self.weight / max(self.cpu_s, 1 / _TICKS_PER_S)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.per_s:,.0f}/s, {self.per_cpu_s:,.0f} per CPU second,"
+            f" p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms"
+        )
+
+
+def load(
+    server: Server,
+    script: str,
+    *arguments: object,
+    connections: int,
+    seconds: float,
+    weight: int = 1,
+) -> Load:
+    """Load *server* with one of benchmarks/wrk/. Raises BenchError unless all went well."""
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        raise MissingToolError(
+            "wrk is needed and not there; install it (Debian, Ubuntu: apt-get install wrk)"
+        )
+    command = [wrk, "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
+    command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(WRK_SCRIPTS / script)]
+    command += [server.url, "--", secrets.token_hex(8), *map(str, arguments)]
+    before_s = server.cpu_s()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    cpu_s = server.cpu_s() - before_s
+    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+    if done.returncode != 0 or line is None:
+        raise BenchError(f"wrk failed: {done.stdout}{done.stderr}")
+    found = json.loads(line.removeprefix("RESULT "))
+    bad, broken = found["bad"], found["broken"]
+    check(bad == 0, f"{bad} of {found['requests']} answers were no success\n{server.log()}")
+    check(broken == 0, f"{broken} connections broke or timed out\n{server.log()}")
+    check(found["requests"] > 0, "not one request was answered")
+    return Load(
+        requests=found["requests"],
+        sent=found["sent"],
+        seconds=found["seconds"],
+        bytes_read=found["bytes"],
+        p50_ms=found["p50_ms"],
+        p99_ms=found["p99_ms"],
+        cpu_s=cpu_s,
+        weight=weight,
+    )
+
+
+def check_adds(server: Server, base: str, counters: int, loads: Sequence[Load]) -> None:
+    """Every acknowledged add of *loads* is counted once, one without an answer at most once, and
+    nothing else is: the counts, read exactly, are what the server says it took for new."""
+    tally = server.settled_tally()
+    acknowledged = sum(each.requests * each.weight for each in loads)
+    sent = sum(each.sent * each.weight for each in loads)
+    counted = sum(server.counts(base, counter_names(counters), "0s").values())
+    others = {name: number for name, number in tally.items() if name != "original" and number}
+    check(not others, f"all tokens were new, yet some adds were {others}")
+    check(counted == tally["original"], f"{counted} counted, {tally['original']} taken for new")
+    check(
+        acknowledged <= counted <= sent,
+        f"{counted} counted, {acknowledged} acknowledged, {sent} sent",
+    )
+
+
+def check_answers(server: Server, loads: Sequence[Load]) -> None:
+    """A server without storage took every acknowledged add of *loads*."""
+    taken = server.settled_tally()["original"]
+    acknowledged = sum(each.requests * each.weight for each in loads)
+    sent = sum(each.sent * each.weight for each in loads)
+    check(
+        acknowledged <= taken <= sent,
+        f"{taken} adds were taken, {acknowledged} acknowledged, {sent} sent",
+    )
+
+
+def counter_names(number: int) -> list[str]:
+    """The names that the scripts in benchmarks/wrk/ use."""
+    return [f"c{position:07}" for position in range(number)]

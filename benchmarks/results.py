@@ -1,0 +1,231 @@
+"""Figures, what they were measured on, and how they are shown: a table, and docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.harness import ROOT
+
+RESULTS: Final = ROOT / "benchmarks" / "results.json"
+DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
+_LIBRARIES: Final = ("uvicorn", "uvloop", "httptools", "pydantic", "starlette")
+_FSYNCS: Final = 50
+_PAGE_BYTES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value with its bound, if it has one: at least it, or at most."""
+
+    what: str
+    value: float
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    #: What it was made of: absolute values, spread, conditions.
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f"at least {quantity(self.at_least, self.unit)}"
+        if self.at_most is not None:
+            return f"at most {quantity(self.at_most, self.unit)}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one subject."""
+
+    subject: str
+    title: str
+    method: str
+    figures: tuple[Figure, ...]
+    seconds: float = 0.0
+    command: str = ""
+    measured_at: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
+
+
+def quantity(value: float, unit: str) -> str:
+    """*value* with as many digits as mean something."""
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """The ratio of each round: both sides of it saw the machine in much the same state."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The rounds' least and greatest value."""
+    return f"{quantity(min(values), '')} to {quantity(max(values), '')}"
+
+
+def conditions(folder: Path) -> tuple[tuple[str, str], ...]:
+    """What the figures depend on: machine, versions, and how long the disk takes to be sure."""
+    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
+    return (
+        ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
+        ("system", f"{platform.system()} {platform.release()}"),
+        ("load before the run", f"{os.getloadavg()[0]:.1f}"),
+        ("Python", platform.python_version()),
+        ("SQLite", sqlite3.sqlite_version),
+        *((name, version(name)) for name in _LIBRARIES),
+        ("wrk", wrk.split()[1] if wrk else "none"),
+        ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
+        ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
+    )
+
+
+def command_of(subject: str) -> str:
+    """What to type to measure *subject* again."""
+    return f"./scripts/bench {subject}"
+
+
+def table(reports: Sequence[Report]) -> Table:
+    """All figures with targets, for a terminal."""
+    shown = Table(title="Benchmarks", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("subject", "what", "measured", "target", ""):
+        shown.add_column(heading, justify="right" if heading == "measured" else "left")
+    for report in reports:
+        for place, figure in enumerate(report.figures):
+            mark = {True: "[green]met", False: "[bold red]not met", None: ""}[figure.met]
+            shown.add_row(
+                "" if place else report.subject,
+                f"{figure.what}\n[dim]{figure.note}" if figure.note else figure.what,
+                quantity(figure.value, figure.unit),
+                figure.target,
+                mark,
+            )
+        shown.add_section()
+    return shown
+
+
+def stamped(report: Report, seconds: float, folder: Path) -> Report:
+    """*report* with what was true when it was measured."""
+    values = {name: getattr(report, name) for name in ("subject", "title", "method", "figures")}
+    return Report(
+        **values,
+        seconds=seconds,
+        command=command_of(report.subject),
+        measured_at=datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z"),
+        conditions=conditions(folder),
+    )
+
+
+def store(reports: Sequence[Report], order: Sequence[str]) -> None:
+    """Put *reports* in place of their subjects' earlier ones."""
+    kept = {report.subject: report for report in stored()}
+    kept |= {report.subject: report for report in reports}
+    body = [asdict(kept[name]) for name in order if name in kept]
+    RESULTS.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stored() -> list[Report]:
+    """The reports of the latest runs, a subject each."""
+    if not RESULTS.exists():
+        return []
+    found: list[Report] = []
+    for body in json.loads(RESULTS.read_text(encoding="utf-8")):
+        body["figures"] = tuple(Figure(**each) for each in body["figures"])
+        body["conditions"] = tuple((name, value) for name, value in body["conditions"])
+        found.append(Report(**body))
+    return found
+
+
+def render(reports: Sequence[Report]) -> str:
+    """docs/benchmarks.md: every number with the command that measured it."""
+    parts = [
+        "# Benchmarks\n",
+        "Written by `./scripts/bench`; `./scripts/bench --render` writes it anew from"
+        " `benchmarks/results.json`. Every figure with a target is the median of alternating rounds"
+        " within one run, and after every round the counts were compared with what had been"
+        " acknowledged. Speed is no test: a target that is missed is shown, and fails nothing.\n",
+    ]
+    for report in reports:
+        parts.append(f"## {report.title}\n")
+        parts.append(f"{report.method}\n")
+        parts.append(f"Measured {report.measured_at} in {report.seconds:.0f} s by:\n")
+        parts.append(f"    {report.command}\n")
+        parts.append("| | measured | target | |\n|---|---:|---|---|")
+        for figure in report.figures:
+            met = {True: "met", False: "**not met**", None: ""}[figure.met]
+            note = f"<br><small>{figure.note}</small>" if figure.note else ""
+            value = quantity(figure.value, figure.unit)
+            parts.append(f"| {figure.what}{note} | {value} | {figure.target} | {met} |")
+        listed = "; ".join(f"{name}: {value}" for name, value in report.conditions)
+        parts.append(f"\n{listed}.\n")
+    return "\n".join(parts)
+
+
+def write_document() -> None:
+    """Write docs/benchmarks.md from what is stored."""
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(render(stored()), encoding="utf-8")
+
+
+def _fsync_ms(folder: Path) -> float:
+    taken: list[float] = []
+    path = folder / "fsync"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(_FSYNCS):
+            file.write(bytes(_PAGE_BYTES))
+            begin_s = time.perf_counter()
+            os.fsync(file.fileno())
+            taken.append((time.perf_counter() - begin_s) * 1_000)
+    path.unlink()
+    return median(taken)
+
+
+def _kind(folder: Path) -> str:
+    """The type of the file system that holds *folder*."""
+    best = ("", "an unknown file system")
+    mounts = Path("/proc/mounts")
+    for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
+        _, place, kind, *_ = line.split()
+        if folder.resolve().is_relative_to(place) and len(place) >= len(best[0]):
+            best = (place, kind)
+    return best[1]
+
+
+def _processor() -> str:
+    with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

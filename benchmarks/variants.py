@@ -1,0 +1,118 @@
+"""Servers to compare with: the same process set-up, the same front, the same parsing, less work.
+
+``python -m benchmarks.variants no-storage`` validates adds and answers, and writes nothing.
+``python -m benchmarks.variants bare --size 150`` answers every get with one constant.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from cyclopts import App
+
+from api import serve
+from api.app import Application, create_app
+from api.call import Call, Reply
+from api.counters import CounterRoutes
+from api.front import Front, Route
+from counter.clock import SystemClock
+from counter.config import Settings
+from counter.errors import CounterError, TokenMissingError, TokenTooOldError
+from counter.service import Add, Added, CounterService, Credential
+from counter.storage.memory import MemoryCache, MemoryStore
+from counter.types import Namespace, Token
+
+_ONE = "/v1/namespaces/{ns}/counters/{c}"
+
+
+class UnstoredService(CounterService):
+    """The service's checks of a token, and none of what comes after them."""
+
+    async def add(
+        self, namespace: Namespace, counter: str, delta: int, credential: Credential
+    ) -> Added:
+        """Answer as if *delta* had been counted."""
+        added = self._unstored(namespace, Add(counter, delta, credential), self._clock.now_us())
+        if isinstance(added, CounterError):
+            raise added
+        return added
+
+    async def add_many(
+        self, namespace: Namespace, adds: Sequence[Add]
+    ) -> list[Added | CounterError]:
+        """Answer as if each of *adds* had been counted."""
+        now_us = self._clock.now_us()
+        return [self._unstored(namespace, each, now_us) for each in adds]
+
+    def _unstored(self, namespace: Namespace, add: Add, now_us: int) -> Added | CounterError:
+        counter, delta, token = add
+        if not isinstance(token, Token):
+            return TokenMissingError("the benchmark sends a token with every add")
+        age_us = now_us - token.generation_time_us
+        settings = namespace.settings
+        if not -settings.future_limit_us <= age_us <= settings.accept_limit_us:
+            return TokenTooOldError("the benchmark sends fresh tokens", applied=False)
+        self.tally["original"] += 1
+        return Added(counter, delta, token.generation_time_us, False)
+
+
+def no_storage_app(settings: Settings) -> Application:
+    """The application with its routes of adds over a service that writes nothing."""
+    clock = SystemClock()
+    application = create_app(settings, store=MemoryStore(clock), clock=clock)
+    service = UnstoredService(application.store, MemoryCache(clock), clock)
+    service.namespaces = application.service.namespaces
+    service.tally = application.service.tally
+    routes = CounterRoutes(service, batch_items_max=settings.batch_items_max)
+    paths = [
+        Route("POST", f"{_ONE}/add", routes.add),
+        Route("POST", "/v1/namespaces/{ns}/batch/add", routes.batch_add),
+    ]
+    application.front = Front(paths, application.front, body_bytes_max=settings.body_bytes_max)
+    return application
+
+
+def bare_app(settings: Settings, body: bytes) -> Application:
+    """The application with its route of gets answering *body*."""
+    clock = SystemClock()
+    application = create_app(settings, store=MemoryStore(clock), clock=clock)
+    reply = Reply(200, body)
+
+    async def constant(_call: Call) -> Reply:
+        return reply
+
+    application.front = Front(
+        [Route("GET", _ONE, constant)], application.front, body_bytes_max=settings.body_bytes_max
+    )
+    return application
+
+
+def serve_with(make: Callable[[Settings], Application]) -> None:
+    """Serve what *make* wires exactly as ``counter serve`` would serve the real thing."""
+    with tempfile.TemporaryDirectory() as folder, patch("api.serve.create_app", make):
+        serve.serve(Settings(port=0, data=Path(folder), rollup=False))
+
+
+def main() -> None:
+    """The command line."""
+    app = App(help_format="plaintext")
+
+    @app.command
+    def no_storage() -> None:
+        """Validate adds, answer them, write nothing."""
+        serve_with(no_storage_app)
+
+    @app.command
+    def bare(*, size: int) -> None:
+        """Answer every get with one constant of *size* bytes."""
+        body = b'"' + b"x" * (size - 2) + b'"'
+        serve_with(lambda settings: bare_app(settings, body))
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+-- Single adds under fresh tokens. Arguments: 16 hexadecimal digits, path of the namespace, counters.
+local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
+local base, counters
+sent = 0
+
+function init(args)
+  common.begin(args[1])
+  base, counters = args[2], tonumber(args[3])
+end
+
+function request()
+  sent = sent + 1
+  local body = string.format(
+    '{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
+    common.nonce(), common.generation_time())
+  return common.post(string.format("%s/counters/c%07d/add", base, common.zipf(counters)), body)
+end
+
+setup, done = common.setup, common.done

@@ -1,0 +1,23 @@
+-- Batches of adds under fresh tokens. Arguments: 16 hexadecimal digits, path of the namespace,
+-- counters, items of a batch.
+local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
+local path, counters, size
+sent = 0
+
+function init(args)
+  common.begin(args[1])
+  path, counters, size = args[2] .. "/batch/add", tonumber(args[3]), tonumber(args[4])
+end
+
+function request()
+  sent = sent + 1
+  local items = {}
+  for i = 1, size do
+    items[i] = string.format(
+      '{"counter":"c%07d","delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
+      common.zipf(counters), common.nonce(), common.generation_time())
+  end
+  return common.post(path, '{"items":[' .. table.concat(items, ",") .. "]}")
+end
+
+setup, done = common.setup, common.done

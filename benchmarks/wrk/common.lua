@@ -1,0 +1,68 @@
+-- What all the load scripts share: fresh tokens, skewed choice, requests, one line of results.
+local ffi = require("ffi")
+ffi.cdef("typedef struct { long s; long ns; } bench_time; int clock_gettime(int, bench_time *);")
+
+local common = {}
+local reading = ffi.new("bench_time")
+local latest_us = 0
+local second, second_text = -1, ""
+
+-- RFC 3339 with microseconds, strictly later than the one before.
+function common.generation_time()
+  ffi.C.clock_gettime(0, reading)
+  local us = tonumber(reading.s) * 1000000 + math.floor(tonumber(reading.ns) / 1000)
+  latest_us = math.max(latest_us + 1, us)
+  local now = math.floor(latest_us / 1000000)
+  if now ~= second then
+    second, second_text = now, os.date("!%Y-%m-%dT%H:%M:%S", now)
+  end
+  return string.format("%s.%06dZ", second_text, latest_us % 1000000)
+end
+
+local prefix, issued = "", 0
+
+-- 32 hexadecimal digits: 16 that the caller drew for this run, and a number.
+function common.nonce()
+  issued = issued + 1
+  return prefix .. string.format("%016x", issued)
+end
+
+function common.begin(run)
+  prefix = run
+  math.randomseed(tonumber(run:sub(1, 7), 16))
+end
+
+-- From 0 to n - 1, each k about as often as 1/(k + 1): a few names are hot, most are rare.
+function common.zipf(n)
+  return math.floor(n ^ math.random()) - 1
+end
+
+function common.post(path, body)
+  return string.format(
+    "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+    path, #body, body)
+end
+
+local threads = {}
+
+function common.setup(thread)
+  table.insert(threads, thread)
+end
+
+-- One line of JSON; `sent` is what was put on the wire, answered or not. wrk asks the first thread
+-- for one more request than it sends, to look at it.
+function common.done(summary, latency)
+  local sent = -1
+  for _, thread in ipairs(threads) do
+    sent = sent + thread:get("sent")
+  end
+  local errors = summary.errors
+  io.write(string.format(
+    'RESULT {"requests":%d,"seconds":%.6f,"bytes":%d,"sent":%d,"bad":%d,"broken":%d,'
+      .. '"p50_ms":%.3f,"p99_ms":%.3f}\n',
+    summary.requests, summary.duration / 1e6, summary.bytes, sent, errors.status,
+    errors.connect + errors.read + errors.write + errors.timeout,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+end
+
+return common
