@@ -25,7 +25,7 @@ TYPE = b"content-type: application/json\r\n"
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     """A service that waits 300 ms for the rest of a request."""
     path: Path = tmp_path_factory.mktemp("slow")
-    async with serving(path / "data", path / "logs", "--request-timeout", "300ms") as server:
+    async with serving(path / "data", path / "logs", request_timeout="300ms") as server:
         yield server
 
 

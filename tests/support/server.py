@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,21 +16,27 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Small windows, so that real time passes them while a test looks on.
-SMALL_WINDOWS = (
-    *("--retention", "1h", "--slice", "10m", "--write-timeout", "100ms"),
-    *("--rollup-window", "200ms", "--accept-limit", "500ms"),
-)
+SMALL_WINDOWS: Mapping[str, str] = {
+    "retention": "1h",
+    "slice": "10m",
+    "write_timeout": "100ms",
+    "rollup_window": "200ms",
+    "accept_limit": "500ms",
+}
 _SERVING = re.compile(r"Serving on (http://127\.0\.0\.1:\d+)")
 
 
-def _command(data: Path, flags: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-m", "counter", "serve", "--port", "0", "--data", str(data), *flags]
+def _command(data: Path, flags: Mapping[str, str]) -> list[str]:
+    """The command line: small windows and a free port, unless *flags* say otherwise."""
+    settings = {"port": "0", "data": str(data), **SMALL_WINDOWS, **flags}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return [sys.executable, "-m", "counter", "serve", *given]
 
 
 class Server:
     """One service process after another on the same data directory."""
 
-    def __init__(self, data: Path, logs: Path, flags: tuple[str, ...] = SMALL_WINDOWS) -> None:
+    def __init__(self, data: Path, logs: Path, flags: Mapping[str, str]) -> None:
         self.data = data
         self.url = ""
         self.starts = 0
@@ -118,10 +124,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(data: Path, logs: Path, *flags: str) -> AsyncIterator[Server]:
-    """A started server, cleaned up at the end; later *flags* overrule the small windows."""
+async def serving(data: Path, logs: Path, **flags: str) -> AsyncIterator[Server]:
+    """A started server, cleaned up at the end."""
     logs.mkdir(parents=True, exist_ok=True)
-    server = Server(data, logs, (*SMALL_WINDOWS, *flags))
+    server = Server(data, logs, flags)
     try:
         await server.start()
         yield server
@@ -129,11 +135,11 @@ async def serving(data: Path, logs: Path, *flags: str) -> AsyncIterator[Server]:
         server.clean_up()
 
 
-def refused(data: Path, *flags: str) -> tuple[int, str]:
+def refused(data: Path, **flags: str) -> tuple[int, str]:
     """Exit code and stderr of a start that must fail; one that serves is ended and fails."""
     try:
         done = subprocess.run(
-            _command(data, (*SMALL_WINDOWS, *flags)),
+            _command(data, flags),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
