@@ -23,6 +23,7 @@ _FIELDS_MAX: Final = 10
 
 def problem_of(error: CounterError) -> dict[str, Any]:
     """The problem document of *error*."""
+    wait_s = retry_after_s(error)
     return {
         "type": f"/docs/errors#{error.code}",
         "title": error.title,
@@ -31,6 +32,8 @@ def problem_of(error: CounterError) -> dict[str, Any]:
         "code": error.code,
         "applied": error.applied,
         "retry": error.retry,
+        # In the body too: the problems of a batch have no header of their own.
+        **({} if wait_s is None else {"retry_after": wait_s}),
         **error.fields,
     }
 

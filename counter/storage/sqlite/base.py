@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -19,25 +20,41 @@ from counter.types import Dataset, Slice
 #: transaction: a result, or an exception, for each.
 Merged = Callable[[sqlite3.Connection, int, Sequence[Any]], Sequence[Any]]
 
+_log = logging.getLogger("counter.sqlite")
 _Row = TypeVar("_Row")
 _ROWS_PER_STATEMENT_MAX: Final = 512
+#: Up to here there is a prepared statement for every number of rows.
+ROWS_OF_ANY_NUMBER_MAX: Final = 64
 _IDS_REMEMBERED_MAX: Final = 50_000
 _MARKS_REMEMBERED_MAX: Final = 100_000
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1_024)
 def _insert_sql(into: str, width: int, rows: int) -> str:
     one = "(" + ",".join("?" * width) + ")"
     return f"{into} VALUES " + ",".join([one] * rows)
 
 
 def chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """Cut *rows* into powers of two, so that only a handful of statements is ever prepared."""
+    """Cut *rows* so that few statements are ever prepared: many rows into powers of two."""
     start = 0
     while start < len(rows):
-        size = min(1 << ((len(rows) - start).bit_length() - 1), _ROWS_PER_STATEMENT_MAX)
+        size = len(rows) - start
+        if size > ROWS_OF_ANY_NUMBER_MAX:
+            size = min(1 << (size.bit_length() - 1), _ROWS_PER_STATEMENT_MAX)
         yield rows[start : start + size]
         start += size
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    """Begin the batch's transaction, if it is not begun.
+
+    A batch of appends begins it only where it needs one: a single insert is a transaction by
+    itself, and saves two hand-overs of the interpreter lock. Nobody else writes in between: there
+    is one writer, and the directory is locked.
+    """
+    if not connection.in_transaction:
+        connection.execute("BEGIN IMMEDIATE")
 
 
 def insert(connection: sqlite3.Connection, into: str, chunk: Sequence[Sequence[Any]]) -> None:
@@ -124,11 +141,13 @@ class SqliteBase:
         self._watermarks: dict[int, list[int]] = {}
         self._dropped_before: dict[int, int] = {}
         self._resolved_through_us = 0
+        #: The job that appends events; a part that has one sets it.
+        self._appending: Merged | None = None
 
     async def open(self) -> None:
         """Take the directory, make the schema, start the lanes. Raises StartupError."""
         self._lock = DirectoryLock(self._directory)
-        path = self._directory / "counter.db"
+        path = self._path = self._directory / "counter.db"
         try:
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
@@ -173,18 +192,30 @@ class SqliteBase:
     def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
         connection = self._writing
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            if any(function is not self._appending for function, _ in jobs):
+                begin(connection)
             results = _run_merged(connection, self._clock.now_us(), jobs)
-            connection.execute("COMMIT")
-        except BaseException as error:
-            self._known.rollback()
             if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                return [unavailable(error)] * len(jobs)
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._undo()
+            return [unavailable(error)] * len(jobs)
+        except BaseException:
+            self._undo()
             raise
         self._known.commit()
         return results
+
+    def _undo(self) -> None:
+        self._known.rollback()
+        if self._writing.in_transaction:
+            try:
+                self._writing.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                # The next BEGIN would fail: a new connection starts without the transaction.
+                _log.error("a transaction could not be rolled back: %s", error)
+                self._writing.close()
+                self._writing = connect(self._path, writer=True)
 
 
 def _run_merged(
@@ -192,7 +223,7 @@ def _run_merged(
 ) -> list[Any]:
     """Run *jobs*, those of one function together; the order of functions is that of first call."""
     first = jobs[0][0]
-    if all(job[0] == first for job in jobs):
+    if all(function is first for function, _ in jobs):
         return list(first(connection, now_us, [job[1] for job in jobs]))
     groups: dict[Merged, list[int]] = {}
     for index, (function, _) in enumerate(jobs):

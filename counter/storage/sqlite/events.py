@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
 from counter.limits import INT64_MAX
 from counter.partitions import shard_of, slice_of
-from counter.storage.sqlite.base import SqliteBase, bulk
+from counter.ports import Clock
+from counter.storage.sqlite.base import ROWS_OF_ANY_NUMBER_MAX, SqliteBase, begin, bulk
 from counter.storage.sqlite.log import (
     Row,
     counter_ids,
@@ -20,7 +23,7 @@ from counter.storage.sqlite.log import (
     select_rows,
 )
 from counter.storage.sqlite.schema import events_table
-from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Outcome, Slice, Written
+from counter.types import AtomicMark, Dataset, Event, Fold, Mark, Namespace, Outcome, Slice, Written
 from counter.windows import accept_limit_at, window_of
 
 _NO_FOLD: Final = Fold(False, 0)
@@ -31,6 +34,11 @@ class SqliteEvents(SqliteBase):
 
     transactional = True
 
+    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
+        super().__init__(directory, clock, datasets)
+        # One object for all calls: the lane tells jobs apart by their function.
+        self._appending = self._append
+
     async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
         await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
 
@@ -38,7 +46,7 @@ class SqliteEvents(SqliteBase):
         """Nothing to do: one transaction writes all of an atomic add or nothing."""
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
-        result: Sequence[Written] = await self._writer.call((self._append, (namespace, events)))
+        result: Sequence[Written] = await self._writer.call((self._appending, (namespace, events)))
         return result
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
@@ -108,34 +116,58 @@ class SqliteEvents(SqliteBase):
         now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[Event]]],
     ) -> list[Any]:
-        """One insert for all the events of all *jobs* that go to one table."""
-        results: list[Any] = []
-        rows: dict[str, list[Row]] = {}
-        places: dict[str, list[tuple[list[Written], int]]] = {}
+        """The outcomes of each job; one whose slice or namespace is missing spoils no other."""
+        try:
+            return self._append_together(connection, now_us, jobs)
+        except (SliceMissingError, NamespaceUnknownError) as error:
+            if len(jobs) == 1:
+                return [error]
+        return [self._append(connection, now_us, [job])[0] for job in jobs]
+
+    def _append_together(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
+    ) -> list[Any]:
+        """One insert for all the events of all *jobs* that go to one table.
+
+        Raises SliceMissingError and NamespaceUnknownError before anything is written.
+        """
+        outcomes: list[Written] = []
+        groups: dict[int, _Group] = {}
         for namespace, events in jobs:
-            if namespace.id not in self._watermarks:
-                results.append(NamespaceUnknownError(f"namespace {namespace.name!r} is deleted"))
-                continue
-            outcomes = [Written.LATE] * len(events)
-            fresh = [
-                index
-                for index, event in enumerate(events)
-                if not self._is_late(connection, now_us, namespace, event)
-            ]
-            try:
-                prepared = self._prepare(connection, namespace, [events[index] for index in fresh])
-            except SliceMissingError as error:
-                results.append(error)
-                continue
-            results.append(outcomes)
-            for index, (table, row) in zip(fresh, prepared, strict=True):
+            group = groups.get(namespace.id)
+            if group is None:
+                group = groups[namespace.id] = _Group(namespace, [], [], [])
+            for position, event in enumerate(events, len(outcomes)):
+                group.events.append(event)
+                group.positions.append(position)
+            outcomes += [Written.LATE] * len(events)
+        for group in groups.values():
+            self._admit(connection, now_us, group)
+        rows: dict[str, list[Row]] = {}
+        places: dict[str, list[int]] = {}
+        for group in groups.values():
+            prepared = self._prepare(connection, group.namespace, group.events, group.tables)
+            for table, position, row in zip(group.tables, group.positions, prepared, strict=True):
                 rows.setdefault(table, []).append(row)
-                places.setdefault(table, []).append((outcomes, index))
+                places.setdefault(table, []).append(position)
         for table, table_rows in rows.items():
             written = insert_rows(connection, table, table_rows)
-            for (outcomes, index), outcome in zip(places[table], written, strict=True):
-                outcomes[index] = outcome
-        return results
+            for position, outcome in zip(places[table], written, strict=True):
+                outcomes[position] = outcome
+        every = iter(outcomes)
+        return [[next(every) for _ in events] for _, events in jobs]
+
+    def _admit(self, connection: sqlite3.Connection, now_us: int, group: _Group) -> None:
+        """Take out of *group* what is late, and find the tables of the rest."""
+        is_late = self._lateness(connection, now_us, group.namespace)
+        late = [is_late(event) for event in group.events]
+        if any(late):
+            group.events = [e for e, out in zip(group.events, late, strict=True) if not out]
+            group.positions = [p for p, out in zip(group.positions, late, strict=True) if not out]
+        group.tables = self._tables(group.namespace, group.events)
 
     def _append_atomic(
         self,
@@ -144,9 +176,7 @@ class SqliteEvents(SqliteBase):
         namespace: Namespace,
         events: Sequence[Event],
     ) -> Written:
-        if namespace.id not in self._watermarks:
-            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-        if any(self._is_late(connection, now_us, namespace, event) for event in events):
+        if any(map(self._lateness(connection, now_us, namespace), events)):
             return Written.LATE
         found = self._find(connection, namespace, events)
         known = [each for each in found if each is not None]
@@ -155,46 +185,49 @@ class SqliteEvents(SqliteBase):
         if known:
             invariant(len(known) == len(events), "half an atomic add is committed")
             return Written.REPLAYED
-        prepared = self._prepare(connection, namespace, events)
-        for table in dict.fromkeys(table for table, _ in prepared):
-            insert_rows(connection, table, [row for name, row in prepared if name == table])
+        tables = self._tables(namespace, events)
+        prepared = self._prepare(connection, namespace, events, tables)
+        # One token, one time: one table.
+        insert_rows(connection, tables[0], prepared)
         return Written.NEW
 
-    def _is_late(
-        self, connection: sqlite3.Connection, now_us: int, namespace: Namespace, event: Event
-    ) -> bool:
-        """Whether the event may no longer be written: by age, by watermark, by a decision."""
-        time_us = event.event_time_us
-        if time_us < now_us - accept_limit_at(namespace, time_us):
-            return True
-        if time_us <= max(self._watermarks[namespace.id]):
-            return True
-        if time_us > self._resolved_through_us:
-            return False
-        outcome = connection.execute(
-            "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
-            " AND event_id = ? AND scope = ?",
-            (namespace.id, time_us, event.event_id, scope_of(event)),
-        ).fetchone()
-        return outcome is not None and outcome[0] == Outcome.VOID
+    def _lateness(
+        self, connection: sqlite3.Connection, now_us: int, namespace: Namespace
+    ) -> Callable[[Event], bool]:
+        """Whether an event may no longer be written: by age, by watermark, by a decision.
+
+        Raises NamespaceUnknownError.
+        """
+        watermarks = self._watermarks.get(namespace.id)
+        if watermarks is None:
+            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+        watermark_us = max(watermarks)
+        eras = namespace.eras
+
+        def is_late(event: Event) -> bool:
+            time_us = event[1]
+            limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
+            if time_us < now_us - limit_us or time_us <= watermark_us:
+                return True
+            return time_us <= self._resolved_through_us and _is_void(connection, namespace, event)
+
+        return is_late
 
     def _prepare(
-        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> list[tuple[str, Row]]:
-        """The table and row of each event; makes the counters and marks that are not there.
-
-        Raises SliceMissingError before anything is made.
-        """
-        tables = self._tables(namespace, events)
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        events: Sequence[Event],
+        tables: Sequence[str],
+    ) -> list[Row]:
+        """The row of each event; makes the counters and marks that are not there."""
         ids = self._ids(connection, namespace, events)
         window_us = namespace.settings.rollup_window_us
-        prepared: list[tuple[str, Row]] = []
+        prepared: list[Row] = []
         marks: dict[tuple[int, int, int, int, int], None] = {}
-        known: set[int] = set()
+        known: Set[int] = frozenset()
         known_window_us = -1
-        for table, (name, time_us, event_id, item, delta, clear, atom) in zip(
-            tables, events, strict=True
-        ):
+        for name, time_us, event_id, item, delta, clear, atom in events:
             start_us = window_of(time_us, window_us)
             if start_us != known_window_us:
                 known = self._known.marked(namespace.id, start_us)
@@ -203,20 +236,12 @@ class SqliteEvents(SqliteBase):
             if counter_id not in known:
                 shard = shard_of(name, namespace.settings.shards)
                 marks[(namespace.id, shard, start_us, counter_id, 0)] = None
-            prepared.append(
-                (
-                    table,
-                    (
-                        counter_id,
-                        time_us,
-                        event_id,
-                        item,
-                        0 if clear else delta,
-                        clear or None,
-                        atom,
-                    ),
-                )
-            )
+            # A clear ignores its delta: it is no part of the payload.
+            worth = 0 if clear else delta
+            prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
+        # One insert of few rows is a transaction by itself, and needs no other.
+        if marks or len(events) > ROWS_OF_ANY_NUMBER_MAX or len(set(tables)) > 1:
+            begin(connection)
         if marks:
             bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
             for _, _, start_us, counter_id, _ in marks:
@@ -243,6 +268,7 @@ class SqliteEvents(SqliteBase):
         missing = list(dict.fromkeys(event[0] for event in events if event[0] not in known))
         if not missing:
             return known
+        begin(connection)
         make_counters(connection, namespace.id, missing)
         found = counter_ids(connection, namespace.id, missing)
         for name, counter_id in found.items():
@@ -331,6 +357,25 @@ class SqliteEvents(SqliteBase):
                 f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
             )
         return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The events of one namespace in a batch, their places in it and their tables."""
+
+    namespace: Namespace
+    events: list[Event]
+    positions: list[int]
+    tables: list[str]
+
+
+def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:
+    outcome = connection.execute(
+        "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
+        " AND event_id = ? AND scope = ?",
+        (namespace.id, event.event_time_us, event.event_id, scope_of(event)),
+    ).fetchone()
+    return outcome is not None and outcome[0] == Outcome.VOID
 
 
 def scope_of(event: Event) -> str:

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from counter.storage.sqlite.base import bulk, chunks, insert
+from counter.storage.sqlite.base import begin, bulk, chunks, insert
 from counter.storage.sqlite.schema import one_json, to_fold, to_json
 from counter.types import Event, Fold, Written
 
@@ -48,6 +48,7 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row])
 def _insert_unless_there(
     connection: sqlite3.Connection, table: str, rows: Sequence[Row]
 ) -> list[Written]:
+    begin(connection)
     keys = [(index, *row[:4]) for index, row in enumerate(rows)]
     standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for index, delta, clear, atom in select_rows(connection, table, keys):
