@@ -17,11 +17,9 @@ _SLOW_MACHINES = (HealthCheck.too_slow,)
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=_SLOW_MACHINES
 )
-settings.register_profile(
-    "ci",
-    parent=settings.get_profile("default"),
-    max_examples=300,
-)
+settings.register_profile("ci", parent=settings.get_profile("default"), max_examples=300)
+# By hand: scripts/test --hypothesis-profile=deep --timeout=0 tests/properties
+settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile("ci" if in_ci() else "default")
 
 

@@ -44,7 +44,7 @@ class Answer:
 
 
 async def until_closed(server: Server, *parts: bytes) -> Answer | None:
-    """Send *parts* and nothing more; the answer that came before the service closed, if any."""
+    """Send *parts* and nothing more; the last answer before the service closed, if any."""
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -58,7 +58,8 @@ async def until_closed(server: Server, *parts: bytes) -> Answer | None:
         await writer.wait_closed()
     if not received:
         return None
-    head, _, body = received.partition(b"\r\n\r\n")
+    latest = received[received.rindex(b"HTTP/1.1 ") :]
+    head, _, body = latest.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return Answer(int(first.split()[1]), headers, body)
@@ -82,8 +83,13 @@ def whole_body() -> bytes:
         (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
         (HEAD + TYPE,),
         (b"POST /v1/names",),
+        (b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD,),
+        (b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD + TYPE + b"content-length: 9\r\n\r\n{",),
     ],
-    ids=["no-body", "half-a-body", "half-the-chunks", "half-a-chunk", "half-a-head", "half-a-line"],
+    ids=[
+        *("no-body", "half-a-body", "half-the-chunks", "half-a-chunk", "half-a-head", "half-a-line"),
+        *("half-a-second-head", "half-a-second-body"),
+    ],
 )
 async def test_a_request_that_never_ends_times_out(
     server: Server, parts: tuple[bytes, ...]
@@ -124,22 +130,49 @@ async def test_a_dripping_body_times_out_however_steadily_it_drips(server: Serve
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "request_",
     [
-        (b"not http at all\r\n\r\n",),
-        (HEAD + b"content-length: -5\r\n\r\n",),
-        (HEAD + b"content-length: many\r\n\r\n",),
-        (b"POST /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",),
-        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\nzz\r\n",),
+        b"not http at all\r\n\r\n",
+        HEAD + b"content-length: -5\r\n\r\n",
+        HEAD + b"content-length: many\r\n\r\n",
+        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/namespaces/default/counters/\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/namespaces/default/counters?prefix=\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
-    ids=["words", "negative", "no-number", "nul", "no-chunk"],
+    ids=["words", "negative", "no-number", "two-lengths", "nul", "path", "query", "no-chunk"],
 )
-async def test_what_is_no_http_gets_a_400_and_is_cut_off(
-    server: Server, parts: tuple[bytes, ...]
+async def test_what_is_no_http_gets_a_problem_and_is_cut_off(
+    server: Server, request_: bytes
 ) -> None:
-    answer = await until_closed(server, *parts)
-    assert answer is None or answer.status in (400, 408)
+    answer = await until_closed(server, request_)
+    assert answer is not None
+    assert answer.status == 400
+    problem = answer.problem()
+    assert (problem["applied"], problem["retry"]) == (False, "never")
     await assert_nothing_was_written(server)
+
+
+async def test_a_body_announced_over_the_limit_is_refused_before_it_comes(server: Server) -> None:
+    answer = await until_closed(server, HEAD + TYPE + b"content-length: 99999999999999\r\n\r\n{")
+    assert answer is not None
+    assert answer.status in (408, 413)
+    await assert_nothing_was_written(server)
+
+
+async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    gets = [b"GET /v1/namespaces/default/counters/%d HTTP/1.1\r\nhost: x\r\n" % n for n in range(30)]
+    last = gets.pop() + b"connection: close\r\n\r\n"
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(get + b"\r\n" for get in gets) + last)
+    async with asyncio.timeout(30):
+        received = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    found = [json.loads(part.partition(b"HTTP/1.1")[0]) for part in received.split(b"\r\n\r\n")[1:]]
+    assert [each["counter"] for each in found] == [str(number) for number in range(30)]
 
 
 async def test_a_client_that_hangs_up_half_way_writes_nothing(server: Server) -> None:

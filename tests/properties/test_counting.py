@@ -3,12 +3,11 @@
 from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
-from tests.support.needs import in_ci
 
-#: A few hundred steps a run at a desk, many more in the gate.
+#: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
-    max_examples=100 if in_ci() else 25,
-    stateful_step_count=40 if in_ci() else 30,
+    max_examples=settings.default.max_examples // 4,
+    stateful_step_count=40,
     # Explaining a failure traces every line of every run, failing or not.
     phases=set(Phase) - {Phase.explain},
 )
