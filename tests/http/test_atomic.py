@@ -108,9 +108,7 @@ async def test_one_bad_item_refuses_all(
     rest: Rest, app: App, items: list[tuple[str, int]], names: tuple[str, ...]
 ) -> None:
     answer = await rest.atomic_add(items, fresh(app.clock.now_us()))
-    assert_problem(
-        answer, 400, "invalid_body", applied=False, retry="never", names=names
-    )
+    assert_problem(answer, 400, "invalid_body", applied=False, retry="never", names=names)
     assert await rest.names() == []
 
 

@@ -38,9 +38,7 @@ def encoded(body: Any) -> bytes:
 
 
 def refused(answer: Any, *names: str) -> Json:
-    return assert_problem(
-        answer, 400, "invalid_body", applied=False, retry="never", names=names
-    )
+    return assert_problem(answer, 400, "invalid_body", applied=False, retry="never", names=names)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +86,7 @@ async def test_a_delta_beyond_64_bits_is_named_with_its_bound(
     refused(await rest.post(ADD, body | {"delta": delta}), "delta", str(delta), bound)
 
 
-@pytest.mark.parametrize(
-    "delta", [1.5, 1.0, "1", True, None, [1], {"value": 1}], ids=lambda delta: repr(delta)
-)
+@pytest.mark.parametrize("delta", [1.5, 1.0, "1", True, None, [1], {"value": 1}], ids=repr)
 async def test_a_delta_that_is_no_integer_is_refused(rest: Rest, body: Json, delta: Any) -> None:
     refused(await rest.post(ADD, body | {"delta": delta}), "delta")
 
@@ -124,17 +120,17 @@ async def test_a_number_written_as_a_float_is_refused(
         True,
         None,
     ],
-    ids=lambda time: repr(time),
+    ids=repr,
 )
-async def test_a_time_that_is_naive_or_absurd_is_refused(
-    rest: Rest, body: Json, time: Any
-) -> None:
+async def test_a_time_that_is_naive_or_absurd_is_refused(rest: Rest, body: Json, time: Any) -> None:
     body["idempotency_token"]["generation_time"] = time
     shown = time[:19] if isinstance(time, str) else ""
     refused(await rest.post(ADD, body), "generation_time", shown)
 
 
-@pytest.mark.parametrize(("time", "bound"), [("1999-12-31T23:59:59Z", "2000"), ("2201-01-01T00:00:00Z", "2200")])
+@pytest.mark.parametrize(
+    ("time", "bound"), [("1999-12-31T23:59:59Z", "2000"), ("2201-01-01T00:00:00Z", "2200")]
+)
 async def test_a_time_out_of_bounds_is_told_the_bound(
     rest: Rest, body: Json, time: str, bound: str
 ) -> None:
@@ -145,7 +141,7 @@ async def test_a_time_out_of_bounds_is_told_the_bound(
 @pytest.mark.parametrize(
     "nonce",
     ["", "0" * 31, "0" * 33, "g" * 32, "00000000-0000-0000-0000-00000000000", 7, None, ["0" * 32]],
-    ids=lambda nonce: repr(nonce),
+    ids=repr,
 )
 async def test_a_nonce_of_another_size_is_refused(rest: Rest, body: Json, nonce: Any) -> None:
     body["idempotency_token"]["token"] = nonce
@@ -225,9 +221,7 @@ async def test_an_unknown_namespace_is_named(rest: Rest, app: App) -> None:
 
 async def test_an_unknown_path_is_a_problem_too(rest: Rest) -> None:
     for path in ("/", "/v1", "/v2/namespaces", "/v1/namespaces/default/counters/c/subtract"):
-        assert_problem(
-            await rest.http.get(path), 404, "not_found", applied=None, retry="never"
-        )
+        assert_problem(await rest.http.get(path), 404, "not_found", applied=None, retry="never")
 
 
 @pytest.mark.parametrize(
@@ -330,14 +324,12 @@ async def test_a_staleness_that_is_no_duration_is_refused(rest: Rest, staleness:
 )
 async def test_a_parameter_out_of_bounds_is_named(rest: Rest, query: str, name: str) -> None:
     answer = await rest.http.get(f"{rest.path('c', 'events')}?{query}")
-    assert_problem(
-        answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,)
-    )
+    assert_problem(answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,))
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "snow\N{SNOWMAN}", '""'])
 async def test_a_key_out_of_bounds_is_refused(rest: Rest, key: str) -> None:
-    headers = {"idempotency-key": key.encode()}
+    headers = {b"idempotency-key": key.encode()}
     answer = await rest.http.post(ADD, json={"delta": 1}, headers=headers)
     assert_problem(
         answer, 400, "invalid_parameter", applied=False, retry="never", names=("Idempotency-Key",)
@@ -355,7 +347,10 @@ async def test_a_good_body_is_taken_whatever_its_charset_parameter(rest: Rest, a
     """And a time of another offset is the same instant: this repeats the add that is there."""
     (event,) = await rest.events("c")
     assert event["event_time"] == "2026-03-01T12:00:00.250000Z"
-    token = {"token": event["event_id"].replace("-", ""), "generation_time": "2026-03-01T13:00:00.25+01:00"}
+    token = {
+        "token": event["event_id"].replace("-", ""),
+        "generation_time": "2026-03-01T13:00:00.25+01:00",
+    }
     content = encoded({"delta": 7, "idempotency_token": token})
     answer = await rest.raw(ADD, content, content_type="application/json; charset=utf-8")
     assert answer.status_code == 200

@@ -176,9 +176,7 @@ async def test_a_span_out_of_bounds_is_refused(
     rest: Rest, params: dict[str, str], name: str
 ) -> None:
     answer = await rest.http.get(rest.path("c", "history"), params=params)
-    assert_problem(
-        answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,)
-    )
+    assert_problem(answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,))
 
 
 async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:

@@ -89,9 +89,7 @@ async def test_a_version_guards_every_change(other: Rest) -> None:
         await other.http.put(other.path(), json={"cache_ttl": "4s"}, headers=stale),
         await other.http.delete(other.path(), headers=stale),
     ):
-        problem = assert_problem(
-            answer, 412, "precondition_failed", applied=False, retry="never"
-        )
+        problem = assert_problem(answer, 412, "precondition_failed", applied=False, retry="never")
         assert "v2" in str(problem)
     assert (await other.http.get(other.path())).json() == first.json()
     assert (await other.http.delete(other.path(), headers=current)).status_code == 204

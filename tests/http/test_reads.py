@@ -62,9 +62,7 @@ async def test_an_idle_counter_is_known_as_of_the_watermark(eventual: Rest, app:
 
 
 @pytest.mark.parametrize("staleness", ["0s", "1ms", "5s", "17s", "1m", "1h", "1d"])
-async def test_a_read_is_never_staler_than_asked(
-    eventual: Rest, app: App, staleness: str
-) -> None:
+async def test_a_read_is_never_staler_than_asked(eventual: Rest, app: App, staleness: str) -> None:
     limit_us = {"0s": 0, "1ms": 1_000, "5s": 5 * SECOND, "17s": 17 * SECOND}.get(
         staleness, {"1m": MINUTE, "1h": HOUR}.get(staleness, 24 * HOUR)
     )
@@ -116,7 +114,7 @@ async def test_every_64_bit_delta_is_kept_exactly(rest: Rest, app: App, delta: i
 @pytest.mark.parametrize("delta", [INT64_MAX, INT64_MIN])
 @pytest.mark.parametrize("rolled_up", [False, True])
 async def test_a_count_never_wraps(rest: Rest, app: App, delta: int, rolled_up: bool) -> None:
-    """Seven windows of 64-bit extremes sum far beyond 64 bits, live, rolled up, and past retention."""
+    """Seven windows of extremes sum far beyond 64 bits: live, rolled up, and past retention."""
     for _ in range(7):
         now_us = app.clock.now_us()
         await rest.batch_add([item("c", delta, fresh(now_us)) for _ in range(3)])

@@ -1,4 +1,4 @@
-"""What a token promises: once acknowledged it counts once, once refused for ever it never counts."""
+"""What a token promises: acknowledged it counts once, refused for ever it never counts."""
 
 import uuid
 
@@ -60,9 +60,7 @@ async def test_a_token_has_its_own_life_on_every_counter(rest: Rest, app: App) -
 async def test_a_token_of_the_future_is_asked_to_come_back(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us() + 5 * SECOND + 1)
     answer = await rest.add("c", 1, token)
-    assert_problem(
-        answer, 400, "token_in_future", applied=None, retry="same_token", names=("5 s",)
-    )
+    assert_problem(answer, 400, "token_in_future", applied=None, retry="same_token", names=("5 s",))
     assert await rest.names() == []
     app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
     assert (await rest.add("c", 1, token)).json()["replayed"] is False

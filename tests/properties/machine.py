@@ -3,8 +3,9 @@
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 from hypothesis import strategies as st
@@ -14,9 +15,10 @@ from counter.types import Token
 from tests.properties.judge import Bounds, Judge
 from tests.support.app import App, store_that_fails
 from tests.support.model import Model, Send
-from tests.support.rest import item
+from tests.support.rest import Rest, item
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, to_us
 
+T = TypeVar("T")
 COUNTERS = ("a", "b", "ü/🙂")
 INT64_MAX = 2**63 - 1
 #: The namespace under test: windows of 1 s, closed 3 s + 500 ms after their end.
@@ -57,7 +59,7 @@ class CounterMachine(RuleBasedStateMachine):
         self.keys: dict[tuple[str, str], tuple[int, int]] = {}
         self.tried: set[str] = set()
 
-    def run(self, work: Any) -> Any:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
     @initialize(
@@ -88,7 +90,7 @@ class CounterMachine(RuleBasedStateMachine):
         return self.app.clock.now_us()
 
     @property
-    def rest(self) -> Any:
+    def rest(self) -> Rest:
         return self.app.rest.within("p")
 
     # Sending.
@@ -237,7 +239,11 @@ class CounterMachine(RuleBasedStateMachine):
 
     # Time, the operator, and reading.
 
-    @rule(wait=st.sampled_from([1, 100 * MILLISECOND, 500 * MILLISECOND, SECOND, 4 * SECOND, 20 * SECOND]))
+    @rule(
+        wait=st.sampled_from(
+            [1, 100 * MILLISECOND, 500 * MILLISECOND, SECOND, 4 * SECOND, 20 * SECOND]
+        )
+    )
     def advance(self, wait: int) -> None:
         self.app.clock.advance(wait)
 

@@ -1,4 +1,4 @@
-"""Any interleaving of sends, retries, hedges, clears, rollups and restarts counts each token once."""
+"""Sends, retries, hedges, clears, rollups, restarts: however they mix, a token counts once."""
 
 from hypothesis import Phase, settings
 
@@ -6,7 +6,7 @@ from tests.properties.machine import CounterMachine
 
 #: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
-    max_examples=settings.default.max_examples // 4,
+    max_examples=settings().max_examples // 4,
     stateful_step_count=40,
     # Explaining a failure traces every line of every run, failing or not.
     phases=set(Phase) - {Phase.explain},

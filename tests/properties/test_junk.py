@@ -24,6 +24,10 @@ POSTS = (
     "batch/get",
     "atomic/add",
 )
+SETTINGS = (
+    *("counter_type", "dataset", "accept_limit", "future_limit", "rollup_window", "shards"),
+    *("payload_check", "key_ttl", "cache_ttl", "namespace", ""),
+)
 PARAMETERS = ("max_staleness", "limit", "page", "from", "to", "step", "prefix", "x")
 
 scalars = (
@@ -198,10 +202,7 @@ def test_any_path(desk: Desk, text: str) -> None:
 
 
 settings_of_any_kind = st.dictionaries(
-    st.sampled_from(
-        ["counter_type", "dataset", "accept_limit", "future_limit", "rollup_window", "shards"]
-        + ["payload_check", "key_ttl", "cache_ttl", "namespace", ""]
-    ),
+    st.sampled_from(SETTINGS),
     values | st.sampled_from(["EVENTUAL", "default", "1s", "10s", "1h", "1d", "off", 1, 1_024]),
 )
 

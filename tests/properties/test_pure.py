@@ -1,5 +1,6 @@
 """What holds for every token, duration, window and partition."""
 
+import re
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
@@ -148,14 +149,12 @@ def test_a_duration_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> Non
 @example("٣s")
 @example("s")
 def test_any_other_text_is_no_duration_and_is_named(text: str) -> None:
-    try:
-        duration_us = parse_duration(text)
-    except ValueError as error:
-        assert repr(text) in str(error)
+    parts = re.fullmatch(r"([0-9]+(us|ms|s|m|h|d))+", text)
+    if parts is not None:
+        assert parse_duration(text) >= 0
     else:
-        assert duration_us >= 0
-        assert text.isascii()
-        assert text[0].isdigit()
+        with pytest.raises(ValueError, match=re.escape(repr(text))):
+            parse_duration(text)
 
 
 @given(times, st.integers(1, limits.DAY))
@@ -230,12 +229,11 @@ events = st.lists(
 )
 
 
-@given(events, st.integers(1, 20), st.randoms(use_true_random=False))
-def test_folding_windows_is_folding_all_at_once(log: list[Event], size_us: int, order: object) -> None:
+@given(events.flatmap(st.permutations), st.integers(1, 20))
+def test_folding_windows_is_folding_all_at_once(log: list[Event], size_us: int) -> None:
     """In whatever order the events of a window come."""
     cleared_us = max((event.event_time_us for event in log if event.clear), default=-1)
     expected = sum(event.delta for event in log if event.event_time_us > cleared_us)
-    order.shuffle(log)  # type: ignore[attr-defined]
     rows = []
     for start_us in range(0, 60, size_us):
         fold = fold_events(e for e in log if window_of(e.event_time_us, size_us) == start_us)

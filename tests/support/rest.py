@@ -114,9 +114,7 @@ class Rest:
     async def batch_add(self, items: Sequence[Json]) -> httpx.Response:
         return await self.post(self.path(verb="batch/add"), {"items": items})
 
-    async def batch_get(
-        self, counters: Sequence[str], max_staleness: str = "0s"
-    ) -> httpx.Response:
+    async def batch_get(self, counters: Sequence[str], max_staleness: str = "0s") -> httpx.Response:
         body = {"counters": counters, "max_staleness": max_staleness}
         return await self.post(self.path(verb="batch/get"), body)
 

@@ -56,13 +56,33 @@ class Server:
 
     async def start(self) -> None:
         """Start a process and wait until it listens."""
+        code = await self.try_start()
+        assert code is None, f"exit {code} at the start:\n{self.output('err')}"
+
+    async def try_start(self) -> int | None:
+        """The same, or the exit code of a process that ends instead."""
         assert self._process is None, "it runs already"
         self.starts += 1
+        process = self._process = self._launch()
+
+        async def decided() -> bool:
+            found = _SERVING.search(self.output("out"))
+            self.url = found[1] if found else ""
+            return found is not None or process.poll() is not None
+
+        await eventually(decided, "the service listens")
+        if self.url:
+            return None
+        self._process = None
+        return process.returncode
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        self._logs.mkdir(parents=True, exist_ok=True)
         with (
             (self._logs / f"{self.starts}.out").open("wb") as out,
             (self._logs / f"{self.starts}.err").open("wb") as err,
         ):
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 _command(self.data, self._flags),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -71,13 +91,6 @@ class Server:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
-
-        async def listens() -> re.Match[str] | None:
-            code = self.process.poll()
-            assert code is None, f"exit {code} at the start:\n{self.output('err')}"
-            return _SERVING.search(self.output("out"))
-
-        self.url = (await eventually(listens, "the service listens"))[1]
 
     def kill(self) -> None:
         """``kill -9``: nothing of the process gets to run again."""
@@ -126,7 +139,6 @@ class Server:
 @asynccontextmanager
 async def serving(data: Path, logs: Path, **flags: str) -> AsyncIterator[Server]:
     """A started server, cleaned up at the end."""
-    logs.mkdir(parents=True, exist_ok=True)
     server = Server(data, logs, flags)
     try:
         await server.start()
