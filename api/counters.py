@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from typing import Final
 
 import pydantic_core
 from pydantic import ValidationError
@@ -25,12 +25,14 @@ from api.models import (
     check_counter_name,
 )
 from api.problems import body_error, problem_bytes
-from counter.clock import to_rfc3339, to_us
+from counter.clock import parse_rfc3339, to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.limits import TIME_MAX_US, TIME_MIN_US
+from counter.limits import NONCE_BYTES, TIME_MAX_US, TIME_MIN_US
 from counter.service import Add, Added, CounterService, Credential
 from counter.types import Namespace, Token
+
+_UUID_CHARS: Final = 36
 
 
 class CounterRoutes:
@@ -161,24 +163,42 @@ class CounterRoutes:
 
 
 def token_of(body: TokenBody | None) -> Token | None:
-    """The token of a body. Raises InvalidBodyError for a time that no clock shows."""
+    """The token of a body. Raises InvalidBodyError, naming the field, the value and the bound."""
     if body is None:
         return None
+    try:
+        nonce = bytes.fromhex(_hex_of(body.token))
+        if len(nonce) != NONCE_BYTES:
+            raise ValueError("it has spaces in it")
+    except ValueError as error:
+        raise InvalidBodyError(
+            f"idempotency_token.token is {body.token!r}, not a nonce of 128 bits: write it as a"
+            " UUID or as 32 hexadecimal digits",
+            field="idempotency_token.token",
+        ) from error
     text = body.generation_time
     try:
-        time_us = to_us(datetime.fromisoformat(text))
+        time_us = parse_rfc3339(text)
+        if not TIME_MIN_US <= time_us <= TIME_MAX_US:
+            raise ValueError(
+                f"it must lie from {to_rfc3339(TIME_MIN_US)} to {to_rfc3339(TIME_MAX_US)}"
+            )
     except (ValueError, OverflowError) as error:
         raise InvalidBodyError(
-            f"idempotency_token.generation_time is {text}: {error}",
+            f"idempotency_token.generation_time is {text!r}: {error}; write it like"
+            " 2026-01-31T08:15:30.000250Z",
             field="idempotency_token.generation_time",
         ) from error
-    if not TIME_MIN_US <= time_us <= TIME_MAX_US:
-        raise InvalidBodyError(
-            f"idempotency_token.generation_time is {text}; it must lie"
-            f" from {to_rfc3339(TIME_MIN_US)} to {to_rfc3339(TIME_MAX_US)}",
-            field="idempotency_token.generation_time",
-        )
-    return Token(bytes.fromhex(body.token.replace("-", "")), time_us)
+    return Token(nonce, time_us)
+
+
+def _hex_of(text: str) -> str:
+    """The digits of a nonce. Raises ValueError."""
+    if len(text) == 2 * NONCE_BYTES:
+        return text
+    if len(text) != _UUID_CHARS or not text[8] == text[13] == text[18] == text[23] == "-":
+        raise ValueError("it is neither a UUID nor 32 digits")
+    return text.replace("-", "")
 
 
 def _staleness(call: Call) -> int | None:

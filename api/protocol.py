@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.problems import problem_bytes
-from counter.errors import RequestTimeoutError
+from counter.errors import BadRequestError, CounterError, RequestTimeoutError
 from counter.limits import SECOND
 
 _LOOK_EVERY_S = 1.0
@@ -71,17 +72,26 @@ class TimedProtocol(HttpToolsProtocol):
         self.waiting_since_s = None
         super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a problem, as everything else."""
+        self.waiting_since_s = None
+        self._refuse(BadRequestError(f"{msg} Send HTTP/1.1."))
+
     def time_out(self) -> None:
         """Answer 408 and close. A handler that waits for the body learns that nobody is there."""
         self.waiting_since_s = None
         seconds = self.request_timeout_us / SECOND
-        error = RequestTimeoutError(f"the request did not arrive whole within {seconds:g} s")
+        self._refuse(RequestTimeoutError(f"the request did not arrive whole within {seconds:g} s"))
+
+    def _refuse(self, error: CounterError) -> None:
         body = problem_bytes(error)
         answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
         if not answering:
+            phrase = HTTPStatus(error.status).phrase.encode()
             self.transport.write(
-                b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/problem+json\r\n"
-                b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n%s"
+                % (error.status, phrase, len(body), body)
             )
         self.transport.close()
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE: Final = _EPOCH.replace(tzinfo=None)
+_USUAL_CHARS: Final = len("2026-01-31T08:15:30.000250Z")
+_RFC3339: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -39,7 +45,36 @@ def to_us(moment: datetime) -> int:
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 
+def parse_rfc3339(text: str) -> int:
+    """Microseconds since the epoch of an RFC 3339 time with an offset, exactly.
+
+    Raises ValueError for anything else: no offset, more digits than microseconds, no such day.
+    """
+    if len(text) == _USUAL_CHARS and text[19] == "." and text[26] == "Z":
+        digits = text[20:26]
+        if digits.isascii() and digits.isdigit():
+            # The usual form: all but the fraction is shared by many tokens.
+            return _second_us(text[:19]) + int(digits)
+    return _parse(text)
+
+
+@lru_cache(maxsize=4_096)
+def _second_us(text: str) -> int:
+    return _parse(text + "Z")
+
+
+def _parse(text: str) -> int:
+    if _RFC3339.fullmatch(text) is None:
+        raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
+    return to_us(datetime.fromisoformat(text))
+
+
+@lru_cache(maxsize=4_096)
+def _second_text(seconds: int) -> str:
+    return (_EPOCH_NAIVE + timedelta(seconds=seconds)).isoformat()
+
+
 def to_rfc3339(time_us: int) -> str:
     """*time_us* as RFC 3339 in UTC with microseconds, ``2026-01-31T08:15:30.000250Z``."""
-    moment = _EPOCH_NAIVE + timedelta(microseconds=time_us)
-    return moment.isoformat(timespec="microseconds") + "Z"
+    seconds, microseconds = divmod(time_us, 1_000_000)
+    return f"{_second_text(seconds)}.{microseconds:06d}Z"

@@ -292,16 +292,20 @@ class CounterService:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
             return [error] * len(events)
-        answers: list[Added | CounterError | None] = []
-        for event, outcome in zip(events, outcomes, strict=True):
-            if outcome is Written.LATE:
-                answers.append(None)
-                continue
-            try:
-                answers.append(self._added(event, outcome))
-            except TokenConflictError as error:
-                answers.append(error)
-        return answers
+        return [
+            self._answer(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
+        ]
+
+    def _answer(self, event: Event, outcome: Written) -> Added | CounterError | None:
+        if outcome is Written.NEW:
+            self.tally["original"] += 1
+            return Added(event[0], event[4], event[1], False)
+        if outcome is Written.LATE:
+            return None
+        try:
+            return self._added(event, outcome)
+        except TokenConflictError as error:
+            return error
 
     async def _add_or_error(self, namespace: Namespace, each: Add) -> Added | CounterError:
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,58 +116,70 @@ class SqliteEvents(SqliteBase):
         now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[Event]]],
     ) -> list[Any]:
-        """The outcomes of each job; one whose slice or namespace is missing spoils no other."""
-        try:
-            return self._append_together(connection, now_us, jobs)
-        except (SliceMissingError, NamespaceUnknownError) as error:
-            if len(jobs) == 1:
-                return [error]
-        return [self._append(connection, now_us, [job])[0] for job in jobs]
+        """The outcomes of each job, those of one namespace written together."""
+        groups: dict[int, list[int]] = {}
+        for index, (namespace, _) in enumerate(jobs):
+            groups.setdefault(namespace.id, []).append(index)
+        if len(groups) > 1:
+            begin(connection)
+        results: list[Any] = [None] * len(jobs)
+        for indices in groups.values():
+            namespace = jobs[indices[0]][0]
+            try:
+                events = [event for index in indices for event in jobs[index][1]]
+                written = iter(self._append_events(connection, now_us, namespace, events))
+                for index in indices:
+                    results[index] = list(islice(written, len(jobs[index][1])))
+            except (SliceMissingError, NamespaceUnknownError) as error:
+                # Nothing of the namespace is written yet: one job's missing slice spoils no other.
+                for index in indices:
+                    alone = [error] if len(indices) == 1 else None
+                    part = alone or self._append(connection, now_us, [jobs[index]])
+                    results[index] = part[0]
+        return results
 
-    def _append_together(
+    def _append_events(
         self,
         connection: sqlite3.Connection,
         now_us: int,
-        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
-    ) -> list[Any]:
-        """One insert for all the events of all *jobs* that go to one table.
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> Sequence[Written]:
+        """Write what is on time, one insert a table.
 
         Raises SliceMissingError and NamespaceUnknownError before anything is written.
         """
-        outcomes: list[Written] = []
-        groups: dict[int, _Group] = {}
-        for namespace, events in jobs:
-            group = groups.get(namespace.id)
-            if group is None:
-                group = groups[namespace.id] = _Group(namespace, [], [], [])
-            for position, event in enumerate(events, len(outcomes)):
-                group.events.append(event)
-                group.positions.append(position)
-            outcomes += [Written.LATE] * len(events)
-        for group in groups.values():
-            self._admit(connection, now_us, group)
-        rows: dict[str, list[Row]] = {}
-        places: dict[str, list[int]] = {}
-        for group in groups.values():
-            prepared = self._prepare(connection, group.namespace, group.events, group.tables)
-            for table, position, row in zip(group.tables, group.positions, prepared, strict=True):
-                rows.setdefault(table, []).append(row)
-                places.setdefault(table, []).append(position)
-        for table, table_rows in rows.items():
-            written = insert_rows(connection, table, table_rows)
-            for position, outcome in zip(places[table], written, strict=True):
-                outcomes[position] = outcome
-        every = iter(outcomes)
-        return [[next(every) for _ in events] for _, events in jobs]
+        if not events:
+            return ()
+        late = self._late(connection, now_us, namespace, events)
+        if not any(late):
+            return self._insert(connection, namespace, events)
+        fresh = [event for event, out in zip(events, late, strict=True) if not out]
+        written = iter(self._insert(connection, namespace, fresh))
+        return [Written.LATE if out else next(written) for out in late]
 
-    def _admit(self, connection: sqlite3.Connection, now_us: int, group: _Group) -> None:
-        """Take out of *group* what is late, and find the tables of the rest."""
-        is_late = self._lateness(connection, now_us, group.namespace)
-        late = [is_late(event) for event in group.events]
-        if any(late):
-            group.events = [e for e, out in zip(group.events, late, strict=True) if not out]
-            group.positions = [p for p, out in zip(group.positions, late, strict=True) if not out]
-        group.tables = self._tables(group.namespace, group.events)
+    def _insert(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written]:
+        if not events:
+            return ()
+        tables = self._tables(namespace, events)
+        rows = self._prepare(connection, namespace, events)
+        # One insert of few rows is a transaction by itself, and needs no other.
+        if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
+            begin(connection)
+        if len(tables) == 1:
+            return insert_rows(connection, tables[0], rows)
+        outcomes: dict[int, Written] = {}
+        for table in tables:
+            places = [
+                place
+                for place, event in enumerate(events)
+                if self._table(namespace, event.event_time_us) == table
+            ]
+            written = insert_rows(connection, table, [rows[place] for place in places])
+            outcomes.update(zip(places, written, strict=True))
+        return [outcomes[place] for place in range(len(rows))]
 
     def _append_atomic(
         self,
@@ -176,7 +188,7 @@ class SqliteEvents(SqliteBase):
         namespace: Namespace,
         events: Sequence[Event],
     ) -> Written:
-        if any(map(self._lateness(connection, now_us, namespace), events)):
+        if any(self._late(connection, now_us, namespace, events)):
             return Written.LATE
         found = self._find(connection, namespace, events)
         known = [each for each in found if each is not None]
@@ -185,40 +197,46 @@ class SqliteEvents(SqliteBase):
         if known:
             invariant(len(known) == len(events), "half an atomic add is committed")
             return Written.REPLAYED
-        tables = self._tables(namespace, events)
-        prepared = self._prepare(connection, namespace, events, tables)
-        # One token, one time: one table.
-        insert_rows(connection, tables[0], prepared)
+        self._insert(connection, namespace, events)
         return Written.NEW
 
-    def _lateness(
-        self, connection: sqlite3.Connection, now_us: int, namespace: Namespace
-    ) -> Callable[[Event], bool]:
-        """Whether an event may no longer be written: by age, by watermark, by a decision.
+    def _late(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> list[bool]:
+        """Whether each event may no longer be written: by age, by watermark, by a decision.
 
         Raises NamespaceUnknownError.
         """
         watermarks = self._watermarks.get(namespace.id)
         if watermarks is None:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-        watermark_us = max(watermarks)
-        eras = namespace.eras
-
-        def is_late(event: Event) -> bool:
-            time_us = event[1]
-            limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
-            if time_us < now_us - limit_us or time_us <= watermark_us:
-                return True
-            return time_us <= self._resolved_through_us and _is_void(connection, namespace, event)
-
-        return is_late
+        resolved_us = self._resolved_through_us
+        open_us = max(watermarks) + 1
+        if len(namespace.eras) == 1:
+            # Nearly always: one bound for all.
+            open_us = max(open_us, now_us - namespace.eras[0].accept_limit_us)
+            late = [event[1] < open_us for event in events]
+        else:
+            late = [
+                event[1] < max(open_us, now_us - accept_limit_at(namespace, event[1]))
+                for event in events
+            ]
+        if min(event[1] for event in events) <= resolved_us:
+            return [
+                out or (event[1] <= resolved_us and _is_void(connection, namespace, event))
+                for out, event in zip(late, events, strict=True)
+            ]
+        return late
 
     def _prepare(
         self,
         connection: sqlite3.Connection,
         namespace: Namespace,
         events: Sequence[Event],
-        tables: Sequence[str],
     ) -> list[Row]:
         """The row of each event; makes the counters and marks that are not there."""
         ids = self._ids(connection, namespace, events)
@@ -239,27 +257,24 @@ class SqliteEvents(SqliteBase):
             # A clear ignores its delta: it is no part of the payload.
             worth = 0 if clear else delta
             prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
-        # One insert of few rows is a transaction by itself, and needs no other.
-        if marks or len(events) > ROWS_OF_ANY_NUMBER_MAX or len(set(tables)) > 1:
-            begin(connection)
         if marks:
+            begin(connection)
             bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
             for _, _, start_us, counter_id, _ in marks:
                 self._known.learn_mark(namespace.id, start_us, counter_id)
         return prepared
 
     def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
+        """The tables of *events*, mostly one. Raises SliceMissingError."""
+        times = [event[1] for event in events]
+        first, last = self._table(namespace, min(times)), self._table(namespace, max(times))
+        if first == last:
+            return [first]
+        return list(dict.fromkeys(self._table(namespace, time_us) for time_us in times))
+
+    def _table(self, namespace: Namespace, time_us: int) -> str:
         dataset_id = namespace.dataset.id
-        tables: list[str] = []
-        start_us = end_us = 0
-        table = ""
-        for event in events:
-            if not start_us <= event[1] < end_us:
-                each = slice_of(self._slices[dataset_id], event[1])
-                start_us, end_us = each.start_us, each.end_us
-                table = events_table(dataset_id, start_us)
-            tables.append(table)
-        return tables
+        return events_table(dataset_id, slice_of(self._slices[dataset_id], time_us).start_us)
 
     def _ids(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
@@ -357,16 +372,6 @@ class SqliteEvents(SqliteBase):
                 f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
             )
         return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
-
-
-@dataclass(slots=True)
-class _Group:
-    """The events of one namespace in a batch, their places in it and their tables."""
-
-    namespace: Namespace
-    events: list[Event]
-    positions: list[int]
-    tables: list[str]
 
 
 def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:

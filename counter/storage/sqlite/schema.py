@@ -21,6 +21,9 @@ from counter.types import Fold
 SCHEMA_VERSION: Final = 1
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 _PAGE_CACHE_KIB: Final = 16_384
+#: Pages of 4 KiB in the log before they are written to the database: a page that many commits
+#: touch is then written there once.
+_WAL_PAGES: Final = 4_000
 _BUSY_TIMEOUT_S: Final = 5.0
 
 DDL: Final = """
@@ -106,6 +109,7 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
     if writer:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     else:
         connection.execute("PRAGMA query_only = ON")
     return connection
