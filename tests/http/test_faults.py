@@ -10,7 +10,7 @@ import pytest
 
 from counter.errors import StoreUnavailableError
 from counter.types import Token
-from tests.support.app import App, running, store_that_fails
+from tests.support.app import App, running, store_that_fails, store_that_stalls
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE, SECOND
@@ -78,9 +78,7 @@ async def test_a_read_that_failed_is_a_503(rest: Rest, app: App, method: str, pa
         *(("drop_marks", False), ("drop_marks", True)),
     ],
 )
-async def test_a_rollup_that_failed_is_done_by_the_next(
-    app: App, method: str, after: bool
-) -> None:
+async def test_a_rollup_that_failed_is_done_by_the_next(app: App, method: str, after: bool) -> None:
     for count in (1, 2):
         await app.rest.add("c", 1, fresh(app.clock.now_us()))
         app.clock.advance(MINUTE)
@@ -106,20 +104,6 @@ async def test_a_fault_of_the_service_itself_is_a_problem_that_tells_no_secrets(
     assert "a detail of our own" not in str(problem)
 
 
-@contextmanager
-def stalled(app: App, method: str, meanwhile: Callable[[], Awaitable[Any]]) -> Iterator[None]:
-    """Have the next call of *method* land only after all of *meanwhile* has happened."""
-    works = getattr(app.store, method)
-
-    async def stalls(*arguments: Any, **named: Any) -> Any:
-        with patch.object(app.store, method, works):
-            await meanwhile()
-        return await works(*arguments, **named)
-
-    with patch.object(app.store, method, stalls):
-        yield
-
-
 @pytest.fixture
 async def stallable(fast_dir: Path) -> Any:
     """A service over a store without transactions: there, a write may land at any time."""
@@ -134,7 +118,7 @@ async def test_a_write_past_its_time_is_not_acknowledged_and_counts_once(stallab
     async def a_while() -> None:
         app.clock.advance(SECOND + 1)
 
-    with stalled(app, "append", a_while):
+    with store_that_stalls(app, "append", a_while):
         answer = await rest.add("c", 1, token)
     assert_problem(answer, 503, "write_timeout", applied=None, retry="same_token")
     assert (await rest.add("c", 1, token)).json()["replayed"] is True
@@ -148,7 +132,7 @@ async def test_a_token_that_aged_while_its_mark_was_written_is_not_written(stall
     async def a_while() -> None:
         app.clock.advance(5 * SECOND + 1)
 
-    with stalled(app, "mark", a_while):
+    with store_that_stalls(app, "mark", a_while):
         answer = await rest.add("c", 1, token)
     assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
     assert await rest.events("c") == []
@@ -169,7 +153,7 @@ async def test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved(
         app.clock.advance(MINUTE)
         await app.roll_up()
 
-    with stalled(app, "append", the_window_closes):
+    with store_that_stalls(app, "append", the_window_closes):
         answer = await rest.add("c", 1, token)
     assert_problem(answer, 503, "write_timeout", applied=None, retry="same_token")
     assert (await rest.add("c", 1, token)).json()["replayed"] is True
@@ -191,7 +175,7 @@ async def test_an_atomic_write_that_lands_in_a_closed_window_was_voided_by_the_w
         app.clock.advance(MINUTE)
         await app.roll_up()
 
-    with stalled(app, "append_atomic", the_window_closes):
+    with store_that_stalls(app, "append_atomic", the_window_closes):
         answer = await rest.atomic_add([("c", 1), ("d", 1)], token)
     assert answer.status_code != 200
     for _ in range(3):
@@ -235,7 +219,7 @@ async def test_a_write_that_lands_after_its_token_was_voided_never_counts(
         app.clock.advance(MINUTE)
         assert (await send(rest, token)).status_code == 410
 
-    with stalled(app, method, a_hedge_is_voided):
+    with store_that_stalls(app, method, a_hedge_is_voided):
         answer = await send(rest, token)
     assert answer.status_code != 200
     for _ in range(3):

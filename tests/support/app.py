@@ -3,7 +3,7 @@
 Nothing runs in the background: the test moves the clock and drives the rollup.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -107,4 +107,21 @@ def store_that_fails(app: App, method: str, *, after: bool = False) -> Iterator[
         raise StoreUnavailableError("a fault that a test planted", retry_after_us=SECOND)
 
     with patch.object(app.store, method, fails):
+        yield
+
+
+@contextmanager
+def store_that_stalls(
+    app: App, method: str, meanwhile: Callable[[], Awaitable[Any]]
+) -> Iterator[None]:
+    """Have the next call of *method* land only after all of *meanwhile* has happened."""
+    works = getattr(app.store, method)
+    calls = iter([True])
+
+    async def stalls(*arguments: Any, **named: Any) -> Any:
+        if next(calls, False):
+            await meanwhile()
+        return await works(*arguments, **named)
+
+    with patch.object(app.store, method, stalls):
         yield

@@ -6,6 +6,7 @@ instant is the sum of the deltas up to it that no clear erased.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 
 from counter.types import Token
 
@@ -50,6 +51,13 @@ class Send:
         return found
 
 
+def _count(touches: Iterable[tuple[Send, int]]) -> int:
+    """The sum of the deltas that no clear erased."""
+    known = [(send.token.generation_time_us, delta, send.clear) for send, delta in touches]
+    cleared_us = max((time_us for time_us, _, clear in known if clear), default=-1)
+    return sum(delta for time_us, delta, clear in known if not clear and time_us > cleared_us)
+
+
 class Contradiction(AssertionError):
     """Two definite answers about one token say different things."""
 
@@ -59,12 +67,16 @@ class Model:
     """Every token anybody was told something definite about."""
 
     applied: dict[tuple[object, ...], Send] = field(default_factory=dict)
+    #: When a token was resolved as applied, where nobody had been told so before.
+    resolved_at: dict[tuple[object, ...], int] = field(default_factory=dict)
     void: set[tuple[object, ...]] = field(default_factory=set)
 
-    def apply(self, send: Send) -> None:
-        """The service said that *send* counts."""
+    def apply(self, send: Send, *, resolved_at_us: int | None = None) -> None:
+        """The service said that *send* counts; by a resolution at *resolved_at_us*."""
         if send.scope in self.void:
             raise Contradiction(f"{send} was said never to count, and now it does")
+        if resolved_at_us is not None and send.scope not in self.applied:
+            self.resolved_at[send.scope] = resolved_at_us
         first = self.applied.setdefault(send.scope, send)
         if first.differs(send):
             raise Contradiction(f"{send} was acknowledged although its token stands for {first}")
@@ -84,13 +96,23 @@ class Model:
 
     def count(self, counter: str, as_of_us: int | None = None) -> int:
         """The count of *counter* by all its events, or by those up to *as_of_us*."""
-        seen = [
-            (send.token.generation_time_us, delta, send.clear)
+        return _count(
+            (send, delta)
             for send, delta in self.sends(counter)
             if as_of_us is None or send.token.generation_time_us <= as_of_us
-        ]
-        cleared_us = max((time_us for time_us, _, clear in seen if clear), default=-1)
-        return sum(delta for time_us, delta, clear in seen if not clear and time_us > cleared_us)
+        )
+
+    def counts(self, counter: str, as_of_us: int) -> set[int]:
+        """Every count that may be given as of an instant: a token that was resolved later may be
+        in it, or not yet."""
+        surely: list[tuple[Send, int]] = []
+        perhaps: list[tuple[Send, int]] = []
+        for send, delta in self.sends(counter):
+            if send.token.generation_time_us <= as_of_us:
+                is_later = self.resolved_at.get(send.scope, as_of_us) > as_of_us
+                (perhaps if is_later else surely).append((send, delta))
+        chosen = chain.from_iterable(combinations(perhaps, n) for n in range(len(perhaps) + 1))
+        return {_count([*surely, *some]) for some in chosen}
 
     def events(self, counter: str, from_us: int = 0) -> list[tuple[int, int, bool]]:
         """(time, delta, clear) of every event since *from_us*; a clear's delta is 0."""
