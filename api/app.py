@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from api.answers import problem_reply
@@ -18,6 +18,7 @@ from api.front import Front, Handler, Route
 from api.metrics import Metrics
 from api.namespaces import NamespaceRoutes
 from api.openapi import DOCS, operation, responses
+from api.problems import problems_page
 from api.reports import ReportRoutes
 from counter.clock import SystemClock
 from counter.config import Settings
@@ -174,6 +175,10 @@ def _site(
         registry = CollectorRegistry()
         registry.register(metrics)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @site.get("/problems", summary="What each problem means", response_class=HTMLResponse)
+    async def problems() -> HTMLResponse:
+        return HTMLResponse(problems_page())
 
     @site.exception_handler(404)
     async def not_found(request: Request, _error: Exception) -> Response:

@@ -204,7 +204,7 @@ def responses(doc: Doc) -> dict[int | str, dict[str, Any]]:
     if doc.answer is not None:
         own["content"] = {"application/json": {"example": doc.answer}}
     problem = {
-        "type": "/docs/errors#token_conflict",
+        "type": "/problems#token_conflict",
         "title": "The token was already used with another payload",
         "status": 409,
         "detail": "the token was first used with another payload on counter 'views'",

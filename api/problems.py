@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -15,11 +16,33 @@ _VALUE_CHARS_MAX: Final = 80
 _FIELDS_MAX: Final = 10
 
 
+def problem_types() -> list[type[CounterError]]:
+    """Every kind of error that a client can meet, by its code."""
+    found: dict[str, type[CounterError]] = {}
+    waiting: list[type[CounterError]] = [CounterError]
+    while waiting:
+        each = waiting.pop()
+        found.setdefault(each.code, each)
+        waiting += each.__subclasses__()
+    return [found[code] for code in sorted(found)]
+
+
+def problems_page() -> bytes:
+    """A page with a section for each code: what a problem's ``type`` leads to."""
+    sections = [
+        f'<section id="{each.code}"><h2><code>{each.code}</code> {each.status}</h2>'
+        f"<p>{escape(each.title)}. {escape(' '.join((each.__doc__ or '').split()))}</p></section>"
+        for each in problem_types()
+    ]
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Problems</title>'
+    return f"{head}<h1>Problems</h1>{''.join(sections)}</html>".encode()
+
+
 def problem_of(error: CounterError) -> dict[str, Any]:
     """The problem document of *error*."""
     wait_s = retry_after_s(error)
     return {
-        "type": f"/docs/errors#{error.code}",
+        "type": f"/problems#{error.code}",
         "title": error.title,
         "status": error.status,
         "detail": error.detail,

@@ -52,37 +52,51 @@ class BadRequestError(CounterError):
 
 
 class InvalidBodyError(BadRequestError):
+    """A field of the body is missing, unknown, of another kind, or past its bound."""
+
     code = "invalid_body"
     title = "The body does not fit the schema"
 
 
 class InvalidParameterError(BadRequestError):
+    """A part of the path, the query or a header is not of its form or past its bound."""
+
     code = "invalid_parameter"
     title = "A parameter of the path, the query or a header is not valid"
 
 
 class TokenMissingError(BadRequestError):
+    """Without a token a retry could not be told from a second add."""
+
     code = "token_missing"
     title = "An event-sourced add needs an idempotency token"
 
 
 class TokenAmbiguousError(BadRequestError):
+    """Two tokens name two adds: which one is meant cannot be known."""
+
     code = "token_ambiguous"
     title = "A token in the body and an Idempotency-Key were both given"
 
 
 class NotSupportedError(BadRequestError):
+    """BEST_EFFORT namespaces keep no events."""
+
     code = "not_supported"
     title = "This counter type does not support the operation"
 
 
 class BodyTooLargeError(BadRequestError):
+    """Send less at once: several batches instead of one."""
+
     code = "body_too_large"
     title = "The body is too large"
     status = 413
 
 
 class UnsupportedMediaTypeError(BadRequestError):
+    """The body's media type is not one that the route reads."""
+
     code = "unsupported_media_type"
     title = "The content type is not supported"
     status = 415
@@ -97,6 +111,8 @@ class RequestTimeoutError(CounterError):
 
 
 class NotFoundError(CounterError):
+    """The path leads nowhere."""
+
     code = "not_found"
     title = "No such resource"
     status = 404
@@ -104,11 +120,15 @@ class NotFoundError(CounterError):
 
 
 class NamespaceUnknownError(NotFoundError):
+    """Create the namespace first, or mind its spelling."""
+
     code = "namespace_unknown"
     title = "No such namespace"
 
 
 class MethodNotAllowedError(BadRequestError):
+    """The Allow header lists the methods that are supported."""
+
     code = "method_not_allowed"
     title = "The resource does not support this method"
     status = 405
@@ -125,6 +145,8 @@ class NamespaceConflictError(CounterError):
 
 
 class PreconditionFailedError(CounterError):
+    """If-Match or If-None-Match did not hold: read the resource again."""
+
     code = "precondition_failed"
     title = "The resource is not in the state the request named"
     status = 412
@@ -179,21 +201,29 @@ class UnavailableError(CounterError):
 
 
 class OverloadedError(UnavailableError):
+    """Too much waits already. Nothing was done; wait, and send the same again."""
+
     code = "overloaded"
     title = "The service is overloaded"
 
 
 class StoreUnavailableError(UnavailableError):
+    """The store failed, or cannot be reached: the detail says why and what to do."""
+
     code = "store_unavailable"
     title = "The store cannot be read or written"
 
 
 class WriteTimeoutError(UnavailableError):
+    """The write may have landed, or may yet: send the same token again to learn it."""
+
     code = "write_timeout"
     title = "The write was not acknowledged in time"
 
 
 class SliceMissingError(UnavailableError):
+    """The table of the token's time is not made yet, or is gone."""
+
     code = "slice_missing"
     title = "The time slice is not there"
 
