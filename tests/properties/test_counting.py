@@ -1,8 +1,12 @@
 """Sends, retries, hedges, clears, rollups, restarts: however they mix, a token counts once."""
 
+import pytest
 from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
+
+#: A failure is made small before it is shown, and that takes minutes.
+pytestmark = pytest.mark.timeout(600)
 
 #: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
