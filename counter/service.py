@@ -315,9 +315,12 @@ class CounterService:
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; raise what else became of it."""
-        with self._writer.admitted(len(events)):
+        self._writer.admit(len(events))
+        try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
+        finally:
+            self._writer.leave(len(events))
         void = outcome is Outcome.VOID
         self.tally["voided" if void else "late_applied"] += len(events)
         if void:

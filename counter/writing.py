@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from counter import limits
 from counter.errors import OverloadedError, TokenInFutureError, WriteTimeoutError
@@ -37,23 +36,26 @@ class EventWriter:
             )
         return False
 
-    @contextmanager
-    def admitted(self, events: int) -> Iterator[None]:
-        """Hold room for *events* in the queue. Raises OverloadedError before any work."""
+    def admit(self, events: int) -> None:
+        """Take room for *events* in the queue, to be left again when they are done.
+
+        Raises OverloadedError before any work.
+        """
         if self._waiting + events > limits.PENDING_WRITES_MAX:
             raise OverloadedError(
                 f"{self._waiting} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
                 retry_after_us=limits.SECOND,
             )
         self._waiting += events
-        try:
-            yield
-        finally:
-            self._waiting -= events
+
+    def leave(self, events: int) -> None:
+        """Give back the room of *events*."""
+        self._waiting -= events
 
     async def write(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         """Write each event on its own; LATE where it was past its age at the second check."""
-        with self.admitted(len(events)):
+        self.admit(len(events))
+        try:
             if self._store.transactional:
                 return await self._store.append(namespace, events)
             await self._leave_marks(namespace, events)
@@ -70,10 +72,13 @@ class EventWriter:
             for index, outcome in zip(fresh, written, strict=True):
                 outcomes[index] = outcome
             return outcomes
+        finally:
+            self.leave(len(events))
 
     async def write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events of one token or none."""
-        with self.admitted(len(events)):
+        self.admit(len(events))
+        try:
             if self._store.transactional:
                 return await self._store.append_atomic(namespace, events)
             time_us = events[0].event_time_us
@@ -86,6 +91,8 @@ class EventWriter:
             outcome = await self._store.append_atomic(namespace, events)
             self._check_deadline(namespace, began_us)
             return outcome
+        finally:
+            self.leave(len(events))
 
     async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Make the events' marks durable; one that is known to be is not written again."""
