@@ -74,6 +74,13 @@ def test_a_bad_flag_is_named(tmp_path: Path, flag: str, value: str) -> None:
     assert "Traceback" not in message
 
 
+def test_a_start_that_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What the first start fixes for ever must not be fixed by one that never served."""
+    code, _ = refused(tmp_path / "data", rollup_window="7s")
+    assert code == 2
+    assert not (tmp_path / "data" / "counter.db").exists()
+
+
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a directory")
     code, message = refused(tmp_path / "data")

@@ -184,6 +184,20 @@ async def test_what_is_in_flight_at_sigterm_is_answered_or_retried(tmp_path: Pat
             await check_events(rest, load.model)
 
 
+@pytest.mark.parametrize("file", ["lock", "counter.db", "counter.db-wal"])
+async def test_a_first_start_that_is_killed_can_be_done_again(tmp_path: Path, file: str) -> None:
+    path = tmp_path / "data" / file
+    server = Server(tmp_path / "data", tmp_path / "logs", {})
+    try:
+        await server.kill_once(path.exists, f"{file} is there")
+        await server.start()
+        async with server.client() as rest:
+            answer = await rest.add("c", 1, TokenGenerator().next())
+            assert answer.status_code == 200, answer.text
+    finally:
+        server.clean_up()
+
+
 async def test_an_idle_service_survives_kill_9_at_once_after_its_start(tmp_path: Path) -> None:
     async with serving(tmp_path / "data", tmp_path / "logs") as server:
         for _ in range(3):

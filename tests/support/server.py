@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -75,6 +75,18 @@ class Server:
             return None
         self._process = None
         return process.returncode
+
+    async def kill_once(self, sign: Callable[[], bool], what: str) -> None:
+        """Start a process and kill it as soon as *sign* holds, wherever its start has got to."""
+        assert self._process is None, "it runs already"
+        self.starts += 1
+        self._process = self._launch()
+
+        async def shown() -> bool:
+            return sign()
+
+        await eventually(shown, what)
+        self.kill()
 
     def _launch(self) -> subprocess.Popen[bytes]:
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,84 @@
+"""Stopped for a while, or asleep: what was fixed stays fixed, and time that passed is made up."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.app import App, running
+from tests.support.rest import Rest, fresh, uuid7
+from tests.support.times import DAY, HOUR, MINUTE, SECOND
+
+
+@pytest.mark.parametrize("pause_us", [SECOND, MINUTE, HOUR, 3 * DAY, 40 * DAY])
+async def test_a_service_that_was_off_counts_at_once_when_it_is_back(
+    app: App, pause_us: int
+) -> None:
+    await app.rest.add("c", 1, fresh(app.clock.now_us()))
+    await app.stop()
+    app.clock.advance(pause_us)
+    await app.start()
+    token = fresh(app.clock.now_us())
+    for replayed in (False, True):
+        answer = await app.rest.add("c", 1, token)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["replayed"] is replayed
+    assert await app.rest.count("c") == 2
+    app.clock.advance(MINUTE)
+    for _ in range(3):
+        await app.roll_up()
+    assert await app.rest.count("c") == 2
+    assert await app.rest.count("c", "1h") == 2
+
+
+@pytest.mark.parametrize("pause_us", [HOUR, 3 * DAY, 40 * DAY])
+async def test_a_machine_that_slept_counts_once_its_keeper_has_looked_in(
+    rest: Rest, app: App, pause_us: int
+) -> None:
+    """Until then a missing slice is an answer that can be retried, and never a loss."""
+    await rest.add("c", 1, fresh(app.clock.now_us()))
+    app.clock.advance(pause_us)
+    token = fresh(app.clock.now_us())
+    answer = await rest.add("c", 1, token)
+    if answer.status_code != 200:
+        assert answer.json()["code"] == "slice_missing"
+        assert answer.json()["retry"] == "same_token"
+    await app.roll_up()
+    assert (await rest.add("c", 1, token)).status_code == 200
+    assert await rest.count("c") == 2
+
+
+async def test_what_was_decided_about_late_tokens_survives(app: App) -> None:
+    found, void = fresh(app.clock.now_us()), fresh(app.clock.now_us())
+    await app.rest.add("c", 1, found)
+    app.clock.advance(MINUTE)
+    assert (await app.rest.add("c", 1, void)).status_code == 410
+    for _ in range(3):
+        await app.restart()
+        app.clock.advance(HOUR)
+        assert (await app.rest.add("c", 1, found)).json()["replayed"] is True
+        assert (await app.rest.add("c", 1, void)).status_code == 410
+    assert await app.rest.count("c") == 1
+
+
+async def test_server_issued_tokens_are_never_issued_again(app: App) -> None:
+    seen: list[str] = []
+    for _ in range(3):
+        answer = await app.rest.post("/v1/tokens", {"count": 10})
+        seen += [token["token"] for token in answer.json()["tokens"]]
+        await app.restart()
+    assert len(set(seen)) == 30
+
+
+async def test_other_settings_at_a_later_start_change_nothing_of_what_stands(
+    fast_dir: Path,
+) -> None:
+    """The dataset's windows are fixed: a token's fate must not depend on who restarted when."""
+    async with running("sqlite", fast_dir, small=True) as app:
+        standing = (await app.http.get(app.rest.path())).json()
+        early_us = app.clock.now_us()
+        await app.rest.add("c", 1, key=uuid7(early_us))
+    async with running("sqlite", fast_dir) as app:
+        assert (await app.http.get(app.rest.path())).json() == standing
+        app.clock.advance(8 * SECOND)
+        assert (await app.rest.add("c", 1, fresh(early_us))).status_code == 410
+        assert await app.rest.count("c") == 1
