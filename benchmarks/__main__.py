@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from benchmarks import batch_adds, gets, memory, results, rollups, single_adds
 from benchmarks.harness import Bench, BenchError, MissingToolError
-from benchmarks.results import Report
+from benchmarks.results import Report, Stamp
 
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": single_adds.run,
@@ -92,9 +91,8 @@ def main(
 
 def _run(bench: Bench, name: str) -> Report:
     bench.console.rule(name, align="left")
-    begin_s = time.monotonic()
-    report = SUBJECTS[name](bench)
-    return results.stamped(report, time.monotonic() - begin_s, bench.folder)
+    stamp = Stamp()
+    return stamp.on(SUBJECTS[name](bench), bench.folder)
 
 
 if __name__ == "__main__":

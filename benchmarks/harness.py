@@ -177,13 +177,14 @@ class Server:
         return found
 
     def stop(self) -> None:
-        """End it as a user would. With what exit code is for the tests to say."""
+        """End it as a user would. Raises BenchError unless it ends well."""
         self.client.close()
         self._process.terminate()
         try:
-            self._process.wait(_STOP_TIMEOUT_S)
+            code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise BenchError(f"the server does not stop:\n{self.log()}") from None
+        check(code == 0, f"the server ended with exit code {code}:\n{self.log()}")
 
     def kill(self) -> None:
         """End it at once, if it still runs."""

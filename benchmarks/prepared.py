@@ -31,7 +31,7 @@ _EVENT_STEP_US: Final = 997
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much there is. Active counters stand evenly among the idle ones."""
+    """How much there is."""
 
     active: int
     idle: int
@@ -39,6 +39,8 @@ class Shape:
     active_events: int
     #: So many of the idle counters have BURST old events each.
     idle_with_events: int
+    #: Whether active counters stand evenly among the idle ones, or all before them.
+    scattered: bool = True
 
     @property
     def counters(self) -> int:
@@ -51,7 +53,7 @@ class Shape:
     @property
     def step(self) -> int:
         """Every so many positions stands an active counter."""
-        return self.counters // self.active
+        return self.counters // self.active if self.scattered else 1
 
     def active_names(self) -> list[str]:
         """The names of the active counters."""
@@ -79,6 +81,11 @@ def few(quick: bool) -> Shape:
 def many_counters(quick: bool) -> Shape:
     """A million idle counters beside as many active ones and old events."""
     return replace(few(quick), idle=20_000 if quick else 1_000_000)
+
+
+def many_counters_apart(quick: bool) -> Shape:
+    """The same, the active counters' names next to each other."""
+    return replace(many_counters(quick), scattered=False)
 
 
 def many_events(quick: bool) -> Shape:

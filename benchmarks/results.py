@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -91,56 +91,46 @@ def spread(values: Sequence[float]) -> str:
     return f"{quantity(min(values), '')} to {quantity(max(values), '')}"
 
 
-def conditions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """What the figures depend on: machine, versions, and how long the disk takes to be sure."""
-    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
-    return (
-        ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
-        ("system", f"{platform.system()} {platform.release()}"),
-        ("load before the run", f"{os.getloadavg()[0]:.1f}"),
-        ("Python", platform.python_version()),
-        ("SQLite", sqlite3.sqlite_version),
-        *((name, version(name)) for name in _LIBRARIES),
-        ("wrk", wrk.split()[1] if wrk else "none"),
-        ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
-        ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
-    )
-
-
-def command_of(subject: str) -> str:
-    """What to type to measure *subject* again."""
-    return f"./scripts/bench {subject}"
-
-
 def table(reports: Sequence[Report]) -> Table:
     """All figures with targets, for a terminal."""
     shown = Table(title="Benchmarks", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("subject", "what", "measured", "target", ""):
-        shown.add_column(heading, justify="right" if heading == "measured" else "left")
+    shown.add_column("what")
+    shown.add_column("measured", justify="right", no_wrap=True)
+    shown.add_column("target", no_wrap=True)
+    shown.add_column("", no_wrap=True)
     for report in reports:
-        for place, figure in enumerate(report.figures):
+        shown.add_row(f"[bold]{report.subject}")
+        for figure in report.figures:
             mark = {True: "[green]met", False: "[bold red]not met", None: ""}[figure.met]
-            shown.add_row(
-                "" if place else report.subject,
-                f"{figure.what}\n[dim]{figure.note}" if figure.note else figure.what,
-                quantity(figure.value, figure.unit),
-                figure.target,
-                mark,
-            )
+            value = quantity(figure.value, figure.unit)
+            shown.add_row(f"  {figure.what}", value, figure.target, mark)
         shown.add_section()
     return shown
 
 
-def stamped(report: Report, seconds: float, folder: Path) -> Report:
-    """*report* with what was true when it was measured."""
-    values = {name: getattr(report, name) for name in ("subject", "title", "method", "figures")}
-    return Report(
-        **values,
-        seconds=seconds,
-        command=command_of(report.subject),
-        measured_at=datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z"),
-        conditions=conditions(folder),
-    )
+class Stamp:
+    """Begun before a subject is measured: how long it took, and what else went on meanwhile."""
+
+    def __init__(self) -> None:
+        self._begin_s = time.monotonic()
+        self._others_s = _others_cpu_s()
+        self._load = os.getloadavg()[0]
+
+    def on(self, report: Report, folder: Path) -> Report:
+        """*report* with what was true when it was measured."""
+        seconds = time.monotonic() - self._begin_s
+        others = max(0.0, _others_cpu_s() - self._others_s) / seconds
+        return replace(
+            report,
+            seconds=seconds,
+            command=f"./scripts/bench {report.subject}",
+            measured_at=datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z"),
+            conditions=(
+                ("other processes meanwhile", f"{others:.2f} cores busy"),
+                ("load before", f"{self._load:.1f}"),
+                *_conditions(folder),
+            ),
+        )
 
 
 def store(reports: Sequence[Report], order: Sequence[str]) -> None:
@@ -192,6 +182,29 @@ def write_document() -> None:
     """Write docs/benchmarks.md from what is stored."""
     DOCUMENT.parent.mkdir(exist_ok=True)
     DOCUMENT.write_text(render(stored()), encoding="utf-8")
+
+
+def _conditions(folder: Path) -> tuple[tuple[str, str], ...]:
+    """What the figures depend on: machine, versions, and how long the disk takes to be sure."""
+    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
+    return (
+        ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
+        ("system", f"{platform.system()} {platform.release()}"),
+        ("Python", platform.python_version()),
+        ("SQLite", sqlite3.sqlite_version),
+        *((name, version(name)) for name in _LIBRARIES),
+        ("wrk", wrk.split()[1] if wrk else "none"),
+        ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
+        ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
+    )
+
+
+def _others_cpu_s() -> float:
+    """The CPU time that this run and its servers did not use, of all that was used."""
+    with Path("/proc/stat").open(encoding="ascii") as lines:
+        user, nice, system, _idle, _wait, *rest = map(int, lines.readline().split()[1:9])
+    used_s = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    return used_s - sum(os.times()[:4])
 
 
 def _fsync_ms(folder: Path) -> float:

@@ -18,6 +18,7 @@ from benchmarks.prepared import (
     Shape,
     few,
     many_counters,
+    many_counters_apart,
     many_events,
     prepare,
     settings_for,
@@ -161,8 +162,9 @@ def run(bench: Bench) -> Report:
     """Measure the rate on real names, then the cost beside more and more."""
     shapes = {
         "few counters, few events": few(bench.quick),
-        "a million idle counters": many_counters(bench.quick),
-        "a million and old events": many_events(bench.quick),
+        "idle counters, apart": many_counters_apart(bench.quick),
+        "idle counters, between": many_counters(bench.quick),
+        "the same and old events": many_events(bench.quick),
     }
     data = {name: prepare(bench, shape) for name, shape in shapes.items()}
     figures = [asyncio.run(_rate(bench)), *asyncio.run(_costs(bench, shapes, data))]
@@ -174,7 +176,8 @@ def run(bench: Bench) -> Report:
             " moved by hand past their closing; what is counted is the whole pass, reading marks"
             " to dropping them. Afterwards every counter is read back, as rolled up and exactly."
             " The rate is that of real names: the name tokens of Python's standard library, in"
-            " their own order, one event each."
+            f" their own order, one event each. The costs are those of {_EVENTS_PER_COUNTER} new"
+            " events for each of 10,000 active counters."
         ),
         figures=tuple(figures),
     )
@@ -223,14 +226,15 @@ async def _costs(
                 await desk.write(namespace, active, 1)
                 rounds[name].append(await desk.roll(namespace, len(active)))
                 bench.say(f"round {number}: {name}: {rounds[name][-1]}")
-    plain, counters, events = shapes.values()
-    base, beside_counters, beside_events = rounds.values()
+    plain, _, counters, events = shapes.values()
+    base, apart, between, beside_events = rounds.values()
+    idle = f"cost beside {counters.idle:,} idle counters, of {plain.idle:,}"
+    old = f"cost beside {events.events:,} old events, of {counters.events:,}"
     return [
-        _cost(f"cost beside {counters.idle:,} idle counters, of {plain.idle:,}", base,
-              beside_counters),
-        _cost(f"cost beside {events.events:,} old events, of {counters.events:,}", beside_counters,
-              beside_events),
-    ]  # fmt: skip
+        _cost(f"{idle}; names apart from the active ones'", base, apart),
+        _cost(f"{idle}; each active one alone between 100 idle ones", base, between),
+        _cost(f"{old}; half of them the active counters'", between, beside_events),
+    ]
 
 
 def _desk(data: Path, shape: Shape) -> Desk:
