@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from pydantic import BaseModel, ValidationError
+
 from api.models import check_counter_name
+from api.problems import body_error
 from counter.errors import (
     BodyTooLargeError,
     InvalidParameterError,
@@ -28,6 +31,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
@@ -117,6 +122,25 @@ class Call:
         elif len(body) > self.body_bytes_max:
             raise self._too_large(len(body))
         return body
+
+    async def json(self, model: type[_Body]) -> _Body:
+        """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
+        self.content_type(JSON)
+        try:
+            return model.model_validate_json(await self.body())
+        except ValidationError as error:
+            raise body_error(error) from error
+
+    async def json_or(self, default: _Body) -> _Body:
+        """The body as the model of *default*, which stands for an empty one."""
+        body = await self.body()
+        if not body:
+            return default
+        self.content_type(JSON)
+        try:
+            return type(default).model_validate_json(body)
+        except ValidationError as error:
+            raise body_error(error) from error
 
     async def _rest(self, start: bytes) -> bytes:
         parts, size = [start], len(start)

@@ -45,11 +45,7 @@ class CounterRoutes:
     async def add(self, call: Call) -> Reply:
         """Add to one counter under one token."""
         namespace = self._service.namespaces.get(call.namespace)
-        call.content_type(JSON)
-        try:
-            body = AddBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
         added = await self._service.add(namespace, call.counter, body.delta, credential)
         return added_reply(namespace, added)
@@ -57,11 +53,7 @@ class CounterRoutes:
     async def add_and_get(self, call: Call) -> Reply:
         """Add, then read the count with the add in it."""
         namespace = self._service.namespaces.get(call.namespace)
-        call.content_type(JSON)
-        try:
-            body = AddBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
         added = await self._service.add(namespace, call.counter, body.delta, credential)
         (count,) = await self._service.get(namespace, (call.counter,), 0)
@@ -71,11 +63,7 @@ class CounterRoutes:
     async def clear(self, call: Call) -> Reply:
         """Set a counter to 0 as of the token's time."""
         namespace = self._service.namespaces.get(call.namespace)
-        call.content_type(JSON)
-        try:
-            body = ClearBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(ClearBody)
         credential = call.credential(token_of(body.idempotency_token))
         return cleared_reply(
             namespace, await self._service.clear(namespace, call.counter, credential)
@@ -91,11 +79,7 @@ class CounterRoutes:
     async def batch_get(self, call: Call) -> Reply:
         """Read many counters."""
         namespace = self._service.namespaces.get(call.namespace)
-        call.content_type(JSON)
-        try:
-            body = BatchGetBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(BatchGetBody)
         self._check_items(len(body.counters), "counters")
         problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
         names = [name for name in body.counters if problems[name] is None]
@@ -127,11 +111,7 @@ class CounterRoutes:
     async def atomic_add(self, call: Call) -> Reply:
         """Add to many counters under one token: all of them or none."""
         namespace = self._service.namespaces.get(call.namespace)
-        call.content_type(JSON)
-        try:
-            body = AtomicAddBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(AtomicAddBody)
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
         added = await self._service.add_atomic(namespace, items, credential)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from api.answers import json_reply, namespace_body, namespace_reply
-from api.call import JSON, Call, Reply
+from api.call import Call, Reply
 from api.models import NamespaceBody, TokensBody
-from api.problems import body_error
 from counter.clock import to_rfc3339
 from counter.errors import InvalidBodyError, NamespaceUnknownError, PreconditionFailedError
 from counter.service import CounterService
@@ -39,11 +36,7 @@ class NamespaceRoutes:
 
     async def put(self, call: Call) -> Reply:
         """Create a namespace, or change what may change of it."""
-        call.content_type(JSON)
-        try:
-            body = NamespaceBody.model_validate_json(await call.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        body = await call.json(NamespaceBody)
         changes = _changes(body)
         namespaces = self._service.namespaces
         try:
@@ -78,14 +71,7 @@ class NamespaceRoutes:
 
     async def tokens(self, call: Call) -> Reply:
         """Tokens in strict order, never issued twice."""
-        body = TokensBody()
-        text = await call.body()
-        if text:
-            call.content_type(JSON)
-            try:
-                body = TokensBody.model_validate_json(text)
-            except ValidationError as error:
-                raise body_error(error) from error
+        body = await call.json_or(TokensBody())
         issued = await self._service.issue_tokens(body.count)
         tokens = [
             {

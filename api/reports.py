@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from api.answers import json_reply
-from api.call import CSV, JSON, Call, Reply
+from api.call import CSV, Call, Reply
 from api.models import RecountBody, check_counter_name
-from api.problems import body_error
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
@@ -80,14 +77,7 @@ class ReportRoutes:
     async def recount(self, call: Call) -> Reply:
         """Have a counter's windows counted anew from its events."""
         namespace = self._service.namespaces.get(call.namespace)
-        body = RecountBody()
-        text = await call.body()
-        if text:
-            call.content_type(JSON)
-            try:
-                body = RecountBody.model_validate_json(text)
-            except ValidationError as error:
-                raise body_error(error) from error
+        body = await call.json_or(RecountBody())
         from_us = 0 if body.from_ is None else to_us(body.from_)
         until_us = limits.TIME_MAX_US if body.to is None else to_us(body.to)
         if from_us >= until_us:
