@@ -57,10 +57,7 @@ class Application:
         try:
             await self.service.namespaces.refresh()
             await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
-            try:
-                await self.service.namespaces.create("default", self.settings.default_namespace())
-            except PreconditionFailedError:
-                await self.service.namespaces.refresh()
+            await self._have_default_namespace()
             stop = asyncio.Event()
             work = asyncio.create_task(self.worker.run(stop)) if rollup else None
             try:
@@ -71,6 +68,17 @@ class Application:
                     await work
         finally:
             await self.store.close()
+
+    async def _have_default_namespace(self) -> None:
+        namespaces = self.service.namespaces
+        if any(each.name == "default" for each in namespaces.all()):
+            return
+        settings = await namespaces.fitted(self.settings.default_namespace())
+        try:
+            await namespaces.create("default", settings)
+        except PreconditionFailedError:
+            # Another process was first.
+            await namespaces.refresh()
 
 
 def create_app(

@@ -53,6 +53,8 @@ class NamespaceRoutes:
                     field="counter_type",
                 ) from None
             settings = replace(self._defaults, **changes)
+            if "key_ttl_us" not in changes:
+                settings = await namespaces.fitted(settings)
             return namespace_reply(await namespaces.create(call.namespace, settings), 201)
         if call.header(b"if-none-match") is not None:
             raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")

@@ -63,6 +63,11 @@ class Namespaces:
         self._by_name[name] = created
         return created
 
+    async def fitted(self, settings: NamespaceSettings) -> NamespaceSettings:
+        """*settings* with a default ``key_ttl`` that the dataset's retention allows."""
+        dataset = await self._dataset(settings.dataset)
+        return replace(settings, key_ttl_us=min(settings.key_ttl_us, dataset.retention_us // 2))
+
     async def update(self, namespace: Namespace, settings: NamespaceSettings) -> Namespace:
         """Change what may change; the accept limit changes from the next slice to be made.
 
@@ -150,8 +155,3 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
             f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",
             field="rollup_window",
         )
-
-
-def merged(settings: NamespaceSettings, changes: dict[str, object]) -> NamespaceSettings:
-    """*settings* with *changes*, by field name."""
-    return replace(settings, **changes)  # type: ignore[arg-type]
