@@ -132,25 +132,30 @@ class Judge:
         known = any(before for before, _ in answers)
         assert len(firsts) <= (0 if known else 1), answers
 
-    def unknown(self, now_us: int, send: Send, body: Any) -> bool:
-        """Take an answer about a token that may have been written or not; whether it is definite.
+    def unknown(self, now_us: int, send: Send, body: Any, *, written_perhaps: bool) -> bool:
+        """Take an answer that was given while time passed; whether nothing is left open.
 
-        It may say either, if it never said the other before.
+        Where the token was *written_perhaps* it may say either, if it never said the other before.
         """
+        age = age_of(send.token, now_us, self.bounds)
         if "status" not in body:
-            is_late = age_of(send.token, now_us, self.bounds) is not Age.FRESH
-            self.model.apply(send, resolved_at_us=now_us if is_late else None)
+            is_news = send.scope not in self.model.applied and age is not Age.FRESH
+            assert written_perhaps or not is_news, f"{send} was taken late, and never before"
+            self.model.apply(send, resolved_at_us=now_us if age is not Age.FRESH else None)
             return True
         check_problem(body)
-        if body["applied"] is False:
-            assert body["code"] == "token_too_old", body
+        told = (body["code"], body["applied"])
+        if told == ("token_too_old", False):
             self.model.never(send)
             return True
-        if body["code"] == "token_conflict":
+        if told[0] == "token_conflict":
             first = self.model.applied.get(send.scope)
             assert send.scope in self.model.void or (first is not None and first.differs(send))
             return True
-        assert (body["status"], body["retry"]) == (503, "same_token"), body
+        if told == ("token_too_old", None):
+            assert age in (Age.EDGE, Age.FORGOTTEN)
+            return True
+        assert (body["status"], body["retry"]) == (503, "same_token") or age is Age.FUTURE, body
         return False
 
     def read(self, now_us: int, body: Any, max_staleness_us: int | None) -> None:

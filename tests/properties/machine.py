@@ -14,13 +14,12 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     multiple,
-    precondition,
     rule,
 )
 
 from counter.types import Token
 from tests.properties.judge import Bounds, Judge
-from tests.support.app import App, store_that_fails, store_that_stalls
+from tests.support.app import App, store_that_fails
 from tests.support.model import Model, Send
 from tests.support.rest import Rest, item
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, to_us
@@ -39,19 +38,17 @@ SETTINGS = {
 
 counters = st.sampled_from(COUNTERS)
 deltas = st.integers(-3, 3) | st.sampled_from([INT64_MAX, -INT64_MAX - 1])
-#: How old a token is when it is sent, on a grid so that tokens, clears and windows meet.
-ages = st.one_of(
-    st.just(0),
-    st.integers(-3, 8).map(lambda steps: steps * 500 * MILLISECOND),
-    st.sampled_from([3 * SECOND + 1, -2 * SECOND - 1, 4 * SECOND + 500 * MILLISECOND, 20 * SECOND]),
-    st.sampled_from([MINUTE, 5 * MINUTE, 9 * MINUTE, 10 * MINUTE + 1, HOUR]),
+#: How old a token is when it is sent, on a grid so that tokens, clears and windows meet. Most are
+#: on time; the others lie on both sides of every bound.
+ages = st.sampled_from(
+    [
+        *([0] * 8),
+        *(steps * 500 * MILLISECOND for steps in range(-4, 10)),
+        *(3 * SECOND + 1, -2 * SECOND - 1, 20 * SECOND, MINUTE),
+        *(5 * MINUTE, 9 * MINUTE, 10 * MINUTE - SECOND, 10 * MINUTE + 1, HOUR),
+    ]
 )
 nonces = st.integers(0, 5).map(lambda number: number.to_bytes(16, "big"))
-#: Steps of a write, or of a resolution, that a store without transactions may hold up.
-STALLS = (
-    *("mark", "mark_atomic", "append", "append_atomic", "find", "decide", "decided"),
-    *("rewrite", "void", "leave_pending"),
-)
 staleness = st.sampled_from([None, 0, 500 * MILLISECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, HOUR])
 
 
@@ -75,10 +72,13 @@ class CounterMachine(RuleBasedStateMachine):
         return self.runner.run(work)
 
     @initialize(
-        counter_type=st.sampled_from(["ACCURATE", "EVENTUAL"]), shards=st.sampled_from([1, 3])
+        counter_type=st.sampled_from(["ACCURATE", "EVENTUAL"]),
+        shards=st.sampled_from([1, 3]),
+        minutes=st.sampled_from([0, 12]),
     )
-    def start(self, counter_type: str, shards: int) -> None:
+    def start(self, counter_type: str, shards: int, minutes: int) -> None:
         self.run(self._start(counter_type, shards))
+        self.sleep(minutes)
 
     async def _start(self, counter_type: str, shards: int) -> None:
         # Its dataset keeps events for 10 m in slices of 5 m.
@@ -138,6 +138,19 @@ class CounterMachine(RuleBasedStateMachine):
         else:
             other = Send(each.token, ((each.counter, delta),))
         self._send_all([each] * copies + [other])
+
+    @rule(target=sent, counter=counters, delta=deltas, other=deltas, atomic=st.booleans())
+    def send_two_payloads(self, counter: str, delta: int, other: int, atomic: bool) -> Send:
+        """One new token for two things at once: one of them wins, and stays."""
+        self.atomics += 1
+        token = Token((1_000 + self.atomics).to_bytes(16, "big"), self.now_us)
+        one, two = (
+            Send(token, ((counter, each), *((("b", 1),) if atomic else ())), atomic=atomic)
+            for each in (delta, other)
+        )
+        self._send_all([one, two, one])
+        self._send_all([two, one])
+        return one
 
     @rule(
         target=sent,
@@ -202,58 +215,6 @@ class CounterMachine(RuleBasedStateMachine):
         with store_that_fails(self.app, method, after=lands):
             self.run(self._ask(each))
         self._send_all([each])
-
-    @precondition(lambda self: self.storage == "memory")
-    @rule(
-        target=sent,
-        counter=counters,
-        delta=deltas,
-        kind=st.sampled_from(["add", "clear", "atomic"]),
-        method=st.sampled_from(STALLS),
-        wait=st.sampled_from([100 * MILLISECOND, SECOND, 4 * SECOND, 20 * SECOND]),
-        hedges=st.booleans(),
-        rolls_up=st.booleans(),
-    )
-    def send_into_a_stall(
-        self,
-        counter: str,
-        delta: int,
-        kind: str,
-        method: str,
-        wait: int,
-        hedges: bool,
-        rolls_up: bool,
-    ) -> Send:
-        """One step of the write is held up, while time passes, a hedge is sent, windows close.
-
-        Over a store of one transaction nothing lands later, so there it cannot happen.
-        """
-        self.atomics += 1
-        token = Token((1_000 + self.atomics).to_bytes(16, "big"), self.now_us)
-        is_atomic, is_clear = kind == "atomic", kind == "clear"
-        items = ((counter, 0 if is_clear else delta), ("b", 1))[: 2 if is_atomic else 1]
-        each = Send(token, items, is_clear, is_atomic)
-        self.tried |= {name for name, _ in items}
-
-        async def take() -> bool:
-            return self.judge.unknown(self.now_us, each, await self._ask(each))
-
-        async def meanwhile() -> None:
-            self.app.clock.advance(wait)
-            if hedges:
-                await take()
-            if rolls_up:
-                await self.app.roll_up()
-
-        async def stalled() -> None:
-            with store_that_stalls(self.app, method, meanwhile):
-                await take()
-            if not await take():
-                self.app.clock.advance(20 * SECOND)
-                assert await take(), "a closed window leaves nothing open"
-
-        self.run(stalled())
-        return each
 
     @rule(each=sent, steps=st.integers(0, 12))
     def hang_up(self, each: Send, steps: int) -> None:

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
+from tests.properties.stalls import StallingMachine
 
 #: A failure is made small before it is shown, and that takes minutes.
 pytestmark = pytest.mark.timeout(600)
 
 #: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
-    max_examples=settings().max_examples // 4,
+    max_examples=settings().max_examples // 3,
     stateful_step_count=40,
     # Explaining a failure traces every line of every run, failing or not.
     phases=set(Phase) - {Phase.explain},
@@ -21,7 +22,7 @@ class OverSqlite(CounterMachine):
     storage = "sqlite"
 
 
-class OverMemory(CounterMachine):
+class OverMemory(StallingMachine):
     storage = "memory"
 
 
