@@ -29,7 +29,7 @@ def main(
     *subjects: str,
     quick: bool = False,
     rounds: Annotated[int, Parameter(validator=Number(gte=1))] = 3,
-    seconds: Annotated[float, Parameter(validator=Number(gte=1))] = 4.0,
+    seconds: Annotated[float, Parameter(validator=Number(gte=1))] = 3.0,
     folder: Path | None = None,
     write: bool = True,
     render: bool = False,

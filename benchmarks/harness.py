@@ -232,6 +232,7 @@ class Load:
     p50_ms: float
     p99_ms: float
     cpu_s: float
+    client_cpu_s: float
     #: What one request counts for: the items of a batch.
     weight: int = 1
 
@@ -245,8 +246,9 @@ class Load:
 
     def __str__(self) -> str:
         return (
-            f"{self.per_s:,.0f}/s, {self.per_cpu_s:,.0f} per CPU second,"
-            f" p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms"
+            f"{self.per_s:,.0f}/s, {self.per_cpu_s:,.0f} a CPU second,"
+            f" p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; of a core, the server used"
+            f" {self.cpu_s / self.seconds:.0%} and wrk {self.client_cpu_s / self.seconds:.0%}"
         )
 
 
@@ -267,7 +269,7 @@ def load(
     command = [wrk, "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
     command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(WRK_SCRIPTS / script)]
     command += [server.url, "--", secrets.token_hex(8), *map(str, arguments)]
-    before_s = server.cpu_s()
+    before_s, client_before_s = server.cpu_s(), _children_cpu_s()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     cpu_s = server.cpu_s() - before_s
     line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
@@ -286,8 +288,15 @@ def load(
         p50_ms=found["p50_ms"],
         p99_ms=found["p99_ms"],
         cpu_s=cpu_s,
+        client_cpu_s=_children_cpu_s() - client_before_s,
         weight=weight,
     )
+
+
+def _children_cpu_s() -> float:
+    """The CPU seconds of the processes that ended so far: of wrk, while a server runs on."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def check_adds(server: Server, base: str, counters: int, loads: Sequence[Load]) -> None:

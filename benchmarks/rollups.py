@@ -39,7 +39,7 @@ from scripts.demo_names import read_names
 _EVENTS_PER_S_TARGET: Final = 200_000
 #: Log n of a B-tree is not nothing, and this is a shared machine.
 _COST_TARGET: Final = 1.25
-_NAMES: Final = 500_000
+_NAMES: Final = 300_000
 _WINDOWS: Final = 2
 _EVENTS_PER_COUNTER: Final = 10
 
