@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.app import App
 from tests.support.rest import Rest, fresh, item
-from tests.support.times import HOUR, MINUTE, SECOND, rfc3339, to_us
+from tests.support.times import HOUR, MINUTE, SECOND, START_US, rfc3339, to_us
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -96,6 +96,60 @@ async def test_an_add_of_the_near_future_is_seen_by_an_accurate_read(rest: Rest,
     app.clock.advance(MINUTE)
     await app.roll_up()
     assert await rest.count("c", "1h") == 1
+
+
+async def test_an_event_at_the_border_of_a_window_counts_in_one_of_them(
+    rest: Rest, app: App
+) -> None:
+    """The first and the last instant of the windows around 12:00:10, live and rolled up."""
+    border_us = START_US - START_US % (10 * SECOND) + 10 * SECOND
+    app.clock.advance(border_us - app.clock.now_us())
+    for delta, time_us in ((1, border_us - 1), (10, border_us), (100, border_us + 10 * SECOND - 1)):
+        app.clock.advance(max(0, time_us - app.clock.now_us()))
+        await rest.add("c", delta, fresh(time_us))
+    for _ in range(12):
+        assert await rest.count("c") == 111
+        app.clock.advance(2 * SECOND)
+        await app.roll_up()
+        assert await rest.count("c", "1h") in (0, 1, 111)
+    assert await rest.count("c", "1h") == 111
+    assert await rest.count("c") == 111
+
+
+async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -> None:
+    """Live, rolled up, counted anew, and after the events are gone."""
+    for delta in (1, 10, 100):
+        await rest.add("c", delta, fresh(app.clock.now_us()))
+        app.clock.advance(10 * SECOND)
+    await rest.clear("c", fresh(app.clock.now_us()))
+    for delta in (1_000, 10_000):
+        app.clock.advance(10 * SECOND)
+        await rest.add("c", delta, fresh(app.clock.now_us()))
+    assert await rest.count("c") == 11_000
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert await rest.count("c", "1h") == 11_000
+    await rest.post(rest.path("c", "recount"), {})
+    assert await rest.count("c") == 11_000
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert await rest.count("c", "1h") == 11_000
+    await app.pass_retention()
+    assert await rest.count("c") == 11_000
+
+
+async def test_a_count_outlives_its_events_again_and_again(rest: Rest, app: App) -> None:
+    """Each time slices go, what they held is folded into what was settled before."""
+    for total in (1, 2, 3):
+        await rest.add("c", 1, fresh(app.clock.now_us()))
+        app.clock.advance(MINUTE)
+        await app.roll_up()
+        await rest.post(rest.path("c", "recount"), {})
+        app.clock.advance(MINUTE)
+        await app.roll_up()
+        assert await rest.count("c", "1h") == total
+        await app.pass_retention()
+        assert await rest.count("c") == total
 
 
 @pytest.mark.parametrize("delta", [0, 1, -1, INT64_MAX, INT64_MIN, 2**53 + 1, -(2**53) - 1])

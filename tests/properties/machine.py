@@ -44,6 +44,8 @@ ages = st.sampled_from(
     [
         *([0] * 8),
         *(steps * 500 * MILLISECOND for steps in range(-4, 10)),
+        # The last instant of a window, where the clock stands on a whole second.
+        *(steps * SECOND + 1 for steps in range(4)),
         *(3 * SECOND + 1, -2 * SECOND - 1, 20 * SECOND, MINUTE),
         *(5 * MINUTE, 9 * MINUTE, 10 * MINUTE - SECOND, 10 * MINUTE + 1, HOUR),
     ]
@@ -84,6 +86,7 @@ class CounterMachine(RuleBasedStateMachine):
         # Its dataset keeps events for 10 m in slices of 5 m.
         self.app = App(self.storage, self.directory, small=True)
         await self.app.start()
+        self.app.clock.advance(-self.now_us % SECOND)
         await self.app.rest.within("p").create(counter_type, shards=shards, **SETTINGS)
         self.judge = Judge(Bounds(self.now_us), Model())
 
