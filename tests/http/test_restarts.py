@@ -60,6 +60,13 @@ async def test_what_was_decided_about_late_tokens_survives(app: App) -> None:
     assert await app.rest.count("c") == 1
 
 
+async def test_a_default_namespace_that_was_deleted_is_not_made_again(app: App) -> None:
+    """It is made at the first start on an empty directory, and is its owner's from then on."""
+    assert (await app.http.delete(app.rest.path())).status_code == 204
+    await app.restart()
+    assert (await app.rest.get("c")).status_code == 404
+
+
 async def test_server_issued_tokens_are_never_issued_again(app: App) -> None:
     seen: list[str] = []
     for _ in range(3):
