@@ -91,8 +91,8 @@ def run(bench: Bench) -> Report:
             " machine."
             f" The hot counter is added to {_ADDS_PER_S} times a second meanwhile, and rolled up."
             " The bare route answers a constant of the same size through the same server and front."
-            " Random ones are spread evenly over all counters: most are in no cache. Compared is the"
-            " CPU of the server's process, all threads: user and system time."
+            " Random ones are spread evenly over all counters: most are in no cache. Compared is"
+            " the CPU of the server's process, all threads: user and system time."
         ),
         figures=tuple(_figures(bare_loads, hot, idle, scattered)),
     )

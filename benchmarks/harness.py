@@ -27,6 +27,7 @@ _STOP_TIMEOUT_S: Final = 60.0
 _SETTLE_TIMEOUT_S: Final = 30.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _READ_AT_ONCE: Final = 1_000
+_LOG_CHARS: Final = 1_500
 
 _Sample = TypeVar("_Sample")
 
@@ -115,8 +116,11 @@ class Server:
         return self._process.pid
 
     def log(self) -> str:
-        """What it wrote."""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
+        """What it wrote, the beginning and the end."""
+        text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        if len(text) <= 2 * _LOG_CHARS:
+            return text
+        return f"{text[:_LOG_CHARS]}\n[...]\n{text[-_LOG_CHARS:]}"
 
     def cpu_s(self) -> float:
         """The CPU seconds that all its threads used so far, user and system."""

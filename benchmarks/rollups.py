@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +63,13 @@ class SteppedClock:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """One rollup."""
+    """One rollup, and the appends before it."""
 
     events: int
     seconds: float
     cpu_s: float
+    append_s: float
+    append_cpu_s: float
 
     @property
     def per_s(self) -> float:
@@ -76,7 +78,8 @@ class Rolled:
     def __str__(self) -> str:
         return (
             f"{self.events:,} events in {self.seconds:.3f} s ({self.cpu_s:.2f} s CPU),"
-            f" {self.per_s:,.0f}/s"
+            f" {self.per_s:,.0f}/s; appended in {self.append_s:.2f} s"
+            f" ({self.append_cpu_s:.2f} s CPU)"
         )
 
 
@@ -111,33 +114,33 @@ class Desk:
         finally:
             await self.store.close()
 
-    async def write(self, namespace: Namespace, names: Sequence[str], windows: int) -> None:
-        """Append an event for each of *names*, in order, evenly over so many windows."""
+    async def round(self, namespace: Namespace, names: Sequence[str], windows: int) -> Rolled:
+        """Append an event for each of *names*, in order, evenly over so many windows; close them,
+        roll them up, and read every counter of them back."""
         size_us = namespace.settings.rollup_window_us
         begin_us = self.clock.now_us() // size_us * size_us + size_us
         step_us = max(1, windows * size_us // len(names))
-        for start in range(0, len(names), BATCH_ITEMS_MAX):
-            part = names[start : start + BATCH_ITEMS_MAX]
-            events = [
-                Event(name, begin_us + (start + n) * step_us, self._tokens.next().nonce, 0, 1)
-                for n, name in enumerate(part)
+        batches = [
+            [
+                Event(name, begin_us + number * step_us, self._tokens.next().nonce, 0, 1)
+                for number, name in enumerate(names[start : start + BATCH_ITEMS_MAX], start)
             ]
-            self.clock.move_to(events[-1].event_time_us)
-            written = await self.store.append(namespace, events)
-            check(set(written) == {Written.NEW}, f"not every event was written: {set(written)}")
+            for start in range(0, len(names), BATCH_ITEMS_MAX)
+        ]
+        append_s, append_cpu_s = await _timed(self._append(namespace, batches))
         self._counted.update(names)
-
-    async def roll(self, namespace: Namespace, events: int) -> Rolled:
-        """Close what was written, roll it up, and read every counter of it back."""
         settings, dataset = namespace.settings, namespace.dataset
         lag_us = settings.accept_limit_us + dataset.write_timeout_us
-        end_us = self.clock.now_us() + settings.rollup_window_us
-        self.clock.move_to(end_us + lag_us)
-        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-        await self.worker.tick()
-        rolled = Rolled(events, time.perf_counter() - begin_s, time.process_time() - begin_cpu_s)
+        self.clock.move_to(self.clock.now_us() + size_us + lag_us)
+        seconds, cpu_s = await _timed(self.worker.tick())
         await self._check(namespace)
-        return rolled
+        return Rolled(len(names), seconds, cpu_s, append_s, append_cpu_s)
+
+    async def _append(self, namespace: Namespace, batches: Sequence[Sequence[Event]]) -> None:
+        for batch in batches:
+            self.clock.move_to(batch[-1].event_time_us)
+            written = await self.store.append(namespace, batch)
+            check(set(written) == {Written.NEW}, f"not every event was written: {set(written)}")
 
     async def _check(self, namespace: Namespace) -> None:
         names = list(self._counted)
@@ -156,6 +159,13 @@ class Desk:
     def expect(self, loaded: dict[str, int]) -> None:
         """Note what counters were loaded with."""
         self._loaded = loaded
+
+
+async def _timed(work: Awaitable[object]) -> tuple[float, float]:
+    """Seconds by the clock, and of this process's CPU, all threads."""
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+    await work
+    return time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
 
 
 def run(bench: Bench) -> Report:
@@ -194,8 +204,7 @@ async def _rate(bench: Bench) -> Figure:
         with bench.console.status(f"round {number} of {bench.rounds}: real names"):
             desk = Desk(bench.fresh_folder("data"))
             async with desk.open(NAMESPACE) as namespace:
-                await desk.write(namespace, names, _WINDOWS)
-                rounds.append(await desk.roll(namespace, len(names)))
+                rounds.append(await desk.round(namespace, names, _WINDOWS))
         half = len(names) // _WINDOWS
         pairs = len(set(names[:half])) + len(set(names[half:]))
         bench.say(f"round {number}: real names: {rounds[-1]}")
@@ -223,8 +232,7 @@ async def _costs(
             for (name, desk), namespace in zip(desks.items(), namespaces, strict=True):
                 active = shapes[name].active_names() * _EVENTS_PER_COUNTER
                 random.Random(number).shuffle(active)
-                await desk.write(namespace, active, 1)
-                rounds[name].append(await desk.roll(namespace, len(active)))
+                rounds[name].append(await desk.round(namespace, active, 1))
                 bench.say(f"round {number}: {name}: {rounds[name][-1]}")
     plain, _, counters, events = shapes.values()
     base, apart, between, beside_events = rounds.values()
@@ -234,6 +242,7 @@ async def _costs(
         _cost(f"{idle}; names apart from the active ones'", base, apart),
         _cost(f"{idle}; each active one alone between 100 idle ones", base, between),
         _cost(f"{old}; half of them the active counters'", between, beside_events),
+        _append_cost(f"appending these events; {old}", between, beside_events),
     ]
 
 
@@ -262,5 +271,19 @@ def _cost(what: str, base: Sequence[Rolled], beside: Sequence[Rolled]) -> Figure
             f" {median([x.seconds for x in base]):.3f} s for {base[0].events:,} events"
             f" ({median([x.per_s for x in base]):,.0f}/s); CPU {median(cpu):.2f};"
             f" rounds {spread(wall)}"
+        ),
+    )
+
+
+def _append_cost(what: str, base: Sequence[Rolled], beside: Sequence[Rolled]) -> Figure:
+    wall = ratios([x.append_s for x in beside], [x.append_s for x in base])
+    cpu = ratios([x.append_cpu_s for x in beside], [x.append_cpu_s for x in base])
+    return Figure(
+        what,
+        median(wall),
+        note=(
+            f"{median([x.append_s for x in beside]):.2f} s against"
+            f" {median([x.append_s for x in base]):.2f} s for {base[0].events:,} events in commits"
+            f" of {BATCH_ITEMS_MAX:,}; CPU {median(cpu):.2f}; rounds {spread(wall)}"
         ),
     )

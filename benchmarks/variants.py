@@ -93,7 +93,7 @@ def bare_app(settings: Settings, body: bytes) -> Application:
 def serve_with(make: Callable[[Settings], Application]) -> None:
     """Serve what *make* wires exactly as ``counter serve`` would serve the real thing."""
     with tempfile.TemporaryDirectory() as folder, patch("api.serve.create_app", make):
-        serve.serve(Settings(port=0, data=Path(folder), rollup=False))
+        serve.serve(Settings(port=0, data=Path(folder)))
 
 
 def main() -> None:
