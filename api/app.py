@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from api.answers import problem_reply
-from api.call import Call, Receive, Scope, Send
+from api.call import Receive, Scope, Send
 from api.counters import CounterRoutes
-from api.front import Front, Handler, Route
+from api.front import Front, Route
 from api.metrics import Metrics
 from api.namespaces import NamespaceRoutes
 from api.openapi import DOCS, operation, responses
@@ -22,14 +23,25 @@ from api.problems import problems_page
 from api.reports import ReportRoutes
 from counter.clock import SystemClock
 from counter.config import Settings
-from counter.errors import CounterError, NotFoundError, PreconditionFailedError
+from counter.durations import format_duration
+from counter.errors import (
+    CounterError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PreconditionFailedError,
+    StartupError,
+    UnavailableError,
+)
+from counter.namespaces import check_settings
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
+from counter.types import Dataset
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 
+_log = logging.getLogger("counter.api")
 _DESCRIPTION = (
     "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
     " one at most once, and a definite answer about a token stays true for ever."
@@ -53,11 +65,16 @@ class Application:
     @asynccontextmanager
     async def running(self, *, rollup: bool) -> AsyncIterator[None]:
         """Open the store, have slices and the default namespace there, and roll up if asked."""
+        try:
+            # Before anything is made: what a first start fixes is fixed for ever.
+            check_settings(self.settings.default_namespace(), self.settings.dataset())
+        except CounterError as error:
+            raise StartupError(error.detail) from error
         await self.store.open()
         try:
             await self.service.namespaces.refresh()
-            await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
             await self._have_default_namespace()
+            await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
             stop = asyncio.Event()
             work = asyncio.create_task(self.worker.run(stop)) if rollup else None
             try:
@@ -70,15 +87,28 @@ class Application:
             await self.store.close()
 
     async def _have_default_namespace(self) -> None:
+        """Make it at the first start, which is the one that finds no slice yet."""
+        dataset = self.settings.dataset()
+        for each in await self.store.datasets():
+            if each.name != dataset.name:
+                continue
+            self._tell_what_stands(each, dataset)
+            if await self.store.slices(each):
+                return
         namespaces = self.service.namespaces
-        if any(each.name == "default" for each in namespaces.all()):
-            return
-        settings = await namespaces.fitted(self.settings.default_namespace())
         try:
-            await namespaces.create("default", settings)
+            await namespaces.create("default", self.settings.default_namespace())
         except PreconditionFailedError:
-            # Another process was first.
             await namespaces.refresh()
+
+    def _tell_what_stands(self, standing: Dataset, asked: Dataset) -> None:
+        for name in ("retention", "slice", "write_timeout"):
+            old, new = getattr(standing, f"{name}_us"), getattr(asked, f"{name}_us")
+            if old != new and name in self.settings.model_fields_set:
+                _log.warning(
+                    "%s stays %s as the first start set it, and does not become %s",
+                    *(name, format_duration(old), format_duration(new)),
+                )
 
 
 def create_app(
@@ -87,7 +117,7 @@ def create_app(
     store: Store | None = None,
     cache: Cache | None = None,
     clock: Clock | None = None,
-    rollup: bool | None = None,
+    rollup: bool = True,
 ) -> Application:
     """Wire everything. A test wires the same thing with other adapters.
 
@@ -99,14 +129,13 @@ def create_app(
     service = CounterService(store, cache, clock)
     worker = RollupWorker(store, cache, clock, service.namespaces)
     routes = _routes(settings, service, store, clock)
-    starts = settings.rollup if rollup is None else rollup
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with application.running(rollup=starts):
+        async with application.running(rollup=rollup):
             yield
 
-    site = _site(routes, store, Metrics(service), lifespan, settings)
+    site = _site(routes, store, worker, Metrics(service), lifespan)
     front = Front(routes, site, body_bytes_max=settings.body_bytes_max)
     application = Application(front, service, worker, store, settings, clock)
     return application
@@ -140,12 +169,12 @@ def _routes(settings: Settings, service: CounterService, store: Store, clock: Cl
 def _site(
     routes: list[Route],
     store: Store,
+    worker: RollupWorker,
     metrics: Metrics,
     lifespan: Callable[[FastAPI], object],
-    settings: Settings,
 ) -> FastAPI:
     """What is not hot: documentation, health, metrics. The routes of ``/v1`` are registered for the
-    OpenAPI document, and work here too."""
+    OpenAPI document only."""
     site = FastAPI(
         title="Distributed counter",
         version="0.1.0",
@@ -156,7 +185,7 @@ def _site(
         doc = DOCS[route.method, route.path]
         site.add_api_route(
             route.path,
-            _endpoint(route.handler, settings.body_bytes_max),
+            _documented,
             methods=[route.method],
             summary=doc.summary,
             status_code=doc.status,
@@ -176,7 +205,9 @@ def _site(
             await store.ping()
         except CounterError as error:
             return _response(error)
-        return JSONResponse({"status": "ready", "store": "ok"})
+        if worker.trouble is not None:
+            return _response(UnavailableError(f"the rollup does not work: {worker.trouble}"))
+        return JSONResponse({"status": "ready", "store": "ok", "rollup": "ok"})
 
     @site.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def exposition() -> Response:
@@ -192,6 +223,11 @@ def _site(
     async def not_found(request: Request, _error: Exception) -> Response:
         return _response(NotFoundError(f"there is nothing at {request.url.path[:200]!r}"))
 
+    @site.exception_handler(405)
+    async def not_allowed(request: Request, _error: Exception) -> Response:
+        detail = f"the method {request.method[:20]} is not supported here; use GET"
+        return _response(MethodNotAllowedError(detail, allow=["GET"]))
+
     return site
 
 
@@ -202,12 +238,6 @@ def _response(error: CounterError) -> Response:
     return Response(reply.body, reply.status, headers, media_type=media)
 
 
-def _endpoint(handler: Handler, body_bytes_max: int) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        call = Call(request.scope, request.receive, body_bytes_max)
-        call.namespace = request.path_params.get("ns", "")
-        call.counter = request.path_params.get("c", "")
-        reply = await handler(call)
-        return Response(reply.body, reply.status, media_type=reply.content_type.decode())
-
-    return endpoint
+async def _documented() -> Response:
+    """Stands for a route of ``/v1`` in the OpenAPI document; the front answers it before this."""
+    return _response(NotFoundError("the routes of /v1 are answered elsewhere"))

@@ -36,6 +36,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
+NO_CONTENT: Final = 204
 CSV: Final = b"text/csv; charset=utf-8"
 
 
@@ -53,11 +54,10 @@ class Reply(NamedTuple):
 
     async def send(self, send: Send) -> None:
         """Send it over ASGI."""
-        head = [
-            (b"content-type", self.content_type),
-            (b"content-length", b"%d" % len(self.body)),
-            *self.headers,
-        ]
+        head = [*self.headers]
+        if self.status != NO_CONTENT:
+            head.append((b"content-type", self.content_type))
+            head.append((b"content-length", b"%d" % len(self.body)))
         await send({"type": "http.response.start", "status": self.status, "headers": head})
         await send({"type": "http.response.body", "body": self.body})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pydantic_core
 from pydantic import ValidationError
@@ -131,7 +131,7 @@ class CounterRoutes:
         except ValidationError as error:
             raws = _raw_items(body, error)
             self._check_items(len(raws), "items")
-            return [_batch_item(raw, index) for index, raw in enumerate(raws)]
+            return [_batch_item(pydantic_core.to_json(raw), i) for i, raw in enumerate(raws)]
         self._check_items(len(items), "items")
         return [_add_of(item, index) for index, item in enumerate(items)]
 
@@ -200,11 +200,12 @@ def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:
     return Add(item.counter, item.delta, token)
 
 
-def _raw_items(body: bytes, error: ValidationError) -> list[bytes]:
-    """The items of a JSON body of which some are bad, each in JSON; *error* if it has no items."""
+def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
+    """The items of a JSON body of which some are bad; *error* if it has none."""
     if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in error.errors()):
         raise body_error(error) from error
-    return [pydantic_core.to_json(raw) for raw in pydantic_core.from_json(body)["items"]]
+    items: list[Any] = pydantic_core.from_json(body)["items"]
+    return items
 
 
 def _batch_item(raw: bytes, index: int) -> Add | CounterError:

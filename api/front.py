@@ -55,10 +55,11 @@ class Front:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        if not raw_path.startswith(b"/v1/"):
+        # The decoded path tells whose it is, or an encoded letter of /v1/ would lead past here.
+        if not scope["path"].startswith("/v1/"):
             await self._rest(scope, receive, send)
             return
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         call = Call(scope, receive, self._body_bytes_max)
         try:
             handler = self._handler(call, raw_path.partition(b"?")[0].split(b"/")[2:])

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+)
 
 from counter import limits
 from counter.durations import parse_duration
@@ -80,7 +88,8 @@ class BatchAddItem(Body):
 
 
 class BatchAddBody(Body):
-    items: list[BatchAddItem]
+    # At the first bad item each is looked at by itself.
+    items: Annotated[list[BatchAddItem], FailFast()]
 
 
 class AtomicItem(Body):
@@ -94,7 +103,7 @@ class AtomicAddBody(Body):
 
 
 class BatchGetBody(Body):
-    counters: list[str]
+    counters: Annotated[list[str], FailFast()]
     max_staleness: DurationText | None = None
 
 

@@ -55,6 +55,7 @@ class Doc:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     media: tuple[str, ...] = ("application/json",)
+    also: tuple[int, ...] = ()
 
 
 _KEY: Final[Mapping[str, str]] = {
@@ -158,6 +159,7 @@ DOCS: Final[Mapping[tuple[str, str], Doc]] = {
         models.NamespaceBody,
         {"counter_type": "EVENTUAL"},
         headers={**_MATCH, "If-None-Match": "`*`: only create, 412 if it exists."},
+        also=(201,),
     ),
     ("DELETE", "/v1/namespaces/{ns}"): Doc(
         "Delete a namespace with its counters, events and tokens", None, status=204, headers=_MATCH
@@ -191,9 +193,7 @@ def operation(doc: Doc, path: str) -> dict[str, Any]:
         schema = _inline(schema, schema.pop("$defs", {}))
         found["requestBody"] = {
             "required": path not in ("/v1/tokens", f"{_COUNTER}/recount"),
-            "content": {
-                media: {"schema": schema, "example": doc.example} for media in doc.media[:1]
-            },
+            "content": {media: {"schema": schema, "example": doc.example} for media in doc.media},
         }
     return found
 
@@ -216,7 +216,8 @@ def responses(doc: Doc) -> dict[int | str, dict[str, Any]]:
         "description": "A problem (RFC 9457): `code`, `applied` and `retry` say what to do",
         "content": {"application/problem+json": {"example": problem}},
     }
-    return {doc.status: own, "4XX": problems, "5XX": problems}
+    also: dict[int | str, dict[str, Any]] = dict.fromkeys(doc.also, own)
+    return {doc.status: own, **also, "4XX": problems, "5XX": problems}
 
 
 def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:

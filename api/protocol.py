@@ -14,8 +14,13 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.problems import problem_bytes
-from counter.errors import BadRequestError, CounterError, RequestTimeoutError
-from counter.limits import SECOND
+from counter.errors import (
+    BadRequestError,
+    CounterError,
+    HeadTooLargeError,
+    RequestTimeoutError,
+)
+from counter.limits import HEAD_BYTES_MAX, SECOND
 
 _LOOK_EVERY_S = 1.0
 _HEAD_START = b"HTTP/1.1 "
@@ -44,10 +49,14 @@ class WholeReplies:
         else:
             self._transport.write(data)
 
-    def close(self) -> None:
-        """Close when all is sent."""
+    def flush(self) -> None:
+        """Send what is held back: the reply to a HEAD has no body that would take it along."""
         if self._head is not None:
             self.write(b"")
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -59,14 +68,45 @@ class TimedProtocol(HttpToolsProtocol):
 
     request_timeout_us: ClassVar[int] = 10 * SECOND
     waiting_since_s: float | None = None
+    in_head: bool = False
+    head_bytes: int = 0
 
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
 
+    def data_received(self, data: bytes) -> None:
+        if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
+            # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
+            self.waiting_since_s = time.monotonic()
+        super().data_received(data)
+        if self.in_head:
+            self.head_bytes += len(data)
+            if self.head_bytes > HEAD_BYTES_MAX:
+                self._refuse(
+                    HeadTooLargeError(
+                        f"the head of the request has at least {self.head_bytes} bytes;"
+                        f" at most {HEAD_BYTES_MAX} are allowed"
+                    )
+                )
+
     def on_message_begin(self) -> None:
         self.waiting_since_s = time.monotonic()
+        self.in_head, self.head_bytes = True, 0
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        if self.parser.should_upgrade() and any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
+        ):
+            # The parser takes what follows an Upgrade for the next request: refused as no HTTP.
+            raise ValueError("an upgrade with a body")
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         self.waiting_since_s = None
@@ -85,7 +125,9 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: CounterError) -> None:
         body = problem_bytes(error)
-        answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        cycle = self.cycle
+        # A whole request of this connection that waits for its own answer: this one is not it.
+        answering = cycle is not None and not cycle.more_body and not cycle.response_complete
         if not answering:
             phrase = HTTPStatus(error.status).phrase.encode()
             self.transport.write(

@@ -56,7 +56,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     application = create_app(settings)
-    async with application.running(rollup=settings.rollup):
+    async with application.running(rollup=True):
         server = _Server(_config(application, settings))
         sweeper = asyncio.create_task(
             cut_slow_clients(server.server_state.connections, settings.request_timeout)

@@ -25,7 +25,6 @@ class ServeFlags:
     host: Annotated[str | None, Parameter(help="The address to listen on [127.0.0.1].")] = None
     port: Annotated[int | None, Parameter(help="The port; 0 for a free one [8080].")] = None
     data: Annotated[Path | None, Parameter(help="The data directory [./data].")] = None
-    rollup: Annotated[bool | None, Parameter(help="Roll up in this process [yes].")] = None
     retention: Annotated[
         str | None,
         Parameter(

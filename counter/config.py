@@ -1,4 +1,4 @@
-"""Settings: from flags, the environment (``COUNTER_...``) and a TOML file, in that order."""
+"""Settings: from flags, else from the environment (``COUNTER_...``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
     data: Path = Path("data")
-    rollup: bool = True
 
     retention: Duration = Field(
         default=7 * limits.DAY, ge=limits.RETENTION_MIN_US, le=limits.RETENTION_MAX_US

@@ -1,7 +1,8 @@
 """One tree of errors. Each says what it means for the token, so that a client never has to guess.
 
-``applied`` speaks of the *token*, not of the request: ``False`` only where every server would give
-the same answer for ever, ``None`` where nothing is known. ``retry`` says what to do next.
+``applied`` speaks of the *token*, not of the request: ``False`` only where it was decided, once
+and for ever, that the token never counts; ``None`` where this answer knows nothing of it. ``retry``
+says what to do next.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class CounterError(Exception):
 
 
 class BadRequestError(CounterError):
-    """The request is malformed: every server would refuse it for ever, so nothing was written."""
+    """The request is malformed, and wrote nothing. What became of a token that it names is another
+    matter: it may have been sent well-formed before, so ``applied`` is null."""
 
     code = "bad_request"
     title = "Bad request"
     status = 400
-    applied = False
     retry: Retry = "never"
 
 
@@ -92,6 +93,14 @@ class BodyTooLargeError(BadRequestError):
     code = "body_too_large"
     title = "The body is too large"
     status = 413
+
+
+class HeadTooLargeError(BadRequestError):
+    """The request line and headers together are past their bound."""
+
+    code = "head_too_large"
+    title = "The head of the request is too large"
+    status = 431
 
 
 class UnsupportedMediaTypeError(BadRequestError):
@@ -140,7 +149,6 @@ class NamespaceConflictError(CounterError):
     code = "namespace_immutable"
     title = "The setting is fixed when the namespace is created"
     status = 409
-    applied = False
     retry: Retry = "never"
 
 
@@ -150,7 +158,6 @@ class PreconditionFailedError(CounterError):
     code = "precondition_failed"
     title = "The resource is not in the state the request named"
     status = 412
-    applied = False
     retry: Retry = "never"
 
 

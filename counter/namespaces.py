@@ -116,7 +116,10 @@ class Namespaces:
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
     """Raise InvalidBodyError, naming field, value and bound, where a rule is broken."""
     bounds: dict[str, tuple[int, int]] = {
-        "accept_limit": (limits.MILLISECOND, min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us)),
+        "accept_limit": (
+            limits.MILLISECOND,
+            min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us, dataset.retention_us // 10),
+        ),
         "future_limit": (
             max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
             # Slices are made ahead: a token must not reach past them.
@@ -134,6 +137,12 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
                 f" {format_duration(low_us)} to {format_duration(high_us)}",
                 field=field,
             )
+    if dataset.slice_us > dataset.retention_us:
+        raise InvalidBodyError(
+            f"slice is {format_duration(dataset.slice_us)}; it must not be longer than the"
+            f" retention of {format_duration(dataset.retention_us)}",
+            field="slice",
+        )
     if not 1 <= settings.shards <= limits.SHARDS_MAX:
         raise InvalidBodyError(
             f"shards is {settings.shards}; it must be from 1 to {limits.SHARDS_MAX}",

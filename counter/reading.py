@@ -57,7 +57,7 @@ async def read_partitions(
 
 
 class CountReader:
-    """Reads counts; see section "The path of a get" of docs/architecture.md."""
+    """Reads counts; see "The path of one get" in docs/architecture.md."""
 
     def __init__(self, store: Store, cache: Cache, clock: Clock) -> None:
         self._store = store

@@ -35,7 +35,8 @@ class Resolver:
         # write that landed meanwhile would be voided.
         now_us = self._clock.now_us()
         time_us = events[0].event_time_us
-        if time_us < namespace.created_at_us - namespace.eras[0].accept_limit_us:
+        earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
+        if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
             return Outcome.VOID
         if not by_worker:
             self._check_retention(namespace, time_us, now_us, self._margin(namespace, time_us))
@@ -49,7 +50,11 @@ class Resolver:
             return Outcome.APPLIED
         outcome = await self._decide(namespace, events, any(found), by_worker)
         if not self._store.transactional:
-            await self._leave_recount(namespace, events)
+            recount_us = window_of(time_us, namespace.settings.rollup_window_us)
+            counters = list(dict.fromkeys(event.counter for event in events))
+            await self.leave_recounts(
+                namespace, [(each, recount_us) for each in counters], for_readers=True
+            )
         if not by_worker:
             window_us = namespace.settings.rollup_window_us
             margin_us = window_us + 2 * namespace.dataset.clock_skew_max_us
@@ -73,23 +78,23 @@ class Resolver:
             await self._store.void(namespace, events)
         return standing.outcome
 
-    async def _leave_recount(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Have the event's window counted anew: first for readers, then for the worker.
+    async def leave_recounts(
+        self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
+    ) -> None:
+        """Have windows of counters counted anew: by readers at once if asked, then by the worker.
 
-        Both must be durable while the window that they are left in is open, or a worker could have
+        All must be durable while the window that they are left in is open, or a worker could have
         passed it already.
         """
         size_us = namespace.settings.rollup_window_us
-        counters = list(dict.fromkeys(event.counter for event in events))
-        recount_us = window_of(events[0].event_time_us, size_us)
         while True:
-            now_us = self._clock.now_us()
-            window_us = window_of(now_us, size_us)
-            pending = Pending(recount_us, window_us)
-            await self._store.leave_pending(namespace, [(each, pending) for each in counters])
-            marks = [Mark(window_us, each, recount_us) for each in counters]
+            left_us = window_of(self._clock.now_us(), size_us)
+            if for_readers:
+                pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
+                await self._store.leave_pending(namespace, pending)
+            marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
             await self._store.mark(namespace, marks)
-            closing_us = window_us + size_us + accept_limit_at(namespace, window_us)
+            closing_us = left_us + size_us + accept_limit_at(namespace, left_us)
             if self._clock.now_us() <= closing_us:
                 return
 

@@ -29,14 +29,11 @@ from counter.tokens import nonce_of_key
 from counter.types import (
     CounterType,
     Event,
-    Mark,
     Namespace,
     Outcome,
-    Pending,
     Token,
     Written,
 )
-from counter.windows import window_of
 from counter.writing import EventWriter
 
 #: A token, an arbitrary key that stands for one, or nothing.
@@ -192,7 +189,7 @@ class CounterService:
         ]
 
     async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
-        """Have every window of ``[from, to)`` that holds events or a row counted anew; how many."""
+        """Have every rolled-up window that meets ``[from, to)`` counted anew; how many."""
         self.require_events(namespace, "a recount")
         size_us = namespace.settings.rollup_window_us
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
@@ -202,15 +199,10 @@ class CounterService:
             after_us=max(from_us - size_us, dropped_before_us - 1),
             through_us=to_us - 1,
         )
-        windows = [row.window_us for row in rows]
+        windows = [(counter, row.window_us) for row in rows]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
             part = windows[start : start + limits.BATCH_ITEMS_MAX]
-            window_us = window_of(self._clock.now_us(), size_us)
-            await self._store.leave_pending(
-                namespace, [(counter, Pending(each, window_us)) for each in part]
-            )
-            marks = [Mark(window_us, counter, each) for each in part]
-            await self._store.mark(namespace, marks)
+            await self.resolver.leave_recounts(namespace, part, for_readers=False)
         return len(windows)
 
     @staticmethod

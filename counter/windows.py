@@ -56,4 +56,4 @@ def closed_through(namespace: Namespace, now_us: int) -> int:
 def first_watermark(dataset: Dataset, settings: NamespaceSettings, created_at_us: int) -> int:
     """A new shard's watermark: no event that can be written lies at or before it."""
     earliest_us = created_at_us - settings.accept_limit_us - settings.rollup_window_us
-    return window_of(earliest_us - dataset.clock_skew_max_us, settings.rollup_window_us) - 1
+    return window_of(earliest_us - 2 * dataset.clock_skew_max_us, settings.rollup_window_us) - 1

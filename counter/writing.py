@@ -59,8 +59,9 @@ class EventWriter:
             if self._store.transactional:
                 return await self._store.append(namespace, events)
             await self._leave_marks(namespace, events)
-            now_us = self._clock.now_us()
+            # The deadline's clock first: a pause between the two must count against it.
             began_us = self._clock.boottime_us()
+            now_us = self._clock.now_us()
             fresh = [
                 index
                 for index, event in enumerate(events)

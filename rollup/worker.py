@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 from counter.errors import (
     NamespaceUnknownError,
     SliceMissingError,
     TokenConflictError,
+    TokenPendingError,
     UnavailableError,
 )
-from counter.limits import MILLISECOND, SECOND
+from counter.limits import MILLISECOND, SECOND, TIME_MAX_US
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.reading import EMPTY_HEAD, read_partitions
@@ -28,7 +28,8 @@ from rollup.maintenance import Maintenance
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
 
 _log = logging.getLogger("counter.rollup")
-_MARKS_PER_READ: Final = 10_000
+#: The events of a window are read once for so many of its counters.
+_MARKS_PER_READ: Final = 5_000
 _ATTEMPTS_MAX: Final = 5
 _PAUSE_MIN_US: Final = 50 * MILLISECOND
 _PAUSE_MAX_US: Final = SECOND
@@ -52,14 +53,22 @@ class RollupWorker:
         self._resolver = Resolver(store, clock)
         self._maintenance = Maintenance(store, clock, namespaces)
         self._batch_counters = batch_counters
+        #: What keeps the rollup from working; None while it works.
+        self.trouble: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until *stop* is set; finish the batch under way."""
         while not stop.is_set():
             try:
                 await self.tick()
-            except UnavailableError as error:
+                self.trouble = None
+            except (UnavailableError, TokenPendingError) as error:
+                self.trouble = error.detail
                 _log.warning("rollup waits for the store: %s", error.detail)
+            except Exception:
+                # Nothing but a stop may end the rollup: without it the slices run out too.
+                self.trouble = "a pass failed in a way that it should not; see the log"
+                _log.exception("a pass of the rollup failed in a way that it should not")
             try:
                 await asyncio.wait_for(stop.wait(), self._pause_us() / SECOND)
             except TimeoutError:
@@ -69,13 +78,18 @@ class RollupWorker:
         """One pass over slices and shards; how many counters were written."""
         await self._maintenance.run_once()
         written = 0
+        failed: list[Exception] = []
         for namespace in self._namespaces.all():
-            for shard in range(namespace.settings.shards):
-                try:
+            try:
+                for shard in range(namespace.settings.shards):
                     written += await self.roll_shard(namespace, shard)
-                except NamespaceUnknownError:
-                    _log.info("namespace %s was deleted under the rollup", namespace.name)
-                    break
+            except NamespaceUnknownError:
+                _log.info("namespace %s was deleted under the rollup", namespace.name)
+            except Exception as error:
+                # One namespace's trouble holds up no other.
+                failed.append(error)
+        if failed:
+            raise failed[0]
         return written
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
@@ -144,15 +158,7 @@ class RollupWorker:
         )
 
     async def _roll_marks(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
-        dirty = iter(group(marks).items())
-        written = 0
-        while part := dict(islice(dirty, self._batch_counters)):
-            written += await self._roll_counters(namespace, part, batch)
-        return written
-
-    async def _roll_counters(
-        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
-    ) -> int:
+        dirty = group(marks)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 return await self._roll_once(namespace, dirty, batch)
@@ -165,6 +171,7 @@ class RollupWorker:
     async def _roll_once(
         self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
     ) -> int:
+        """Read all the counters' parts at once, write them a batch at a time."""
         names = list(dirty)
         heads = await self._store.heads(namespace, names)
         plans: list[Plan] = []
@@ -178,16 +185,16 @@ class RollupWorker:
         sums: dict[str, dict[int, Fold]] = {}
         for (counter, window_us), fold in zip(wanted, folds, strict=True):
             sums.setdefault(counter, {})[window_us] = fold
-        updates = [
-            update(each, sums.get(each.counter, {}), rows.get(each.counter, ()), batch)
-            for each in plans
-        ]
-        if updates:
+        for start in range(0, len(plans), self._batch_counters):
+            updates = [
+                update(each, sums.get(each.counter, {}), rows.get(each.counter, ()), batch)
+                for each in plans[start : start + self._batch_counters]
+            ]
             await self._store.apply(namespace, updates, through_us=batch.through_us)
             await self._cache.put_many(
                 namespace, [(each.counter, each.checkpoint) for each in updates]
             )
-        return len(updates)
+        return len(plans)
 
     async def _with_rows(
         self,
@@ -200,8 +207,8 @@ class RollupWorker:
         whole = [each.counter for each in plans if each.whole]
         if not whole:
             return list(plans), {}
-        through_us = max([batch.through_us, *(p.head.checkpoint.time_us for p in plans if p.whole)])
-        partitions = await read_partitions(self._store, namespace, whole, through_us=through_us)
+        # All of them: another worker may move the checkpoint on before the head is read again.
+        partitions = await read_partitions(self._store, namespace, whole, through_us=TIME_MAX_US)
         known = {each.counter: each for each in plans}
         rows: dict[str, Sequence[WindowRow]] = {}
         for counter, (head, found) in zip(whole, partitions, strict=True):

@@ -108,13 +108,13 @@ async def test_one_bad_item_refuses_all(
     rest: Rest, app: App, items: list[tuple[str, int]], names: tuple[str, ...]
 ) -> None:
     answer = await rest.atomic_add(items, fresh(app.clock.now_us()))
-    assert_problem(answer, 400, "invalid_body", applied=False, retry="never", names=names)
+    assert_problem(answer, 400, "invalid_body", applied=None, retry="never", names=names)
     assert await rest.names() == []
 
 
 async def test_a_missing_token_is_refused(rest: Rest) -> None:
     answer = await rest.atomic_add([("a", 1)], None)
-    assert_problem(answer, 400, "token_missing", applied=False, retry="never")
+    assert_problem(answer, 400, "token_missing", applied=None, retry="never")
     assert await rest.names() == []
 
 

@@ -38,7 +38,7 @@ def encoded(body: Any) -> bytes:
 
 
 def refused(answer: Any, *names: str) -> Json:
-    return assert_problem(answer, 400, "invalid_body", applied=False, retry="never", names=names)
+    return assert_problem(answer, 400, "invalid_body", applied=None, retry="never", names=names)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_a_body_over_the_limit_is_refused_with_the_limit(rest: Rest) -> No
     assert_problem(
         await rest.raw(ADD, content),
         *(413, "body_too_large"),
-        applied=False,
+        applied=None,
         retry="never",
         names=(str(ONE_MEBIBYTE),),
     )
@@ -172,7 +172,7 @@ async def test_a_body_of_no_stated_length_is_cut_off_at_the_limit(rest: Rest) ->
 
     headers = {"content-type": "application/json"}
     answer = await rest.http.post(ADD, content=pieces(), headers=headers)
-    assert_problem(answer, 413, "body_too_large", applied=False, retry="never")
+    assert_problem(answer, 413, "body_too_large", applied=None, retry="never")
 
 
 async def test_a_body_just_at_the_limit_is_read(rest: Rest, app: App) -> None:
@@ -190,7 +190,7 @@ async def test_a_batch_over_the_limit_is_refused_whole(rest: Rest, app: App) -> 
     items = [item("c", 1, fresh(now_us)) for _ in range(1_001)]
     problem = problem_of(await rest.batch_add(items))
     assert problem["status"] in (400, 413)
-    assert problem["applied"] is False
+    assert problem["applied"] is None
     assert "items" in problem["detail"]
     assert "1000" in problem["detail"].replace(",", "")
 
@@ -230,7 +230,7 @@ async def test_an_unknown_path_is_a_problem_too(rest: Rest) -> None:
 )
 async def test_a_wrong_method_is_told_the_right_ones(rest: Rest, method: str, verb: str) -> None:
     answer = await rest.http.request(method, rest.path("c", verb), json={})
-    assert_problem(answer, 405, "method_not_allowed", applied=False, retry="never", names=(method,))
+    assert_problem(answer, 405, "method_not_allowed", applied=None, retry="never", names=(method,))
     assert answer.headers["allow"]
     assert method not in answer.headers["allow"].split(", ")
 
@@ -244,7 +244,7 @@ async def test_a_wrong_content_type_is_named(rest: Rest, body: Json, content_typ
     assert_problem(
         answer,
         *(415, "unsupported_media_type"),
-        applied=False,
+        applied=None,
         retry="never",
         names=(content_type, "application/json"),
     )
@@ -270,7 +270,7 @@ async def test_a_counter_name_out_of_bounds_is_refused(
         assert_problem(
             answer,
             *(400, "invalid_parameter"),
-            applied=False,
+            applied=None,
             retry="never",
             names=("counter", bound),
         )
@@ -284,7 +284,7 @@ async def test_a_counter_name_out_of_bounds_spoils_only_its_item(
     answer = await rest.raw(rest.path(verb="batch/add"), encoded({"items": [bad]}))
     assert answer.status_code == 200, answer.text
     (problem,) = answer.json()["results"]
-    assert (problem["status"], problem["applied"]) == (400, False)
+    assert (problem["status"], problem["applied"]) == (400, None)
     assert "counter" in problem["detail"]
 
 
@@ -292,7 +292,7 @@ async def test_a_counter_name_out_of_bounds_spoils_only_its_item(
 async def test_a_namespace_name_out_of_bounds_cannot_be_made(rest: Rest, name: str) -> None:
     answer = await rest.http.put(f"/v1/namespaces/{name}", json={"counter_type": "ACCURATE"})
     assert_problem(
-        answer, 400, "invalid_parameter", applied=False, retry="never", names=("namespace",)
+        answer, 400, "invalid_parameter", applied=None, retry="never", names=("namespace",)
     )
 
 
@@ -301,7 +301,7 @@ async def test_a_staleness_that_is_no_duration_is_refused(rest: Rest, staleness:
     assert_problem(
         await rest.get("c", staleness),
         *(400, "invalid_parameter"),
-        applied=False,
+        applied=None,
         retry="never",
         names=("max_staleness", staleness),
     )
@@ -324,7 +324,7 @@ async def test_a_staleness_that_is_no_duration_is_refused(rest: Rest, staleness:
 )
 async def test_a_parameter_out_of_bounds_is_named(rest: Rest, query: str, name: str) -> None:
     answer = await rest.http.get(f"{rest.path('c', 'events')}?{query}")
-    assert_problem(answer, 400, "invalid_parameter", applied=False, retry="never", names=(name,))
+    assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "snow\N{SNOWMAN}", '""'])
@@ -332,7 +332,7 @@ async def test_a_key_out_of_bounds_is_refused(rest: Rest, key: str) -> None:
     headers = {b"idempotency-key": key.encode()}
     answer = await rest.http.post(ADD, json={"delta": 1}, headers=headers)
     assert_problem(
-        answer, 400, "invalid_parameter", applied=False, retry="never", names=("Idempotency-Key",)
+        answer, 400, "invalid_parameter", applied=None, retry="never", names=("Idempotency-Key",)
     )
 
 
@@ -340,7 +340,7 @@ async def test_two_keys_are_refused(rest: Rest) -> None:
     headers = [("idempotency-key", "one"), ("idempotency-key", "two")]
     answer = await rest.http.post(ADD, json={"delta": 1}, headers=headers)
     problem = problem_of(answer)
-    assert (problem["status"], problem["applied"]) == (400, False)
+    assert (problem["status"], problem["applied"]) == (400, None)
 
 
 async def test_a_good_body_is_taken_whatever_its_charset_parameter(rest: Rest, app: App) -> None:

@@ -13,7 +13,7 @@ from counter.types import Token
 from tests.support.app import App, running, store_that_fails, store_that_stalls
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Rest, fresh, item
-from tests.support.times import MINUTE, SECOND
+from tests.support.times import MINUTE, SECOND, START_US
 
 Send = Callable[[Rest, Token], Awaitable[Any]]
 SENDS: dict[str, tuple[str, Send]] = {
@@ -257,6 +257,34 @@ async def test_a_full_database_refuses_writes_loses_nothing_and_heals(fast_dir: 
         names = await app.rest.names(limit=1_000)
         results = (await app.rest.batch_get(names)).json()["results"]
         assert sum(result["count"] for result in results) == added + 2
+
+
+async def test_what_a_failed_write_would_have_made_is_made_by_the_next(fast_dir: Path) -> None:
+    """Counters and marks of a write that was undone: taken for made, its events would never be
+    rolled up, or would be another counter's."""
+    async with running("sqlite", fast_dir) as app:
+        rest = app.rest
+        await rest.add("known", 1, fresh(app.clock.now_us()))
+        with without_room(app):
+            token, codes, names = fresh(app.clock.now_us()), {200}, [""]
+            while codes != {503}:
+                names = [f"{names[0]:.>200}{number}" for number in range(50)]
+                answer = await rest.batch_add([item(name, 1, token) for name in names])
+                codes = {result.get("status", 200) for result in answer.json()["results"]}
+        names.insert(0, "someone else")
+        answer = await rest.batch_add([item(name, 1, token) for name in names])
+        assert [result["replayed"] for result in answer.json()["results"]] == [False] * 51
+        for _ in range(2):
+            for name in names:
+                assert [event["delta"] for event in await rest.events(name)] == [1]
+            for staleness in ("0s", "1h"):
+                results = (await rest.batch_get(names, staleness)).json()["results"]
+                if staleness == "0s" or app.clock.now_us() > START_US:
+                    assert [result["count"] for result in results] == [1] * 51
+            app.clock.advance(MINUTE)
+            await app.roll_up()
+            await app.restart()
+            rest = app.rest
 
 
 @contextmanager

@@ -49,7 +49,7 @@ async def test_a_new_one_tells_all_its_settings(other: Rest, app: App) -> None:
 async def test_a_first_put_needs_a_counter_type(other: Rest) -> None:
     answer = await other.http.put(other.path(), json={"shards": 1})
     assert_problem(
-        answer, 400, "invalid_body", applied=False, retry="never", names=("counter_type",)
+        answer, 400, "invalid_body", applied=None, retry="never", names=("counter_type",)
     )
 
 
@@ -72,7 +72,7 @@ async def test_what_is_fixed_stays_fixed(other: Rest, name: str, value: Any) -> 
     assert_problem(
         answer,
         *(409, "namespace_immutable"),
-        applied=False,
+        applied=None,
         retry="never",
         names=(name, str(value)),
     )
@@ -89,7 +89,7 @@ async def test_a_version_guards_every_change(other: Rest) -> None:
         await other.http.put(other.path(), json={"cache_ttl": "4s"}, headers=stale),
         await other.http.delete(other.path(), headers=stale),
     ):
-        problem = assert_problem(answer, 412, "precondition_failed", applied=False, retry="never")
+        problem = assert_problem(answer, 412, "precondition_failed", applied=None, retry="never")
         assert "v2" in str(problem)
     assert (await other.http.get(other.path())).json() == first.json()
     assert (await other.http.delete(other.path(), headers=current)).status_code == 204
@@ -108,7 +108,7 @@ async def test_a_name_can_be_claimed_only_once(other: Rest) -> None:
     body, headers = {"counter_type": "EVENTUAL"}, {"if-none-match": "*"}
     assert (await other.http.put(other.path(), json=body, headers=headers)).status_code == 201
     answer = await other.http.put(other.path(), json=body, headers=headers)
-    assert_problem(answer, 412, "precondition_failed", applied=False, retry="never")
+    assert_problem(answer, 412, "precondition_failed", applied=None, retry="never")
 
 
 async def test_a_deleted_one_is_gone_and_its_name_free(other: Rest, app: App) -> None:
@@ -171,7 +171,7 @@ async def test_an_update_survives_a_restart(app: App) -> None:
 async def test_a_setting_out_of_bounds_is_named(other: Rest, name: str, value: Any) -> None:
     answer = await other.http.put(other.path(), json={"counter_type": "ACCURATE", name: value})
     assert_problem(
-        answer, 400, "invalid_body", applied=False, retry="never", names=(name, str(value))
+        answer, 400, "invalid_body", applied=None, retry="never", names=(name, str(value))
     )
     assert (await other.http.get(other.path())).status_code == 404
 
@@ -182,7 +182,7 @@ async def test_windows_must_be_few_enough_to_keep(other: Rest) -> None:
     assert_problem(
         answer,
         *(400, "invalid_body"),
-        applied=False,
+        applied=None,
         retry="never",
         names=("rollup_window", "100000"),
     )

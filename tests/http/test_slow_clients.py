@@ -163,7 +163,7 @@ async def test_what_is_no_http_gets_a_problem_and_is_cut_off(
     assert answer is not None
     assert answer.status == 400
     problem = answer.problem()
-    assert (problem["applied"], problem["retry"]) == (False, "never")
+    assert (problem["applied"], problem["retry"]) == (None, "never")
     await assert_nothing_was_written(server)
 
 

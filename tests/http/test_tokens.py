@@ -81,9 +81,10 @@ async def test_a_token_at_the_accept_limit_is_still_written(rest: Rest, app: App
 async def test_a_late_token_that_is_found_is_replayed(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     await rest.add("c", 1, token)
-    for wait_us in (5 * SECOND + 1, 2 * MINUTE, 2 * DAY):
+    for wait_us in (5 * SECOND + 1, 2 * MINUTE, *[DAY] * 6):
         app.clock.advance(wait_us)
-        await app.roll_up()
+        for _ in range(3):
+            await app.roll_up()
         again = await rest.add("c", 1, token)
         assert again.status_code == 200, again.text
         assert again.json()["replayed"] is True
@@ -180,16 +181,34 @@ async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
     assert_problem(
         answer,
         *(400, "token_missing"),
-        applied=False,
+        applied=None,
         retry="never",
         names=("idempotency_token", "Idempotency-Key"),
     )
     assert await rest.names() == []
 
 
+async def test_a_malformed_retry_says_nothing_of_its_token(rest: Rest, app: App) -> None:
+    """The token counts, whatever nonsense names it later: no refusal may deny that."""
+    token = fresh(app.clock.now_us())
+    await rest.add("c", 1, token)
+    for body in (
+        {"delta": "1", "idempotency_token": on_wire(token)},
+        {"delta": 2**63, "idempotency_token": on_wire(token)},
+        {"delta": 1, "idempotency_token": on_wire(token), "note": "again"},
+    ):
+        assert_problem(
+            await rest.post(rest.path("c", "add"), body), 400, "invalid_body", **MALFORMED
+        )
+    answer = await rest.within("nowhere").add("c", 1, token)
+    assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")
+    assert (await rest.add("c", 1, token)).json()["replayed"] is True
+    assert await rest.count("c") == 1
+
+
 async def test_a_token_and_a_key_together_are_refused(rest: Rest, app: App) -> None:
     answer = await rest.add("c", 1, fresh(app.clock.now_us()), key="order:1")
-    assert_problem(answer, 400, "token_ambiguous", applied=False, retry="never")
+    assert_problem(answer, 400, "token_ambiguous", applied=None, retry="never")
     assert await rest.names() == []
 
 
@@ -259,7 +278,7 @@ async def test_a_number_of_tokens_out_of_bounds_is_refused(rest: Rest, count: ob
     assert_problem(
         await rest.post("/v1/tokens", {"count": count}),
         *(400, "invalid_body"),
-        applied=False,
+        applied=None,
         retry="never",
         names=("count",),
     )

@@ -35,7 +35,7 @@ class App:
     def __init__(self, storage: str, directory: Path, *, small: bool = False) -> None:
         self._api = need("api.app")
         self._settings = need("counter.config").Settings(
-            data=directory, rollup=False, **(SMALL if small else WIDE)
+            data=directory, **(SMALL if small else WIDE)
         )
         self.clock = FakeClock(START_US)
         self._memory: Any = None

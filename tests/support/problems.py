@@ -1,13 +1,26 @@
 """What every refusal must look like, checked in one place."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import httpx
 
 MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
+
+
+class Malformed(TypedDict):
+    """The part of a refusal that is the same for every malformed request."""
+
+    applied: None
+    retry: str
+
+
 #: Refusals that another send of the same token could turn into an answer carry the wait.
 WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
+
+#: A malformed request wrote nothing, and is refused for ever. It says nothing of a token that it
+#: names: that may have been sent in good form before.
+MALFORMED: Malformed = {"applied": None, "retry": "never"}
 
 
 def check_problem(problem: Mapping[str, Any]) -> None:

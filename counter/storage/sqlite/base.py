@@ -13,6 +13,7 @@ from counter import limits
 from counter.errors import StartupError
 from counter.ports import Clock
 from counter.storage.sqlite.lane import Lane
+from counter.storage.sqlite.live import Ids, LiveTail
 from counter.storage.sqlite.schema import DirectoryLock, connect, create_schema, unavailable
 from counter.types import Dataset, Slice
 
@@ -25,8 +26,6 @@ _Row = TypeVar("_Row")
 _ROWS_PER_STATEMENT_MAX: Final = 512
 #: Up to here there is a prepared statement for every number of rows.
 ROWS_OF_ANY_NUMBER_MAX: Final = 64
-_IDS_REMEMBERED_MAX: Final = 50_000
-_MARKS_REMEMBERED_MAX: Final = 100_000
 
 
 @lru_cache(maxsize=1_024)
@@ -72,60 +71,6 @@ def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]
         insert(connection, into, chunk)
 
 
-class Remembered:
-    """What the writer knows to be committed: counter ids and marks. Bounded; forgetting is safe.
-
-    What a transaction learns becomes known only when it commits.
-    """
-
-    def __init__(self) -> None:
-        self._ids: dict[int, dict[str, int]] = {}
-        self._marks: dict[tuple[int, int], set[int]] = {}
-        self._ids_count = 0
-        self._marks_count = 0
-        self._fresh_ids: list[tuple[int, str, int]] = []
-        self._fresh_marks: list[tuple[int, int, int]] = []
-
-    def ids(self, namespace_id: int) -> dict[str, int]:
-        """Names and ids of a namespace's counters; not to be written to."""
-        return self._ids.setdefault(namespace_id, {})
-
-    def marked(self, namespace_id: int, window_us: int) -> set[int]:
-        """The counters whose mark in a window is durable; not to be written to."""
-        known = self._marks.get((namespace_id, window_us))
-        return known if known is not None else set()
-
-    def learn_id(self, namespace_id: int, name: str, counter_id: int) -> None:
-        self._fresh_ids.append((namespace_id, name, counter_id))
-
-    def learn_mark(self, namespace_id: int, window_us: int, counter_id: int) -> None:
-        self._fresh_marks.append((namespace_id, window_us, counter_id))
-
-    def commit(self) -> None:
-        if self._ids_count + len(self._fresh_ids) > _IDS_REMEMBERED_MAX:
-            self._ids, self._ids_count = {}, 0
-        for namespace_id, name, counter_id in self._fresh_ids:
-            self._ids.setdefault(namespace_id, {})[name] = counter_id
-        if self._marks_count + len(self._fresh_marks) > _MARKS_REMEMBERED_MAX:
-            self._marks, self._marks_count = {}, 0
-        for namespace_id, window_us, counter_id in self._fresh_marks:
-            self._marks.setdefault((namespace_id, window_us), set()).add(counter_id)
-        self._ids_count += len(self._fresh_ids)
-        self._marks_count += len(self._fresh_marks)
-        self.rollback()
-
-    def rollback(self) -> None:
-        self._fresh_ids, self._fresh_marks = [], []
-
-    def forget_namespace(self, namespace_id: int) -> None:
-        self._ids_count -= len(self._ids.pop(namespace_id, {}))
-
-    def forget_marks(self, namespace_id: int, through_us: int) -> None:
-        """The windows up to *through_us* are rolled up: no event will ask for their marks."""
-        for key in [k for k in self._marks if k[0] == namespace_id and k[1] <= through_us]:
-            self._marks_count -= len(self._marks.pop(key))
-
-
 class SqliteBase:
     """One writer lane, one lane for short reads and one for long ones.
 
@@ -136,11 +81,13 @@ class SqliteBase:
         self._directory = directory
         self._clock = clock
         self._defaults = datasets
-        self._known = Remembered()
+        self._ids = Ids()
+        self._live = LiveTail()
         self._slices: dict[int, list[Slice]] = {}
         self._watermarks: dict[int, list[int]] = {}
         self._dropped_before: dict[int, int] = {}
         self._resolved_through_us = 0
+        self._broken = False
         #: The job that appends events; a part that has one sets it.
         self._appending: Merged | None = None
 
@@ -190,8 +137,8 @@ class SqliteBase:
         return await lane.call((_queries, query))
 
     def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
-        connection = self._writing
         try:
+            connection = self._connection()
             if any(function is not self._appending for function, _ in jobs):
                 begin(connection)
             results = _run_merged(connection, self._clock.now_us(), jobs)
@@ -203,19 +150,27 @@ class SqliteBase:
         except BaseException:
             self._undo()
             raise
-        self._known.commit()
+        self._ids.commit()
+        self._live.commit()
         return results
 
+    def _connection(self) -> sqlite3.Connection:
+        """The writer's connection; a new one where the last could not be rolled back."""
+        if self._broken:
+            self._writing.close()
+            self._writing = connect(self._path, writer=True)
+            self._broken = False
+        return self._writing
+
     def _undo(self) -> None:
-        self._known.rollback()
-        if self._writing.in_transaction:
-            try:
+        self._ids.rollback()
+        self._live.rollback()
+        try:
+            if not self._broken and self._writing.in_transaction:
                 self._writing.execute("ROLLBACK")
-            except sqlite3.Error as error:
-                # The next BEGIN would fail: a new connection starts without the transaction.
-                _log.error("a transaction could not be rolled back: %s", error)
-                self._writing.close()
-                self._writing = connect(self._path, writer=True)
+        except sqlite3.Error as error:
+            _log.error("a transaction could not be rolled back: %s", error)
+            self._broken = True
 
 
 def _run_merged(

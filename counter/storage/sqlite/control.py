@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from counter.errors import StoreUnavailableError, invariant
+from counter.limits import INT64_MAX
 from counter.storage.sqlite.base import SqliteBase
+from counter.storage.sqlite.log import latest_event, tail_rows
 from counter.storage.sqlite.schema import EVENTS_DDL, events_table, one_json
 from counter.types import (
     CounterType,
@@ -20,9 +23,12 @@ from counter.types import (
     PayloadCheck,
     Slice,
 )
-from counter.windows import first_watermark
+from counter.windows import first_watermark, window_of
 
+_log = logging.getLogger("counter.sqlite")
 _PURGE_ROWS: Final = 10_000
+_PURGE_COUNTERS: Final = 100
+_TAIL_EVENTS_MAX: Final = 500_000
 _NO_UPPER_BOUND: Final = "\U0010ffff"
 
 
@@ -51,6 +57,41 @@ class SqliteControl(SqliteBase):
             self._watermarks.setdefault(namespace_id, []).append(through)
         (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
         self._resolved_through_us = latest or 0
+        self._load_tail(connection)
+
+    def _load_tail(self, connection: sqlite3.Connection) -> None:
+        """Sum the events that no checkpoint holds: few, unless the service ended long behind."""
+        for dataset_id in self._datasets:
+            sizes = {
+                namespace_id: _settings_of(settings).rollup_window_us
+                for namespace_id, settings in connection.execute(
+                    "SELECT id, settings FROM namespaces WHERE name IS NOT NULL AND dataset = ?",
+                    (dataset_id,),
+                )
+            }
+            held_us = {each: min(self._watermarks[each]) + 1 for each in sizes}
+            from_us = min(held_us.values(), default=0)
+            tables = [
+                events_table(dataset_id, each.start_us)
+                for each in self._slices[dataset_id]
+                if sizes and each.end_us > from_us
+            ]
+            tail = [
+                row
+                for table in tables
+                for row in tail_rows(connection, table, from_us, _TAIL_EVENTS_MAX)
+            ]
+            if len(tail) >= _TAIL_EVENTS_MAX:
+                # Reads sum the events themselves until all that stands is rolled up.
+                _log.info("dataset %d has a long tail", dataset_id)
+                latest_us = max(latest_event(connection, table) for table in tables)
+                held_us = {each: window_of(latest_us, sizes[each]) + sizes[each] for each in sizes}
+                tail = []
+            for namespace_id, since_us in held_us.items():
+                self._live.begin(namespace_id, since_us)
+            for namespace_id, event in tail:
+                if event.event_time_us >= held_us.get(namespace_id, INT64_MAX):
+                    self._live.add(namespace_id, sizes[namespace_id], (event,))
 
     async def ping(self) -> None:
         """Take and release the write lock, and note the schema version anew: a real write."""
@@ -89,11 +130,12 @@ class SqliteControl(SqliteBase):
                 "INSERT INTO watermarks VALUES (?, ?, ?)",
                 [(row[0], shard, through_us) for shard in range(settings.shards)],
             )
+            # At once: whoever asked may be gone when this commits.
+            self._live.begin(row[0], through_us + 1)
+            self._watermarks[row[0]] = [through_us] * settings.shards
             return self._namespace(row)
 
         created: Namespace | None = await self._write(change)
-        if created is not None:
-            self._watermarks[created.id] = [through_us] * settings.shards
         return created
 
     async def update_namespace(
@@ -125,10 +167,17 @@ class SqliteControl(SqliteBase):
             if cursor.rowcount:
                 # At once, and not when it commits: no append of a later batch may pass.
                 self._watermarks.pop(namespace.id, None)
+                self._live.forget_namespace(namespace.id)
             return bool(cursor.rowcount)
 
-        deleted: bool = await self._write(change)
-        self._known.forget_namespace(namespace.id)
+        standing = self._watermarks.get(namespace.id)
+        try:
+            deleted: bool = await self._write(change)
+        except StoreUnavailableError:
+            if standing is not None:
+                # It was not deleted after all.
+                self._watermarks[namespace.id] = standing
+            raise
         return deleted
 
     async def counters(
@@ -186,12 +235,14 @@ class SqliteControl(SqliteBase):
             )
             connection.execute(f"DROP TABLE IF EXISTS {events_table(dataset.id, start_us)}")
 
+        before_us = self._dropped_before[dataset.id]
         self._slices[dataset.id] = slices[1:]
         self._dropped_before[dataset.id] = end_us
         try:
             await self._write(change)
         except StoreUnavailableError:
             self._slices[dataset.id] = slices
+            self._dropped_before[dataset.id] = before_us
             raise
 
     async def dropped_before(self, dataset: Dataset) -> int:
@@ -262,40 +313,24 @@ def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool
         " namespace, event_time, event_id, scope FROM resolutions WHERE event_time < ? LIMIT ?)",
         (horizon_us, _PURGE_ROWS),
     ).rowcount
-    gone = connection.execute(
-        "SELECT id, dataset FROM namespaces WHERE name IS NULL LIMIT 1"
-    ).fetchone()
+    gone = connection.execute("SELECT id FROM namespaces WHERE name IS NULL LIMIT 1").fetchone()
     if gone is None:
         return deleted >= _PURGE_ROWS
-    if not _purge_counters(connection, *gone):
+    if not _purge_counters(connection, gone[0]):
         for table in ("marks", "watermarks", "resolutions", "reservations"):
             connection.execute(f"DELETE FROM {table} WHERE namespace = ?", (gone[0],))
         connection.execute("DELETE FROM namespaces WHERE id = ?", (gone[0],))
     return True
 
 
-def _purge_counters(connection: sqlite3.Connection, namespace_id: int, dataset_id: int) -> bool:
-    """Delete some counters of a deleted namespace with all they have; False if none were left."""
+def _purge_counters(connection: sqlite3.Connection, namespace_id: int) -> bool:
+    """Delete some counters of a deleted namespace; False if none were left.
+
+    Their events go with their slices: ids are never used again, so nobody can ask for them.
+    """
     ids = connection.execute(
-        "SELECT id FROM counters WHERE namespace = ? LIMIT 100", (namespace_id,)
+        "SELECT id FROM counters WHERE namespace = ? LIMIT ?", (namespace_id, _PURGE_COUNTERS)
     ).fetchall()
-    tables = [
-        events_table(dataset_id, start)
-        for (start,) in connection.execute(
-            "SELECT start FROM slices WHERE dataset = ?", (dataset_id,)
-        )
-    ]
-    budget = _PURGE_ROWS
-    for (counter_id,) in ids:
-        for table in tables:
-            budget -= connection.execute(
-                f"DELETE FROM {table} WHERE (counter, event_time, event_id, item) IN (SELECT"
-                f" counter, event_time, event_id, item FROM {table} WHERE counter = ? LIMIT ?)",
-                (counter_id, budget),
-            ).rowcount
-            if budget <= 0:
-                return True
-        for table in ("windows", "pending"):
-            connection.execute(f"DELETE FROM {table} WHERE counter = ?", (counter_id,))
-        connection.execute("DELETE FROM counters WHERE id = ?", (counter_id,))
+    for table, column in (("windows", "counter"), ("pending", "counter"), ("counters", "id")):
+        connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", ids)
     return bool(ids)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from counter.storage.sqlite.events import SqliteEvents, scope_of
+from counter.storage.sqlite.appends import scope_of
+from counter.storage.sqlite.events import SqliteEvents
 from counter.types import Decision, Event, Namespace, Outcome
 
 

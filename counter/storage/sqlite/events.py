@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence, Set
-from itertools import islice
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
-from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
+from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX
 from counter.partitions import shard_of, slice_of
-from counter.ports import Clock
-from counter.storage.sqlite.base import ROWS_OF_ANY_NUMBER_MAX, SqliteBase, begin, bulk
+from counter.storage.sqlite.appends import SqliteAppends
 from counter.storage.sqlite.log import (
-    Row,
     counter_ids,
     fold_rows_of,
-    insert_rows,
-    make_counters,
     scan_rows,
-    select_rows,
+    spans_of,
 )
 from counter.storage.sqlite.schema import events_table
-from counter.types import AtomicMark, Dataset, Event, Fold, Mark, Namespace, Outcome, Slice, Written
-from counter.windows import accept_limit_at, window_of
+from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Slice, Written
 
 _NO_FOLD: Final = Fold(False, 0)
 
 
-class SqliteEvents(SqliteBase):
+class SqliteEvents(SqliteAppends):
     """See :class:`counter.ports.EventStore`."""
 
     transactional = True
-
-    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
-        super().__init__(directory, clock, datasets)
-        # One object for all calls: the lane tells jobs apart by their function.
-        self._appending = self._append
 
     async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
         await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
@@ -79,9 +67,18 @@ class SqliteEvents(SqliteBase):
         return result
 
     async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
-        spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
-        result: Sequence[Fold] = await self._reader.call((self._spans, (namespace, spans)))
-        return result
+        """From what the writer keeps of the tail; where that does not do, from the events."""
+        size_us = namespace.settings.rollup_window_us
+        known = [self._live.tail(namespace.id, size_us, name, after_us) for name, after_us in after]
+        spans = [
+            (name, after_us + 1, INT64_MAX)
+            for (name, after_us), fold in zip(after, known, strict=True)
+            if fold is None
+        ]
+        if not spans:
+            return [fold for fold in known if fold is not None]
+        read = iter(await self._reader.call((self._spans, (namespace, spans))))
+        return [next(read) if fold is None else fold for fold in known]
 
     async def scan(
         self,
@@ -93,249 +90,29 @@ class SqliteEvents(SqliteBase):
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
+        shard = shard_of(counter, namespace.settings.shards)
+        watermark_us = self._watermarks[namespace.id][shard]
+        span = (from_us, to_us if before is None else min(to_us, before.event_time_us + 1))
+
         def query(connection: sqlite3.Connection) -> list[Event]:
+            ids = counter_ids(connection, namespace.id, [counter])
+            if counter not in ids:
+                return []
+            size_us = namespace.settings.rollup_window_us
             found: list[Event] = []
-            for each in reversed(self._slices[namespace.dataset.id]):
-                if each.start_us < to_us and each.end_us > from_us and len(found) < limit:
-                    table = events_table(namespace.dataset.id, each.start_us)
-                    span = (from_us, to_us)
-                    wanted = limit - len(found)
-                    found += scan_rows(
-                        connection, table, namespace.id, counter, span, before, wanted
-                    )
+            for part in spans_of(connection, ids[counter], watermark_us, size_us, span):
+                for each in reversed(self._slices[namespace.dataset.id]):
+                    if each.start_us < part[1] and each.end_us > part[0] and len(found) < limit:
+                        table = events_table(namespace.dataset.id, each.start_us)
+                        key = (counter, ids[counter])
+                        wanted = limit - len(found)
+                        found += scan_rows(connection, table, key, part, before, wanted)
+                if len(found) == limit:
+                    break
             return found
 
         result: Sequence[Event] = await self._read(self._scanner, query)
         return result
-
-    # On the writer's thread.
-
-    def _append(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
-    ) -> list[Any]:
-        """The outcomes of each job, those of one namespace written together."""
-        groups: dict[int, list[int]] = {}
-        for index, (namespace, _) in enumerate(jobs):
-            groups.setdefault(namespace.id, []).append(index)
-        if len(groups) > 1:
-            begin(connection)
-        results: list[Any] = [None] * len(jobs)
-        for indices in groups.values():
-            namespace = jobs[indices[0]][0]
-            try:
-                events = [event for index in indices for event in jobs[index][1]]
-                written = iter(self._append_events(connection, now_us, namespace, events))
-                for index in indices:
-                    results[index] = list(islice(written, len(jobs[index][1])))
-            except (SliceMissingError, NamespaceUnknownError) as error:
-                # Nothing of the namespace is written yet: one job's missing slice spoils no other.
-                for index in indices:
-                    alone = [error] if len(indices) == 1 else None
-                    part = alone or self._append(connection, now_us, [jobs[index]])
-                    results[index] = part[0]
-        return results
-
-    def _append_events(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
-    ) -> Sequence[Written]:
-        """Write what is on time, one insert a table.
-
-        Raises SliceMissingError and NamespaceUnknownError before anything is written.
-        """
-        if not events:
-            return ()
-        late = self._late(connection, now_us, namespace, events)
-        if not any(late):
-            return self._insert(connection, namespace, events)
-        fresh = [event for event, out in zip(events, late, strict=True) if not out]
-        written = iter(self._insert(connection, namespace, fresh))
-        return [Written.LATE if out else next(written) for out in late]
-
-    def _insert(
-        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> Sequence[Written]:
-        if not events:
-            return ()
-        tables = self._tables(namespace, events)
-        rows = self._prepare(connection, namespace, events)
-        # One insert of few rows is a transaction by itself, and needs no other.
-        if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
-            begin(connection)
-        if len(tables) == 1:
-            return insert_rows(connection, tables[0], rows)
-        outcomes: dict[int, Written] = {}
-        for table in tables:
-            places = [
-                place
-                for place, event in enumerate(events)
-                if self._table(namespace, event.event_time_us) == table
-            ]
-            written = insert_rows(connection, table, [rows[place] for place in places])
-            outcomes.update(zip(places, written, strict=True))
-        return [outcomes[place] for place in range(len(rows))]
-
-    def _append_atomic(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
-    ) -> Written:
-        if any(self._late(connection, now_us, namespace, events)):
-            return Written.LATE
-        found = self._find(connection, namespace, events)
-        known = [each for each in found if each is not None]
-        if any(not a.same_payload(b) for a, b in zip(found, events, strict=True) if a is not None):
-            return Written.CONFLICT
-        if known:
-            invariant(len(known) == len(events), "half an atomic add is committed")
-            return Written.REPLAYED
-        self._insert(connection, namespace, events)
-        return Written.NEW
-
-    def _late(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
-    ) -> list[bool]:
-        """Whether each event may no longer be written: by age, by watermark, by a decision.
-
-        Raises NamespaceUnknownError.
-        """
-        watermarks = self._watermarks.get(namespace.id)
-        if watermarks is None:
-            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-        resolved_us = self._resolved_through_us
-        open_us = max(watermarks) + 1
-        if len(namespace.eras) == 1:
-            # Nearly always: one bound for all.
-            open_us = max(open_us, now_us - namespace.eras[0].accept_limit_us)
-            late = [event[1] < open_us for event in events]
-        else:
-            late = [
-                event[1] < max(open_us, now_us - accept_limit_at(namespace, event[1]))
-                for event in events
-            ]
-        if min(event[1] for event in events) <= resolved_us:
-            return [
-                out or (event[1] <= resolved_us and _is_void(connection, namespace, event))
-                for out, event in zip(late, events, strict=True)
-            ]
-        return late
-
-    def _prepare(
-        self,
-        connection: sqlite3.Connection,
-        namespace: Namespace,
-        events: Sequence[Event],
-    ) -> list[Row]:
-        """The row of each event; makes the counters and marks that are not there."""
-        ids = self._ids(connection, namespace, events)
-        window_us = namespace.settings.rollup_window_us
-        prepared: list[Row] = []
-        marks: dict[tuple[int, int, int, int, int], None] = {}
-        known: Set[int] = frozenset()
-        known_window_us = -1
-        for name, time_us, event_id, item, delta, clear, atom in events:
-            start_us = window_of(time_us, window_us)
-            if start_us != known_window_us:
-                known = self._known.marked(namespace.id, start_us)
-                known_window_us = start_us
-            counter_id = ids[name]
-            if counter_id not in known:
-                shard = shard_of(name, namespace.settings.shards)
-                marks[(namespace.id, shard, start_us, counter_id, 0)] = None
-            # A clear ignores its delta: it is no part of the payload.
-            worth = 0 if clear else delta
-            prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
-        if marks:
-            begin(connection)
-            bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
-            for _, _, start_us, counter_id, _ in marks:
-                self._known.learn_mark(namespace.id, start_us, counter_id)
-        return prepared
-
-    def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
-        """The tables of *events*, mostly one. Raises SliceMissingError."""
-        times = [event[1] for event in events]
-        first, last = self._table(namespace, min(times)), self._table(namespace, max(times))
-        if first == last:
-            return [first]
-        return list(dict.fromkeys(self._table(namespace, time_us) for time_us in times))
-
-    def _table(self, namespace: Namespace, time_us: int) -> str:
-        dataset_id = namespace.dataset.id
-        return events_table(dataset_id, slice_of(self._slices[dataset_id], time_us).start_us)
-
-    def _ids(
-        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> dict[str, int]:
-        known = self._known.ids(namespace.id)
-        missing = list(dict.fromkeys(event[0] for event in events if event[0] not in known))
-        if not missing:
-            return known
-        begin(connection)
-        make_counters(connection, namespace.id, missing)
-        found = counter_ids(connection, namespace.id, missing)
-        for name, counter_id in found.items():
-            self._known.learn_id(namespace.id, name, counter_id)
-        return {event[0]: known.get(event[0]) or found[event[0]] for event in events}
-
-    def _leave_marks(
-        self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]
-    ) -> None:
-        names = list(dict.fromkeys(mark.counter for mark in marks))
-        make_counters(connection, namespace.id, names)
-        ids = counter_ids(connection, namespace.id, names)
-        shards = namespace.settings.shards
-        bulk(
-            connection,
-            "INSERT OR IGNORE INTO marks",
-            [
-                (
-                    namespace.id,
-                    shard_of(m.counter, shards),
-                    m.window_us,
-                    ids[m.counter],
-                    m.recount_us,
-                )
-                for m in marks
-            ],
-        )
-
-    # On a reader's thread, or the writer's.
-
-    def _find(
-        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> list[Event | None]:
-        ids = counter_ids(connection, namespace.id, list({event.counter: 0 for event in events}))
-        found: list[Event | None] = [None] * len(events)
-        tables: dict[str, list[int]] = {}
-        for index, event in enumerate(events):
-            each = slice_of(self._slices[namespace.dataset.id], event.event_time_us)
-            if event.counter in ids:
-                table = events_table(namespace.dataset.id, each.start_us)
-                tables.setdefault(table, []).append(index)
-        for table, indices in tables.items():
-            keys = [
-                (i, ids[events[i].counter], events[i].event_time_us, events[i].event_id,
-                 events[i].item_key)
-                for i in indices
-            ]  # fmt: skip
-            for index, delta, clear, atom in select_rows(connection, table, keys):
-                found[index] = events[index]._replace(
-                    delta=delta, clear=bool(clear), atom=bytes.fromhex(atom) if atom else None
-                )
-        return found
 
     def _spans(
         self,
@@ -351,10 +128,10 @@ class SqliteEvents(SqliteBase):
                 groups.setdefault(key, {})[name] = None
         folds: dict[tuple[int, str, int, int], Fold] = {}
         for (namespace_id, dataset_id, first_us, last_us), wanted in groups.items():
-            names = list(wanted)
+            ids = counter_ids(connection, namespace_id, list(wanted))
             for each in self._slices_between(dataset_id, first_us, last_us):
                 table = events_table(dataset_id, each.start_us)
-                part = fold_rows_of(connection, table, namespace_id, names, first_us, last_us)
+                part = fold_rows_of(connection, table, ids, first_us, last_us)
                 for name, fold in part.items():
                     place = (namespace_id, name, first_us, last_us)
                     before = folds.get(place, _NO_FOLD)
@@ -372,17 +149,3 @@ class SqliteEvents(SqliteBase):
                 f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
             )
         return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
-
-
-def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:
-    outcome = connection.execute(
-        "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
-        " AND event_id = ? AND scope = ?",
-        (namespace.id, event.event_time_us, event.event_id, scope_of(event)),
-    ).fetchone()
-    return outcome is not None and outcome[0] == Outcome.VOID
-
-
-def scope_of(event: Event) -> str:
-    """What is a token's beside time and nonce: the counter, or "" for an atomic add."""
-    return event.counter if event.item_key == 0 else ""

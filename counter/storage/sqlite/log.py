@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from counter.storage.sqlite.base import begin, bulk, chunks, insert
@@ -88,69 +88,108 @@ def select_rows(
 def fold_rows_of(
     connection: sqlite3.Connection,
     table: str,
-    namespace_id: int,
-    names: Sequence[str],
+    ids: Mapping[str, int],
     first_us: int,
     last_us: int,
 ) -> dict[str, Fold]:
+    """The folds of the counters *ids* over ``[first, last]``: one pass over its events."""
     sql = (
-        "SELECT json_group_array(json_array(k, clears, high, low)) FROM ("
-        " SELECT j.key AS k, count(e.clear) AS clears, sum(e.delta >> 32) AS high,"
-        f" sum(e.delta & 4294967295) AS low {_COUNTERS_OF} CROSS JOIN {table} e"
-        " ON e.counter = c.id AND e.event_time BETWEEN ? AND ? GROUP BY j.key)"
+        "SELECT json_group_array(json_array(counter, clears, high, low)) FROM ("
+        " SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
+        f" sum(delta & 4294967295) AS low FROM {table} WHERE event_time BETWEEN ? AND ?"
+        " AND counter IN (SELECT value FROM json_each(?)) GROUP BY counter)"
     )
+    names = {counter_id: name for name, counter_id in ids.items()}
     folds: dict[str, Fold] = {}
-    parameters = (to_json(names), namespace_id, first_us, last_us)
-    for index, clears, high, low in one_json(connection, sql, parameters):
-        name = names[index]
+    parameters = (first_us, last_us, to_json(names))
+    for counter_id, clears, high, low in one_json(connection, sql, parameters):
+        name = names[counter_id]
         folds[name] = to_fold(clears, high, low)
         if clears:
-            later = _latest_clear(connection, table, namespace_id, name, first_us, last_us) + 1
-            after = fold_rows_of(connection, table, namespace_id, [name], later, last_us)
+            later_us = _latest_clear(connection, table, counter_id, first_us, last_us) + 1
+            after = fold_rows_of(connection, table, {name: counter_id}, later_us, last_us)
             folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
     return folds
 
 
 def _latest_clear(
-    connection: sqlite3.Connection,
-    table: str,
-    namespace_id: int,
-    name: str,
-    first_us: int,
-    last_us: int,
+    connection: sqlite3.Connection, table: str, counter_id: int, first_us: int, last_us: int
 ) -> int:
     (time_us,) = connection.execute(
-        f"SELECT max(e.event_time) FROM counters c JOIN {table} e ON e.counter = c.id"
-        " WHERE c.namespace = ? AND c.name = ? AND e.clear = 1 AND e.event_time BETWEEN ? AND ?",
-        (namespace_id, name, first_us, last_us),
+        f"SELECT max(event_time) FROM {table} WHERE counter = ? AND clear = 1"
+        " AND event_time BETWEEN ? AND ?",
+        (counter_id, first_us, last_us),
     ).fetchone()
     return int(time_us)
+
+
+def spans_of(
+    connection: sqlite3.Connection,
+    counter_id: int,
+    watermark_us: int,
+    size_us: int,
+    span: tuple[int, int],
+) -> Iterator[tuple[int, int]]:
+    """The parts of *span* that may hold events of a counter, latest first.
+
+    What is not rolled up yet is one part; before it, the windows that have a row are.
+    """
+    from_us, to_us = span
+    if to_us > watermark_us + 1:
+        yield max(from_us, watermark_us + 1), to_us
+    starts = connection.execute(
+        "SELECT start FROM windows WHERE counter = ? AND start > ? AND start < ?"
+        " ORDER BY start DESC",
+        (counter_id, from_us - size_us, min(to_us, watermark_us + 1)),
+    )
+    for (start_us,) in starts:
+        yield max(from_us, start_us), min(to_us, start_us + size_us)
 
 
 def scan_rows(
     connection: sqlite3.Connection,
     table: str,
-    namespace_id: int,
-    counter: str,
+    key: tuple[str, int],
     span: tuple[int, int],
     before: Event | None,
     limit: int,
 ) -> list[Event]:
-    ids = counter_ids(connection, namespace_id, [counter])
-    if counter not in ids:
-        return []
+    """Events of ``[from, to)`` in one table of a counter, given by name and id: latest first,
+    those after *before*."""
+    counter, counter_id = key
     where = ""
     extra: tuple[Any, ...] = ()
     if before is not None:
-        where = " AND event_time <= ? AND (event_time < ? OR (event_id, item) > (?, ?))"
+        where = " AND (event_time < ? OR (event_time = ? AND (event_id, item) > (?, ?)))"
         extra = (before[1], before[1], before[2], before[3])
     sql = (
         "SELECT json_group_array(json_array(event_time, hex(event_id), item, delta, clear,"
-        f" hex(atom))) FROM (SELECT * FROM {table} WHERE counter = ? AND event_time >= ?"
-        f" AND event_time < ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
+        f" hex(atom))) FROM (SELECT * FROM {table} WHERE event_time >= ? AND event_time < ?"
+        f" AND counter = ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
     )
-    found = one_json(connection, sql, (ids[counter], *span, *extra, limit))
+    found = one_json(connection, sql, (*span, counter_id, *extra, limit))
     return [
         Event(counter, t, bytes.fromhex(i), item, d, bool(c), bytes.fromhex(a) if a else None)
         for t, i, item, d, c, a in found
     ]
+
+
+def tail_rows(
+    connection: sqlite3.Connection, table: str, from_us: int, limit: int
+) -> list[tuple[int, Event]]:
+    """(namespace id, event without its id) of at most *limit* events of *from_us* or later."""
+    sql = (
+        "SELECT json_group_array(json_array(c.namespace, c.name, e.event_time, e.delta, e.clear))"
+        f" FROM (SELECT * FROM {table} WHERE event_time >= ? LIMIT ?) e"
+        " CROSS JOIN counters c ON c.id = e.counter"
+    )
+    return [
+        (namespace_id, Event(name, time_us, b"", 0, delta, bool(clear)))
+        for namespace_id, name, time_us, delta, clear in one_json(connection, sql, (from_us, limit))
+    ]
+
+
+def latest_event(connection: sqlite3.Connection, table: str) -> int:
+    """The time of the latest event of a table; 0 where it is empty."""
+    (time_us,) = connection.execute(f"SELECT max(event_time) FROM {table}").fetchone()
+    return time_us or 0

@@ -168,12 +168,14 @@ class SqliteRollups(SqliteBase):
                 "UPDATE watermarks SET through = max(through, ?) WHERE namespace = ? AND shard = ?",
                 (through_us, namespace.id, shard),
             )
+            # On this thread, because it alone changes the tail. What was passed before this is
+            # forgotten only now: reads that began before it are done by then.
+            self._live.forget(namespace.id, min(self._watermarks.get(namespace.id, (0,))))
 
         await self._write(change)
         through = self._watermarks.get(namespace.id)
         if through is not None:
             through[shard] = max(through[shard], through_us)
-            self._known.forget_marks(namespace.id, min(through))
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         await self._write(

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS watermarks (
     PRIMARY KEY (namespace, shard)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (
-    id INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, name TEXT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, namespace INTEGER NOT NULL, name TEXT NOT NULL,
     checkpoint_at INTEGER, checkpoint, settled_at INTEGER, settled,
     UNIQUE (namespace, name)
 );
@@ -85,7 +85,7 @@ EVENTS_DDL: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
     counter INTEGER NOT NULL, event_time INTEGER NOT NULL, event_id BLOB NOT NULL,
     item INTEGER NOT NULL, delta INTEGER NOT NULL, clear INTEGER, atom BLOB,
-    PRIMARY KEY (counter, event_time, event_id, item)
+    PRIMARY KEY (event_time, counter, event_id, item)
 ) WITHOUT ROWID
 """
 
