@@ -13,7 +13,7 @@ from counter.types import Token
 from tests.support.app import App, running, store_that_fails, store_that_stalls
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Rest, fresh, item
-from tests.support.times import MINUTE, SECOND, START_US
+from tests.support.times import MINUTE, SECOND
 
 Send = Callable[[Rest, Token], Awaitable[Any]]
 SENDS: dict[str, tuple[str, Send]] = {
@@ -259,32 +259,48 @@ async def test_a_full_database_refuses_writes_loses_nothing_and_heals(fast_dir: 
         assert sum(result["count"] for result in results) == added + 2
 
 
-async def test_what_a_failed_write_would_have_made_is_made_by_the_next(fast_dir: Path) -> None:
-    """Counters and marks of a write that was undone: taken for made, its events would never be
-    rolled up, or would be another counter's."""
+async def test_a_write_that_is_cut_off_anywhere_leaves_nothing_half_known(fast_dir: Path) -> None:
+    """Counters, marks and sums of a write that was undone: taken for made, its events would never
+    be rolled up, or would be another counter's."""
     async with running("sqlite", fast_dir) as app:
-        rest = app.rest
-        await rest.add("known", 1, fresh(app.clock.now_us()))
-        with without_room(app):
-            token, codes, names = fresh(app.clock.now_us()), {200}, [""]
-            while codes != {503}:
-                names = [f"{names[0]:.>200}{number}" for number in range(50)]
-                answer = await rest.batch_add([item(name, 1, token) for name in names])
-                codes = {result.get("status", 200) for result in answer.json()["results"]}
-        names.insert(0, "someone else")
-        answer = await rest.batch_add([item(name, 1, token) for name in names])
-        assert [result["replayed"] for result in answer.json()["results"]] == [False] * 51
-        for _ in range(2):
-            for name in names:
-                assert [event["delta"] for event in await rest.events(name)] == [1]
-            for staleness in ("0s", "1h"):
-                results = (await rest.batch_get(names, staleness)).json()["results"]
-                if staleness == "0s" or app.clock.now_us() > START_US:
-                    assert [result["count"] for result in results] == [1] * 51
+        rest, refused, names = app.rest, 0, []
+        for steps in range(1, 700, 6):
+            token = fresh(app.clock.now_us())
+            name, other = f"cut off {steps}", f"made instead {steps}"
+            for items in ([(name, 1)], [(name, 1), (f"{name} too", 1)]):
+                with cut_off_after(app, steps):
+                    answer = await rest.batch_add([item(each, n, token) for each, n in items])
+                results = answer.json()["results"]
+                assert {result.get("status", 200) for result in results} <= {200, 503}
+                refused += sum("status" in result for result in results)
+            with cut_off_after(app, steps):
+                answer = await rest.atomic_add([(f"{name} whole", 1)], token)
+            refused += answer.status_code == 503
+            names += [name, f"{name} too", f"{name} whole", other]
+            await rest.add(other, 1, token)
+            await rest.batch_add([item(each, 1, token) for each in (name, f"{name} too")])
+            assert (await rest.atomic_add([(f"{name} whole", 1)], token)).status_code == 200
+            app.clock.advance(SECOND)
+        assert refused > 100, "the sweep cuts through the middle of writes"
+        for staleness in ("0s", "1h"):
+            results = (await rest.batch_get(names, staleness)).json()["results"]
+            assert [each["counter"] for each in results if each["count"] != 1] == []
             app.clock.advance(MINUTE)
             await app.roll_up()
             await app.restart()
             rest = app.rest
+        for name in names:
+            assert len(await rest.events(name)) == 1
+
+
+@contextmanager
+def cut_off_after(app: App, steps: int) -> Iterator[None]:
+    """Interrupt the writer once, after so many steps of SQLite's machine."""
+    connection = app.store._writing
+    countdown = iter(range(steps))
+    connection.set_progress_handler(lambda: next(countdown, None) == steps - 1, 1)
+    yield
+    connection.set_progress_handler(None, 1)
 
 
 @contextmanager

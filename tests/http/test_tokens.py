@@ -7,7 +7,7 @@ import pytest
 from counter.tokens import derive
 from counter.types import Token
 from tests.support.app import App
-from tests.support.problems import assert_problem
+from tests.support.problems import MALFORMED, assert_problem
 from tests.support.rest import Rest, fresh, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
 

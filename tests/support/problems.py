@@ -6,6 +6,8 @@ from typing import Any, TypedDict
 import httpx
 
 MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
+#: Refusals that another send of the same token could turn into an answer carry the wait.
+WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
 
 
 class Malformed(TypedDict):
@@ -14,9 +16,6 @@ class Malformed(TypedDict):
     applied: None
     retry: str
 
-
-#: Refusals that another send of the same token could turn into an answer carry the wait.
-WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
 
 #: A malformed request wrote nothing, and is refused for ever. It says nothing of a token that it
 #: names: that may have been sent in good form before.
