@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from benchmarks import batch_adds, gets, memory, results, rollups, single_adds
-from benchmarks.harness import Bench, BenchError, MissingToolError
+from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
 from benchmarks.results import Report, Stamp
 
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
@@ -73,12 +73,14 @@ def main(
         quick=quick,
     )
     try:
+        if set(subjects) != {"rollups"}:
+            find_wrk()
         reports = [_run(bench, name) for name in subjects or SUBJECTS]
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
     except MissingToolError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 2
     finally:
         shutil.rmtree(place, ignore_errors=True)

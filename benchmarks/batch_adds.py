@@ -68,7 +68,8 @@ def _figures(size: int, durable: list[Load], none: list[Load]) -> list[Figure]:
 
 
 def _durable(bench: Bench, size: int) -> Load:
-    with counter_serve(bench, bench.fresh_folder("data"), *WINDOWS) as server:
+    data = bench.fresh_folder("data")
+    with counter_serve(bench, data, *WINDOWS) as server:
         warm, measured = (
             load(
                 server, "batches.lua", BASE, COUNTERS, size,
@@ -76,7 +77,7 @@ def _durable(bench: Bench, size: int) -> Load:
             )
             for seconds in (1.0 if bench.quick else WARM_S, bench.seconds)
         )  # fmt: skip
-        check_adds(server, BASE, COUNTERS, (warm, measured))
+        check_adds(bench, server, BASE, data, COUNTERS, (warm, measured))
         return measured
 
 

@@ -86,6 +86,7 @@ class Server:
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self._log_path = log
+        self._killed = False
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
@@ -181,8 +182,10 @@ class Server:
         return found
 
     def stop(self) -> None:
-        """End it as a user would. Raises BenchError unless it ends well."""
+        """End it as a user would, unless it was killed. Raises BenchError unless it ends well."""
         self.client.close()
+        if self._killed:
+            return
         self._process.terminate()
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
@@ -191,7 +194,8 @@ class Server:
         check(code == 0, f"the server ended with exit code {code}:\n{self.log()}")
 
     def kill(self) -> None:
-        """End it at once, if it still runs."""
+        """End it with SIGKILL, if it still runs."""
+        self._killed = True
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -256,6 +260,16 @@ class Load:
         )
 
 
+def find_wrk() -> str:
+    """The load generator. Raises MissingToolError, saying what to install."""
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        raise MissingToolError(
+            "wrk is needed and not there; install it (Debian, Ubuntu: apt-get install wrk)"
+        )
+    return wrk
+
+
 def load(
     server: Server,
     script: str,
@@ -265,12 +279,7 @@ def load(
     weight: int = 1,
 ) -> Load:
     """Load *server* with one of benchmarks/wrk/. Raises BenchError unless all went well."""
-    wrk = shutil.which("wrk")
-    if wrk is None:
-        raise MissingToolError(
-            "wrk is needed and not there; install it (Debian, Ubuntu: apt-get install wrk)"
-        )
-    command = [wrk, "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
+    command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
     command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(WRK_SCRIPTS / script)]
     command += [server.url, "--", secrets.token_hex(8), *map(str, arguments)]
     before_s, client_before_s = server.cpu_s(), _children_cpu_s()
@@ -303,9 +312,12 @@ def _children_cpu_s() -> float:
     return times.children_user + times.children_system
 
 
-def check_adds(server: Server, base: str, counters: int, loads: Sequence[Load]) -> None:
+def check_adds(
+    bench: Bench, server: Server, base: str, data: Path, counters: int, loads: Sequence[Load]
+) -> None:
     """Every acknowledged add of *loads* is counted once, one without an answer at most once, and
-    nothing else is: the counts, read exactly, are what the server says it took for new."""
+    nothing else is: the counts, read exactly, are what the server says it took for new. And they
+    are on disk: the server is killed, and another one must count the same."""
     tally = server.settled_tally()
     acknowledged = sum(each.requests * each.weight for each in loads)
     sent = sum(each.sent * each.weight for each in loads)
@@ -317,6 +329,10 @@ def check_adds(server: Server, base: str, counters: int, loads: Sequence[Load]) 
         acknowledged <= counted <= sent,
         f"{counted} counted, {acknowledged} acknowledged, {sent} sent",
     )
+    server.kill()
+    with counter_serve(bench, data) as again:
+        recounted = sum(again.counts(base, counter_names(counters), "0s").values())
+    check(recounted == counted, f"{counted} counted, {recounted} after kill -9 and a restart")
 
 
 def check_answers(server: Server, loads: Sequence[Load]) -> None:

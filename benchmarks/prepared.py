@@ -137,7 +137,10 @@ def _load(path: Path, namespace: Namespace, slices: Sequence[Slice], shape: Shap
         _plan_bursts(connection, namespace, slices, shape)
         loaded = sum(_load_events(connection, namespace, each) for each in slices)
         check(loaded == shape.events, f"{loaded} events were loaded, not {shape.events}")
-        connection.execute("INSERT INTO windows SELECT counter, start, 0, events FROM bursts")
+        connection.execute(
+            "INSERT INTO windows SELECT counter, start, 0, events FROM bursts"
+            " ORDER BY counter, start"
+        )
         connection.execute(
             "UPDATE namespaces SET created_at = ? WHERE id = ?",
             (slices[0].start_us - DAY, namespace.id),
@@ -175,15 +178,15 @@ def _plan_bursts(
     windows = (namespace.created_at_us - 60 * SECOND - begin_us) // size_us
     connection.execute(
         "CREATE TEMP TABLE bursts (counter INTEGER, start INTEGER, events INTEGER,"
-        " PRIMARY KEY (counter, start)) WITHOUT ROWID"
+        " PRIMARY KEY (start, counter)) WITHOUT ROWID"
     )
     # What a counter has beyond its settled fold, in bursts of one window each.
     connection.execute(
-        "INSERT INTO bursts SELECT c.id, ? + ? * (b.n * span + c.id * 7919 % span), ?"
+        "INSERT INTO bursts SELECT c.id, ? + ? * (b.n * span + c.id * 7919 % span) AS at, ?"
         " FROM (SELECT id, (checkpoint - settled) / ? AS bursts,"
         "  max(1, ? / max(1, (checkpoint - settled) / ?)) AS span"
         "  FROM counters WHERE namespace = ? AND checkpoint > settled) c"
-        " CROSS JOIN numbers b ON b.n < c.bursts",
+        " CROSS JOIN numbers b ON b.n < c.bursts ORDER BY at, c.id",
         (begin_us, size_us, BURST, BURST, windows, BURST, namespace.id),
     )
     connection.execute(
@@ -198,8 +201,9 @@ def _load_events(connection: sqlite3.Connection, namespace: Namespace, each: Sli
     table = events_table(namespace.dataset.id, each.start_us)
     cursor = connection.execute(
         f"INSERT INTO {table} SELECT b.counter, b.start + n.n * ?, randomblob(16), 0, 1, NULL, NULL"  # noqa: S608
-        " FROM bursts b CROSS JOIN numbers n ON n.n < b.events"
-        " WHERE b.start >= ? AND b.start < ? ORDER BY b.counter, b.start, n.n",
-        (_EVENT_STEP_US, each.start_us, each.end_us),
+        " FROM (SELECT DISTINCT start FROM bursts WHERE start >= ? AND start < ?) s"
+        " CROSS JOIN numbers n ON n.n < ? CROSS JOIN bursts b ON b.start = s.start"
+        " WHERE n.n < b.events",
+        (_EVENT_STEP_US, each.start_us, each.end_us, BURST),
     )
     return cursor.rowcount

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -186,17 +187,26 @@ def write_document() -> None:
 
 def _conditions(folder: Path) -> tuple[tuple[str, str], ...]:
     """What the figures depend on: machine, versions, and how long the disk takes to be sure."""
-    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
     return (
         ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("Python", platform.python_version()),
         ("SQLite", sqlite3.sqlite_version),
         *((name, version(name)) for name in _LIBRARIES),
-        ("wrk", wrk.split()[1] if wrk else "none"),
+        ("wrk", _wrk_version()),
         ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
         ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
     )
+
+
+def _wrk_version() -> str:
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        return "none"
+    # It tells its version and ends with an error code.
+    return subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split()[
+        1
+    ]
 
 
 def _others_cpu_s() -> float:

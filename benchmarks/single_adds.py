@@ -76,13 +76,14 @@ def _figures(
 
 
 def _durable(bench: Bench, connections: int) -> Load:
-    with counter_serve(bench, bench.fresh_folder("data"), *WINDOWS) as server:
+    data = bench.fresh_folder("data")
+    with counter_serve(bench, data, *WINDOWS) as server:
         warm_s = 1.0 if bench.quick else WARM_S
         warm = load(server, "adds.lua", BASE, COUNTERS, connections=connections, seconds=warm_s)
         measured = load(
             server, "adds.lua", BASE, COUNTERS, connections=connections, seconds=bench.seconds
         )
-        check_adds(server, BASE, COUNTERS, (warm, measured))
+        check_adds(bench, server, BASE, data, COUNTERS, (warm, measured))
         return measured
 
 
