@@ -54,10 +54,13 @@ class Reply(NamedTuple):
 
     async def send(self, send: Send) -> None:
         """Send it over ASGI."""
-        head = [*self.headers]
+        head: list[tuple[bytes, bytes]] = []
         if self.status != NO_CONTENT:
-            head.append((b"content-type", self.content_type))
-            head.append((b"content-length", b"%d" % len(self.body)))
+            head = [
+                (b"content-type", self.content_type),
+                (b"content-length", b"%d" % len(self.body)),
+            ]
+        head += self.headers
         await send({"type": "http.response.start", "status": self.status, "headers": head})
         await send({"type": "http.response.body", "body": self.body})
 

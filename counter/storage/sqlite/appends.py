@@ -89,6 +89,7 @@ class SqliteAppends(SqliteBase):
             return ()
         tables = self._tables(namespace, events)
         rows = self._prepare(connection, namespace, events)
+        self._live.expect(namespace, events)
         # One insert of few rows is a transaction by itself, and needs no other.
         if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
             begin(connection)

@@ -174,11 +174,19 @@ class SqliteControl(SqliteBase):
         try:
             deleted: bool = await self._write(change)
         except StoreUnavailableError:
-            if standing is not None:
-                # It was not deleted after all.
+            if standing is not None and await self._is_there(namespace):
+                # It was not deleted after all; a commit that reports an error may be on disk.
                 self._watermarks[namespace.id] = standing
             raise
         return deleted
+
+    async def _is_there(self, namespace: Namespace) -> bool:
+        sql = "SELECT count(*) FROM namespaces WHERE id = ? AND name IS NOT NULL"
+        found: int = await self._read(
+            self._reader,
+            lambda connection: connection.execute(sql, (namespace.id,)).fetchone()[0],
+        )
+        return found > 0
 
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int

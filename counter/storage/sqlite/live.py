@@ -61,6 +61,7 @@ class LiveTail:
         self._held_from: dict[int, int] = {}
         self._count = 0
         self._fresh: list[tuple[Namespace, Sequence[Event]]] = []
+        self._expected: list[tuple[Namespace, Sequence[Event]]] = []
 
     def begin(self, namespace_id: int, from_us: int) -> None:
         """Nothing is committed at or after *from_us* but what will be told."""
@@ -71,6 +72,10 @@ class LiveTail:
         """What is known of a window, whole or not."""
         return self._windows.get(namespace_id, {}).get(window_us, _NONE)
 
+    def expect(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """*events* are about to be written; which of them are new is told after it."""
+        self._expected.append((namespace, events))
+
     def tell(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """*events* are new in the transaction under way."""
         self._fresh.append((namespace, events))
@@ -78,12 +83,16 @@ class LiveTail:
     def commit(self) -> None:
         for namespace, events in self._fresh:
             self.add(namespace.id, namespace.settings.rollup_window_us, events)
-        self._fresh = []
+        self._fresh, self._expected = [], []
         while self._count > _SUMS_MAX:
             self._drop_largest()
 
     def rollback(self) -> None:
-        self._fresh = []
+        """The transaction failed, and nobody knows how far: a commit that reports an error may be on
+        disk. The windows that it was about are read from the events from now on."""
+        for namespace, events in self._expected:
+            self.forget(namespace.id, max(event[1] for event in events))
+        self._fresh, self._expected = [], []
 
     def add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         """Take committed events in."""
