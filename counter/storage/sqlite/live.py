@@ -88,8 +88,8 @@ class LiveTail:
             self._drop_largest()
 
     def rollback(self) -> None:
-        """The transaction failed, and nobody knows how far: a commit that reports an error may be on
-        disk. The windows that it was about are read from the events from now on."""
+        """The transaction failed, and nobody knows how far: a commit that reports an error may be
+        on disk. The windows that it was about are read from the events from now on."""
         for namespace, events in self._expected:
             self.forget(namespace.id, max(event[1] for event in events))
         self._fresh, self._expected = [], []
