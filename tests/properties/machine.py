@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +20,7 @@ from hypothesis.stateful import (
 
 from counter.types import Token
 from tests.properties.judge import Bounds, Judge
-from tests.support.app import App, store_that_fails
+from tests.support.app import App, bounds_of_a_few, store_that_fails
 from tests.support.model import Model, Send
 from tests.support.rest import Rest, item
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, to_us
@@ -68,6 +69,7 @@ class CounterMachine(RuleBasedStateMachine):
         parent = memory if memory.is_dir() else None
         self.directory = Path(tempfile.mkdtemp(prefix="counter-machine-", dir=parent))
         self.runner = asyncio.Runner()
+        self.patches = ExitStack()
         self.atomics = 0
         self.keys: dict[tuple[str, str], tuple[int, int]] = {}
         self.tried: set[str] = set()
@@ -79,8 +81,11 @@ class CounterMachine(RuleBasedStateMachine):
         counter_type=st.sampled_from(["ACCURATE", "EVENTUAL"]),
         shards=st.sampled_from([1, 3]),
         minutes=st.sampled_from([0, 12]),
+        forgetful=st.booleans(),
     )
-    def start(self, counter_type: str, shards: int, minutes: int) -> None:
+    def start(self, counter_type: str, shards: int, minutes: int, forgetful: bool) -> None:
+        if forgetful:
+            self.patches.enter_context(bounds_of_a_few())
         self.run(self._start(counter_type, shards))
         self.sleep(minutes)
 
@@ -100,6 +105,7 @@ class CounterMachine(RuleBasedStateMachine):
             if hasattr(self, "app"):
                 self.run(self.app.stop())
             self.runner.close()
+            self.patches.close()
             shutil.rmtree(self.directory)
 
     @property

@@ -97,6 +97,19 @@ async def running(storage: str, directory: Path, *, small: bool = False) -> Asyn
 
 
 @contextmanager
+def bounds_of_a_few() -> Iterator[None]:
+    """Have what is kept in memory, or read at once, hold next to nothing: all of it is bounded, and
+    what happens at the bound must not wait for a million counters."""
+    with (
+        patch("counter.storage.sqlite.live._IDS_MAX", 2),
+        patch("counter.storage.sqlite.live._SUMS_MAX", 3),
+        patch("counter.marks._REMEMBERED_MAX", 2),
+        patch("rollup.worker._MARKS_PER_READ", 2),
+    ):
+        yield
+
+
+@contextmanager
 def store_that_fails(app: App, method: str, *, after: bool = False) -> Iterator[None]:
     """Have calls of the store's *method* fail: before they do anything, or *after* they did it."""
     works = getattr(app.store, method)
