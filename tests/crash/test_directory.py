@@ -193,7 +193,11 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_heals(tmp_path: Path, 
 
         await eventually(heals, "adds are taken again once there is room")
         assert await rest.count("full") == added + 1
-        assert (await rest.http.get("/readyz")).status_code == 200
+
+        async def is_ready() -> bool:
+            return (await rest.http.get("/readyz")).status_code == 200
+
+        await eventually(is_ready, "the rollup has worked again too")
         assert await server.stop() == 0
         await server.start()
         async with server.client() as again:
