@@ -45,7 +45,7 @@ class RollupWorker:
         clock: Clock,
         namespaces: Namespaces,
         *,
-        batch_counters: int = 256,
+        batch_counters: int = 1_000,
     ) -> None:
         self._store = store
         self._cache = cache
