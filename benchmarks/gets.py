@@ -22,7 +22,7 @@ from benchmarks.harness import (
     variant,
 )
 from benchmarks.prepared import BASE, Shape, many_events, name_of, prepare
-from benchmarks.results import Figure, Report, median, ratios, spread
+from benchmarks.results import Figure, Report, median, ratios
 from counter.clock import to_rfc3339
 from counter.tokens import TokenGenerator
 
@@ -106,21 +106,24 @@ def _figures(
         "gets a CPU second of a hot counter, of a bare route",
         median(of_bare),
         at_least=_HOT_TARGET,
-        note=f"hot {_rates(hot)}; bare {_rates(bare)}; rounds {spread(of_bare)}",
+        rounds=tuple(of_bare),
+        note=f"hot {_rates(hot)}; bare {_rates(bare)}",
     )
     of_idle = _cpu(hot, idle)
     yield Figure(
         "CPU of a get of one idle counter again and again, of the hot one's",
         median(of_idle),
         at_most=_RANDOM_TARGET,
-        note=f"{_rates(idle)}; rounds {spread(of_idle)}",
+        rounds=tuple(of_idle),
+        note=_rates(idle),
     )
     of_random = _cpu(hot, scattered)
     yield Figure(
         "CPU of a get of random counters, of the hot one's",
         median(of_random),
         at_most=_RANDOM_TARGET,
-        note=f"{_rates(scattered)}; rounds {spread(of_random)}",
+        rounds=tuple(of_random),
+        note=_rates(scattered),
     )
 
 

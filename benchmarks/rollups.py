@@ -23,7 +23,7 @@ from benchmarks.prepared import (
     prepare,
     settings_for,
 )
-from benchmarks.results import Figure, Report, median, ratios, spread
+from benchmarks.results import Figure, Report, median, ratios
 from counter.clock import SystemClock
 from counter.limits import BATCH_ITEMS_MAX
 from counter.namespaces import Namespaces
@@ -214,10 +214,10 @@ async def _rate(bench: Bench) -> Figure:
         median(rates),
         "/s",
         at_least=_EVENTS_PER_S_TARGET,
+        rounds=tuple(rates),
         note=(
             f"{len(names):,} events of {len(set(names)):,} counters, {pairs:,} dirty windows;"
-            f" {median([x.events / x.cpu_s for x in rounds]):,.0f} a CPU second;"
-            f" rounds {spread(rates)}"
+            f" {median([x.events / x.cpu_s for x in rounds]):,.0f} a CPU second"
         ),
     )
 
@@ -266,11 +266,11 @@ def _cost(what: str, base: Sequence[Rolled], beside: Sequence[Rolled]) -> Figure
         what,
         median(wall),
         at_most=_COST_TARGET,
+        rounds=tuple(wall),
         note=(
             f"{median([x.seconds for x in beside]):.3f} s against"
             f" {median([x.seconds for x in base]):.3f} s for {base[0].events:,} events"
-            f" ({median([x.per_s for x in base]):,.0f}/s); CPU {median(cpu):.2f};"
-            f" rounds {spread(wall)}"
+            f" ({median([x.per_s for x in base]):,.0f}/s); CPU {median(cpu):.2f}"
         ),
     )
 
@@ -281,9 +281,10 @@ def _append_cost(what: str, base: Sequence[Rolled], beside: Sequence[Rolled]) ->
     return Figure(
         what,
         median(wall),
+        rounds=tuple(wall),
         note=(
             f"{median([x.append_s for x in beside]):.2f} s against"
             f" {median([x.append_s for x in base]):.2f} s for {base[0].events:,} events in commits"
-            f" of {BATCH_ITEMS_MAX:,}; CPU {median(cpu):.2f}; rounds {spread(wall)}"
+            f" of {BATCH_ITEMS_MAX:,}; CPU {median(cpu):.2f}"
         ),
     )
