@@ -73,7 +73,9 @@ class CounterRoutes:
         """Read one counter."""
         namespace = self._service.namespaces.get(call.namespace)
         max_staleness_us = _staleness(call)
-        (count,) = await self._service.get(namespace, (call.counter,), max_staleness_us)
+        count = self._service.peek(namespace, call.counter, max_staleness_us)
+        if count is None:
+            (count,) = await self._service.get(namespace, (call.counter,), max_staleness_us)
         return Reply(200, count_text(namespace, count).encode())
 
     async def batch_get(self, call: Call) -> Reply:
@@ -182,6 +184,8 @@ def _hex_of(text: str) -> str:
 
 
 def _staleness(call: Call) -> int | None:
+    if not call.scope["query_string"]:
+        return None
     text = call.query("max_staleness").get("max_staleness")
     if text is None:
         return None

@@ -311,6 +311,10 @@ class Cache(Protocol):
         self, namespace: Namespace, counters: Sequence[str]
     ) -> Sequence[Checkpoint | None]: ...
 
+    def peek(self, namespace: Namespace, counter: str) -> Checkpoint | None:
+        """What is known without asking anyone: an entry within the process, or None."""
+        ...
+
     async def put_many(
         self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
     ) -> None:

@@ -24,7 +24,7 @@ EMPTY_HEAD: Final = Head(_NEVER, _NEVER)
 _ATTEMPTS_MAX: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Count:
     """A count and the instant it is exact as of."""
 
@@ -63,6 +63,25 @@ class CountReader:
         self._store = store
         self._cache = cache
         self._clock = clock
+
+    def peek(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count | None:
+        """The count of *counter*, if this process holds one that is fresh enough: nothing is asked,
+        so nothing is waited for. None where :meth:`read` must look further."""
+        counter_type = namespace.settings.counter_type
+        if counter_type is CounterType.BEST_EFFORT or max_staleness_us == 0:
+            return None
+        if max_staleness_us is None and counter_type is CounterType.ACCURATE:
+            return None
+        entry = self._cache.peek(namespace, counter)
+        if entry is None:
+            return None
+        if max_staleness_us is not None:
+            oldest_us = self._clock.now_us() - max_staleness_us
+            if entry.time_us < oldest_us + namespace.dataset.clock_skew_max_us:
+                return None
+        return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
 
     async def read(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None

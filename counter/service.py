@@ -171,6 +171,12 @@ class CounterService:
             lambda token: self._submit_atomic(namespace, _atomic_events(items, token)),
         )
 
+    def peek(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count | None:
+        """The count of *counter*, if it is at hand; None where :meth:`get` must look further."""
+        return self.reader.peek(namespace, counter, max_staleness_us)
+
     async def get(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
     ) -> list[Count]:

@@ -37,6 +37,9 @@ class MemoryCache:
         now_us = self._clock.boottime_us()
         return [self._get(namespace, counter, now_us) for counter in counters]
 
+    def peek(self, namespace: Namespace, counter: str) -> Checkpoint | None:
+        return self._get(namespace, counter, self._clock.boottime_us())
+
     async def put_many(
         self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
     ) -> None:

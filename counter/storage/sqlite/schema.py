@@ -20,7 +20,8 @@ from counter.types import Fold
 
 SCHEMA_VERSION: Final = 1
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
-_PAGE_CACHE_KIB: Final = 16_384
+#: A reader's, and the writer's. Beyond it there is the kernel's cache.
+_PAGE_CACHE_KIB: Final = (4_096, 16_384)
 #: Pages of 4 KiB in the log before they are written to the database: a page that many commits
 #: touch is then written there once.
 _WAL_PAGES: Final = 4_000
@@ -105,7 +106,7 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=256,
     )
-    connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
+    connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB[writer]}")
     if writer:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
