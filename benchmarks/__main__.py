@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,7 +60,8 @@ def main(
     if render:
         results.write_document()
         return 0
-    console = Console(stderr=False)
+    # In a log there is no terminal to ask for its width, and 80 columns break the table.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     unknown = [name for name in subjects if name not in SUBJECTS]
     if unknown:
         console.print(f"there is no {unknown[0]!r}; there are: {', '.join(SUBJECTS)}", markup=False)
