@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     request_timeout: Duration = Field(
         default=limits.REQUEST_TIMEOUT_US, ge=limits.MILLISECOND, le=limits.HOUR
     )
-    cache_entries_max: int = Field(default=50_000, ge=1, le=10_000_000)
+    cache_entries_max: int = Field(default=25_000, ge=1, le=10_000_000)
 
     def dataset(self) -> Dataset:
         """The dataset ``default`` as the first start on a data directory makes it."""

@@ -16,7 +16,7 @@ from counter.types import Event, Fold, Namespace
 from counter.windows import window_of
 
 _IDS_MAX: Final = 50_000
-_SUMS_MAX: Final = 200_000
+_SUMS_MAX: Final = 100_000
 _NONE: Final[Mapping[str, int | None]] = {}
 
 

@@ -21,7 +21,7 @@ from counter.types import Fold
 SCHEMA_VERSION: Final = 1
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: A reader's, and the writer's. Beyond it there is the kernel's cache.
-_PAGE_CACHE_KIB: Final = (4_096, 16_384)
+_PAGE_CACHE_KIB: Final = (4_096, 8_192)
 #: Pages of 4 KiB in the log before they are written to the database: a page that many commits
 #: touch is then written there once.
 _WAL_PAGES: Final = 4_000
