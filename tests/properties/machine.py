@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     initialize,
+    invariant,
     multiple,
     rule,
 )
@@ -307,6 +308,14 @@ class CounterMachine(RuleBasedStateMachine):
     @rule(wanted=st.lists(counters, min_size=1, max_size=3), max_staleness=staleness)
     def read(self, wanted: list[str], max_staleness: int | None) -> None:
         self.run(self._read(wanted, max_staleness))
+
+    @invariant()
+    def accurate_reads_are_exact(self) -> None:
+        """After every step, whatever it was."""
+        answer = self.run(self.rest.batch_get(COUNTERS))
+        assert answer.status_code == 200, answer.text
+        for body in answer.json()["results"]:
+            self.judge.read(self.now_us, body, 0)
 
     async def _read(self, wanted: list[str], max_staleness: int | None) -> None:
         text = None if max_staleness is None else f"{max_staleness}us"
