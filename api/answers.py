@@ -75,7 +75,7 @@ def count_text(namespace: Namespace, count: Count) -> str:
     return (
         f'{{"namespace":"{namespace.name}","counter":{json_text(count.counter)},'
         f'"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}",'
-        f'"accuracy":"{count.accuracy}"{extra}}}'
+        f'"accuracy":"{count.accuracy.value}"{extra}}}'
     )
 
 

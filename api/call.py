@@ -213,4 +213,6 @@ def counter_of_segment(segment: bytes) -> str:
 @lru_cache(maxsize=8_192)
 def json_text(text: str) -> str:
     """*text* as a JSON string."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
     return json.dumps(text, ensure_ascii=False)

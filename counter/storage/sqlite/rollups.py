@@ -207,8 +207,9 @@ def _select_heads(
 ) -> dict[str, Head]:
     sql = (
         "SELECT json_group_array(json_array(j.key, c.checkpoint_at, c.checkpoint, c.settled_at,"
-        " c.settled, (SELECT json_group_array(json_array(p.recount, p.start)) FROM pending p"
-        " WHERE p.counter = c.id)))"
+        " c.settled, iif((SELECT 1 FROM pending LIMIT 1) IS NULL, NULL, (SELECT"
+        " json_group_array(json_array(p.recount, p.start)) FROM pending p"
+        " WHERE p.counter = c.id))))"
         " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
     )
     heads: dict[str, Head] = {}
@@ -219,7 +220,7 @@ def _select_heads(
             heads[names[index]] = Head(
                 Checkpoint(time_us or 0, int(count or 0)),
                 Checkpoint(settled_us or 0, int(settled or 0)),
-                tuple(Pending(*each) for each in pending),
+                tuple(Pending(*each) for each in pending or ()),
             )
     return heads
 
