@@ -1,0 +1,117 @@
+"""What is odd on the wire: it is answered truly or not at all, and opens no way around a check."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import pytest_asyncio
+
+from tests.support.app import running
+from tests.support.rest import fresh
+from tests.support.server import Server, serving
+from tests.support.times import MINUTE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ADD = b"POST /v1/namespaces/default/counters/c/add HTTP/1.1\r\nhost: localhost\r\n"
+TYPE = b"content-type: application/json\r\n"
+KEY = b"idempotency-key: order-1\r\n"
+BODY = b'{"delta": 1}'
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    path: Path = tmp_path_factory.mktemp("wire")
+    async with serving(path / "data", path / "logs", request_timeout="1s") as server:
+        yield server
+
+
+async def told(server: Server, sent: bytes) -> bytes:
+    """All that comes back on a connection of its own, until the service closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    writer.write(sent)
+    async with asyncio.timeout(30):
+        received = await reader.read()
+    writer.close()
+    return received
+
+
+async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> None:
+    """A refusal of the junk would be taken for the answer to the add, which counts."""
+    received = await told(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
+    assert b"HTTP/1.1 400" not in received
+
+
+async def test_an_encoded_prefix_leads_past_no_check(server: Server) -> None:
+    line = b"POST /%761/namespaces/default/counters/a%0Ab/add HTTP/1.1\r\nhost: localhost\r\n"
+    received = await told(server, line + TYPE + KEY + LENGTH + b"connection: close\r\n\r\n" + BODY)
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"invalid_parameter" in received
+
+
+async def test_a_head_without_end_is_refused(server: Server) -> None:
+    received = await told(server, ADD + b"x: " + b"a" * 100_000)
+    assert received.startswith(b"HTTP/1.1 431")
+    assert b"head_too_large" in received
+
+
+async def test_an_upgrade_hides_no_request_in_its_body(server: Server) -> None:
+    hidden = ADD.replace(b"/c/", b"/hidden/") + TYPE + KEY + LENGTH + b"\r\n" + BODY
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(hidden)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    writer.write(ADD + TYPE + upgrade)
+    async with asyncio.timeout(30):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        writer.write(hidden)
+        assert b"HTTP/1.1 200" not in await reader.read()
+    writer.close()
+    get = b"GET /v1/namespaces/default/counters/hidden HTTP/1.1\r\nhost: localhost\r\n"
+    assert b'"count":0' in await told(server, get + b"connection: close\r\n\r\n")
+
+
+async def test_the_reply_to_a_head_request_comes_at_once(server: Server) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    writer.write(b"HEAD /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    async with asyncio.timeout(30):
+        head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 ")
+    assert b"connection: close" not in head
+
+
+async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothing(
+    tmp_path: Path,
+) -> None:
+    """Paused there for longer than a window takes to close, the event would be in no count."""
+    async with running("memory", tmp_path) as app:
+        clock, mark = app.clock, app.store.mark
+
+        async def marks(*arguments: object) -> None:
+            await mark(*arguments)
+            for name in ("now_us", "boottime_us"):
+                stops = patch.object(clock, name, pausing(getattr(clock, name)))
+                stops.start()
+                patches.append(stops)
+
+        def pausing(reads: object) -> object:
+            def read() -> int:
+                for each in patches:
+                    each.stop()
+                patches.clear()
+                instant_us: int = reads()  # type: ignore[operator]
+                clock.advance(MINUTE)
+                return instant_us
+
+            return read
+
+        patches: list = []  # type: ignore[type-arg]
+        token = fresh(clock.now_us())
+        with patch.object(app.store, "mark", marks):
+            answer = await app.rest.add("c", 1, token)
+        assert answer.json()["code"] == "write_timeout"
+        assert (await app.rest.add("c", 1, token)).status_code == 410
+        assert await app.rest.count("c") == 0
