@@ -6,7 +6,6 @@ from typing import Final
 
 from counter.errors import invariant
 
-MICROSECOND: Final = 1
 MILLISECOND: Final = 1_000
 SECOND: Final = 1_000_000
 MINUTE: Final = 60 * SECOND
