@@ -69,16 +69,19 @@ def retry_after_s(error: CounterError) -> int | None:
 
 def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidBodyError:
     """What is wrong with a body: each field, its value and the bound it breaks."""
+    wrong = error.errors(include_url=False, include_context=False)[:_FIELDS_MAX]
     found = [
         {
             "field": ".".join(map(str, (*at, *each["loc"]))) or "body",
             "message": each["msg"],
             "value": _shown(each["input"]) if each["type"] != "missing" else None,
         }
-        for each in error.errors(include_url=False, include_context=False)[:_FIELDS_MAX]
+        for each in wrong
     ]
     first = found[0]
     value = "" if first["value"] is None else f" (it is {first['value']})"
+    if wrong[0]["type"].endswith("_type") and isinstance(wrong[0]["input"], str):
+        value = f" (it is the text {first['value']!r})"
     return InvalidBodyError(f"{first['field']}: {first['message']}{value}", errors=found)
 
 
