@@ -221,6 +221,20 @@ class StoreUnavailableError(UnavailableError):
     title = "The store cannot be read or written"
 
 
+class CacheUnavailableError(UnavailableError):
+    """The cache failed, or cannot be reached: best-effort counters live in it alone."""
+
+    code = "cache_unavailable"
+    title = "The cache cannot be read or written"
+
+
+class ClockSkewError(UnavailableError):
+    """This process's clock is too far from the store's: what it wrote could be lost to a rollup."""
+
+    code = "clock_skew"
+    title = "The server's clock is wrong"
+
+
 class WriteTimeoutError(UnavailableError):
     """The write may have landed, or may yet: send the same token again to learn it."""
 

@@ -10,23 +10,26 @@ The rules that adapters keep (tests/contracts holds each of them to these):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from counter.types import (
     AtomicMark,
     Checkpoint,
+    ClockReading,
     CounterUpdate,
     Dataset,
     Decision,
     Event,
     Fold,
+    Guarded,
     Head,
     Mark,
     Namespace,
     NamespaceSettings,
     Pending,
     Slice,
+    TokenBlock,
     WindowRow,
     Written,
 )
@@ -277,9 +280,9 @@ class ControlPlane(Protocol):
         """Events earlier than this instant are gone; 0 while none is."""
         ...
 
-    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
-        """The store's own 8 bytes, and the first of *count* sequence numbers that are leased to
-        nobody else, ever; later leases are higher."""
+    async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
+        """*count* sequence numbers that are leased to nobody else, ever: later leases are higher,
+        and their time is *now_us*, or that of the latest lease where this is later."""
         ...
 
     async def purge(self, now_us: int) -> bool:
@@ -288,7 +291,33 @@ class ControlPlane(Protocol):
         ...
 
 
-class Store(EventStore, RollupStore, DecisionStore, ControlPlane, Protocol):
+class LeaseStore(Protocol):
+    """Who does which part of the background work. Leases only spare duplicate work: nothing that
+    is written depends on them."""
+
+    async def heartbeat(self, worker: str, ttl_us: int) -> Sequence[str]:
+        """Say that *worker* lives for another *ttl_us*; all workers that live, in order."""
+        ...
+
+    async def leave(self, worker: str) -> None:
+        """Forget *worker*, as if its time were over."""
+        ...
+
+    async def acquire(self, slots: Sequence[str], worker: str, ttl_us: int) -> Sequence[bool]:
+        """Take, or renew, each of *slots* for *ttl_us* unless another worker holds it; whether
+        *worker* holds it now."""
+        ...
+
+    async def release(self, slots: Sequence[str], worker: str) -> None:
+        """Give back those of *slots* that *worker* holds."""
+        ...
+
+    async def holders(self) -> Mapping[str, str]:
+        """Who holds each slot that somebody holds."""
+        ...
+
+
+class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, Protocol):
     """Everything durable."""
 
     async def open(self) -> None:
@@ -303,9 +332,34 @@ class Store(EventStore, RollupStore, DecisionStore, ControlPlane, Protocol):
         """Raise StoreUnavailableError where a write would not succeed now."""
         ...
 
+    async def read_clock(self) -> ClockReading:
+        """How far the store's clock is ahead of this process's."""
+        ...
+
 
 class Cache(Protocol):
-    """Counts with the instant they are exact as of, and best-effort counters. May lose all."""
+    """Counts with the instant they are exact as of, best-effort counters, and the guard of tokens.
+    May lose all. Where it cannot be reached, ``get_many`` knows nothing, ``put_many`` does nothing
+    and ``guard`` is untold, all within a bounded time; only best-effort counters raise."""
+
+    #: What keeps the cache from being reached; None while it can be.
+    trouble: str | None
+
+    async def open(self) -> None:
+        """Connect. A cache that is down is no reason not to start."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise CacheUnavailableError where it cannot be reached; sets ``trouble``."""
+        ...
+
+    async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
+        """Note each event's payload under its identity, and say what was noted there before."""
+        ...
 
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]
@@ -322,7 +376,8 @@ class Cache(Protocol):
         ...
 
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        """Add to a best-effort counter at once; its value after it. Not retry-safe."""
+        """Add to a best-effort counter at once; its value after it. Not retry-safe. Raises
+        CacheUnavailableError, as the next two do."""
         ...
 
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:

@@ -81,7 +81,6 @@ class CounterService:
         self._cache = cache
         self._clock = clock
         self._writer = EventWriter(store, clock)
-        self._issued_us = 0
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(_TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
@@ -187,11 +186,10 @@ class CounterService:
         """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
         too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
         """
-        store, first = await self._store.lease_tokens(count)
-        self._issued_us = max(self._issued_us, self._clock.now_us())
+        block = await self._store.lease_tokens(count, self._clock.now_us())
         return [
-            Token(store + number.to_bytes(8, "big"), self._issued_us)
-            for number in range(first, first + count)
+            Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
+            for number in range(block.first, block.first + count)
         ]
 
     async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:

@@ -214,3 +214,31 @@ class Namespace:
     dataset: Dataset
     created_at_us: int
     version: int
+
+
+class TokenBlock(NamedTuple):
+    """Sequence numbers for server-issued tokens: *issuer* is the store's own 8 bytes."""
+
+    issuer: bytes
+    first: int
+    time_us: int
+
+
+class ClockReading(NamedTuple):
+    """How far the store's clock is ahead, give or take *error_us*: half the round trip."""
+
+    offset_us: int
+    error_us: int
+
+
+class Guarded(Enum):
+    """What the guard says of an event's token."""
+
+    #: Nothing was noted; it may have been forgotten.
+    NEW = "new"
+    #: The same payload was noted. No proof that it was written.
+    SAME = "same"
+    #: Another payload was noted.
+    OTHER = "other"
+    #: The guard cannot be reached.
+    UNTOLD = "untold"

@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 
 from counter.ports import Cache
-from counter.types import Checkpoint, CounterType, Era, Namespace
-from tests.contracts.cases import DATASET, NOW, SETTINGS, UNUSUAL_NAMES
+from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
+from tests.contracts.cases import (
+    DATASET,
+    NOW,
+    SETTINGS,
+    UNUSUAL_NAMES,
+    add,
+    atomic,
+    clear,
+)
 from tests.support.clock import FakeClock
 
 TTL = SETTINGS.cache_ttl_us
@@ -135,3 +143,21 @@ class CacheCases:
         await cache.increment(namespace, "c", 5)
         clock.advance(100 * TTL)
         assert list(await cache.best_effort(namespace, ["c"])) == [5]
+
+    async def test_the_guard_tells_payloads_apart(self, cache: Cache, namespace: Namespace) -> None:
+        """Under one identity, within one call and over several; a clear ignores its delta."""
+        one = add(delta=1)
+        events = [one, one, one._replace(delta=2), add(number=2), clear(number=3)]
+        expected = [Guarded.NEW, Guarded.SAME, Guarded.OTHER, Guarded.NEW, Guarded.NEW]
+        assert list(await cache.guard(namespace, events)) == expected
+        again = [clear(number=3)._replace(delta=9), one, add("other"), one._replace(item_key=1)]
+        expected = [Guarded.SAME, Guarded.SAME, Guarded.NEW, Guarded.NEW]
+        assert list(await cache.guard(namespace, again)) == expected
+
+    async def test_the_guard_knows_an_atomic_add_by_its_list(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """The same delta in another list is another payload."""
+        (first, _), (second, _) = (atomic(("a", 1), ("b", n)) for n in (2, 3))
+        assert list(await cache.guard(namespace, [first])) == [Guarded.NEW]
+        assert list(await cache.guard(namespace, [second])) == [Guarded.OTHER]

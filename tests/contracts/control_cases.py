@@ -233,11 +233,11 @@ class LeaseCases(StoreCases):
     async def test_no_number_is_leased_twice(self, store: Store) -> None:
         """Each lease lies above the one before it, whoever asks for it and for how many."""
         counts = [1, 10, 1, 1_000, 3]
-        leases = [await store.lease_tokens(count) for count in counts[:2]]
-        leases += await asyncio.gather(*(store.lease_tokens(count) for count in counts[2:]))
+        leases = [await store.lease_tokens(count, NOW) for count in counts[:2]]
+        leases += await asyncio.gather(*(store.lease_tokens(count, NOW) for count in counts[2:]))
         numbers = [
             number
-            for (_, first), count in zip(leases, counts, strict=True)
+            for (_, first, _), count in zip(leases, counts, strict=True)
             for number in range(first, first + count)
         ]
         assert numbers[0] >= 0
@@ -247,8 +247,48 @@ class LeaseCases(StoreCases):
 
     async def test_a_store_has_its_own_bytes(self, store: Store) -> None:
         """Eight of them, the same in every lease."""
-        ids = {(await store.lease_tokens(1))[0] for _ in range(3)}
+        ids = {(await store.lease_tokens(1, NOW)).issuer for _ in range(3)}
         assert [len(each) for each in ids] == [8]
+
+    async def test_the_time_of_a_lease_never_steps_back(self, store: Store) -> None:
+        """Whoever asks next, with whatever clock."""
+        times = [(await store.lease_tokens(1, NOW + n)).time_us for n in (0, 5, 3, 6)]
+        assert times == [NOW, NOW + 5, NOW + 5, NOW + 6]
+
+
+class WorkerLeaseCases(StoreCases):
+    """Leases of slots of the background work. They count real time where the store is remote, so
+    no case waits for one to run out."""
+
+    TTL = 600 * SECOND
+
+    async def test_a_slot_has_one_holder(self, store: Store) -> None:
+        """The first who asks, until it gives the slot back; renewing is asking again."""
+        assert list(await store.acquire(["1", "2"], "a", self.TTL)) == [True, True]
+        assert list(await store.acquire(["2", "3"], "b", self.TTL)) == [False, True]
+        assert list(await store.acquire(["1", "2"], "a", self.TTL)) == [True, True]
+        assert dict(await store.holders()) == {"1": "a", "2": "a", "3": "b"}
+
+    async def test_only_the_holder_gives_back(self, store: Store) -> None:
+        """Then the slot is anybody's."""
+        await store.acquire(["1"], "a", self.TTL)
+        await store.release(["1", "never"], "b")
+        assert dict(await store.holders()) == {"1": "a"}
+        await store.release(["1"], "a")
+        assert dict(await store.holders()) == {}
+        assert list(await store.acquire(["1"], "b", self.TTL)) == [True]
+
+    async def test_one_of_many_who_ask_at_once_gets_it(self, store: Store) -> None:
+        """Whatever their number."""
+        asked = await asyncio.gather(*(store.acquire(["1"], f"w{n}", self.TTL) for n in range(8)))
+        assert sum(answer for (answer,) in asked) == 1
+
+    async def test_workers_that_live_are_known(self, store: Store) -> None:
+        """In order, until they leave."""
+        assert list(await store.heartbeat("b", self.TTL)) == ["b"]
+        assert list(await store.heartbeat("a", self.TTL)) == ["a", "b"]
+        await store.leave("b")
+        assert list(await store.heartbeat("a", self.TTL)) == ["a"]
 
 
 class PurgeCases(StoreCases):

@@ -6,6 +6,7 @@ from tests.contracts.control_cases import (
     ListingCases,
     NamespaceCases,
     PurgeCases,
+    WorkerLeaseCases,
 )
 from tests.contracts.decision_cases import DecisionCases, ReservationCases
 from tests.contracts.event_cases import EventCases
@@ -30,4 +31,5 @@ __all__ = [
     "SliceCases",
     "TransactionalCases",
     "WatermarkCases",
+    "WorkerLeaseCases",
 ]

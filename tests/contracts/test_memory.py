@@ -5,6 +5,7 @@ from pathlib import Path
 
 from counter.ports import Cache, Store
 from counter.storage.memory import MemoryCache, MemoryStore
+from counter.storage.memory.leases import MemoryLeases
 from counter.types import Checkpoint
 from tests.contracts import suites
 from tests.contracts.cache_cases import CacheCases, namespace_of
@@ -71,6 +72,10 @@ class TestLeases(OnMemory, suites.LeaseCases):
     """Leases of sequence numbers."""
 
 
+class TestWorkerLeases(OnMemory, suites.WorkerLeaseCases):
+    """Leases of background work."""
+
+
 class TestPurge(OnMemory, suites.PurgeCases):
     """Purging."""
 
@@ -125,3 +130,18 @@ class TestCache(CacheCases):
         clock.advance(1_000)
         shorter = replace(namespace, settings=replace(namespace.settings, cache_ttl_us=1_000))
         assert list(await cache.get_many(shorter, ["c"])) == [None]
+
+
+async def test_a_lease_runs_out() -> None:
+    """At its instant and not before; so does a worker that says nothing more."""
+    clock = FakeClock(NOW)
+    leases = MemoryLeases(clock)
+    await leases.heartbeat("a", 10)
+    await leases.acquire(["1"], "a", 10)
+    clock.advance(9)
+    assert list(await leases.acquire(["1"], "b", 10)) == [False]
+    assert list(await leases.heartbeat("b", 10)) == ["a", "b"]
+    clock.advance(1)
+    assert dict(await leases.holders()) == {}
+    assert list(await leases.heartbeat("b", 10)) == ["b"]
+    assert list(await leases.acquire(["1"], "b", 10)) == [True]

@@ -1,11 +1,13 @@
 """The SQLite adapter keeps the contracts."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
 from tests.contracts import suites
-from tests.contracts.cases import DATASET
+from tests.contracts.cases import DATASET, NOW
 from tests.support.clock import FakeClock
 
 
@@ -68,9 +70,29 @@ class TestLeases(OnSqlite, suites.LeaseCases):
     """Leases of sequence numbers."""
 
 
+class TestWorkerLeases(OnSqlite, suites.WorkerLeaseCases):
+    """Leases of background work."""
+
+
 class TestPurge(OnSqlite, suites.PurgeCases):
     """Purging."""
 
 
 class TestTransactional(OnSqlite, suites.TransactionalCases):
     """What one transaction does."""
+
+
+async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:
+    """What stands in it stays; the token numbers go on where they were."""
+    clock = FakeClock(NOW)
+    store = SqliteStore(tmp_path, clock, [DATASET])
+    await store.open()
+    before = await store.lease_tokens(7, NOW)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "counter.db")) as connection:
+        connection.executescript("ALTER TABLE tokens DROP COLUMN time; PRAGMA user_version = 1;")
+    store = SqliteStore(tmp_path, clock, [DATASET])
+    await store.open()
+    after = await store.lease_tokens(1, NOW)
+    await store.close()
+    assert after == before._replace(first=before.first + 7)

@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from counter.folding import fingerprint
 from counter.ports import Clock
-from counter.types import Checkpoint, Namespace
+from counter.types import Checkpoint, Event, Guarded, Namespace
 
 ENTRIES_MAX: Final = 100_000
 BEST_EFFORT_MAX: Final = 100_000
+GUARDED_MAX: Final = 100_000
 
 _Key = tuple[int, str]
 
@@ -30,6 +32,31 @@ class MemoryCache:
         self._best_effort_max = best_effort_max
         self._entries: OrderedDict[_Key, tuple[int, Checkpoint]] = OrderedDict()
         self._values: OrderedDict[_Key, int] = OrderedDict()
+        self._guarded: OrderedDict[tuple[int, str, int, bytes, int], bytes] = OrderedDict()
+        self.trouble: str | None = None
+
+    async def open(self) -> None:
+        """There is nothing to connect to."""
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def ping(self) -> None:
+        """A process can always reach itself."""
+
+    async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
+        answers = []
+        for event in events:
+            payload = event.atom or fingerprint((event,))
+            identity = (event.counter, event.event_time_us, event.event_id, event.item_key)
+            noted = self._guarded.setdefault((namespace.id, *identity), payload)
+            if noted is payload:
+                answers.append(Guarded.NEW)
+            else:
+                answers.append(Guarded.SAME if noted == payload else Guarded.OTHER)
+        while len(self._guarded) > GUARDED_MAX:
+            self._guarded.popitem(last=False)
+        return answers
 
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]

@@ -11,7 +11,7 @@ from typing import Final
 
 from counter.errors import InvalidParameterError, invariant
 from counter.storage.memory.tables import Part, Shard, Space
-from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice
+from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice, TokenBlock
 from counter.windows import first_watermark
 
 #: One call of ``purge`` deletes at most this many rows, or one namespace's events.
@@ -100,10 +100,11 @@ class MemoryControl(Part):
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._shelf(dataset).dropped_before_us
 
-    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
+    async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         first = self._next_sequence
         self._next_sequence += count
-        return STORE_ID, first
+        self._issued_us = max(self._issued_us, now_us)
+        return TokenBlock(STORE_ID, first, self._issued_us)
 
     async def purge(self, now_us: int) -> bool:
         if self._deleted:

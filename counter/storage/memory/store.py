@@ -10,8 +10,9 @@ from counter.ports import Clock
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.decisions import MemoryDecisions
 from counter.storage.memory.events import MemoryEvents
+from counter.storage.memory.leases import MemoryLeases
 from counter.storage.memory.rollups import MemoryRollups
-from counter.types import Dataset
+from counter.types import ClockReading, Dataset
 
 DEFAULT_DATASET: Final = Dataset(
     id=1,
@@ -25,7 +26,7 @@ DEFAULT_DATASET: Final = Dataset(
 )
 
 
-class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl):
+class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl, MemoryLeases):
     """:class:`counter.ports.Store` in memory, without transactions.
 
     Each call takes effect at once and whole; what may come between two calls is the caller's to
@@ -34,6 +35,7 @@ class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl):
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
         super().__init__(clock, datasets)
+        MemoryLeases.__init__(self, clock)
 
     async def open(self) -> None:
         """There is nothing to connect to."""
@@ -43,3 +45,7 @@ class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl):
 
     async def ping(self) -> None:
         """A write always succeeds."""
+
+    async def read_clock(self) -> ClockReading:
+        """The store's clock is the process's own."""
+        return ClockReading(0, 0)

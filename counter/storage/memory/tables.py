@@ -172,6 +172,7 @@ class Part:
         self._deleted: list[tuple[int, Dataset]] = []
         self._latest_id = 0
         self._next_sequence = 1
+        self._issued_us = 0
 
     def _shelf(self, dataset: Dataset) -> Shelf:
         return self._shelves[dataset.id]

@@ -6,12 +6,23 @@ races that a distributed store has cannot happen here; the core and the roller a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from counter.ports import Clock
+from counter.storage.memory.leases import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
 from counter.storage.sqlite.decisions import SqliteDecisions
 from counter.storage.sqlite.rollups import SqliteRollups
+from counter.types import Dataset
 
 __all__ = ["SqliteStore"]
 
 
-class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl):
-    """All the ports of :class:`counter.ports.Store` over one data directory."""
+class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases):
+    """All the ports of :class:`counter.ports.Store` over one data directory. Its leases are in
+    memory: only one process holds the directory."""
+
+    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
+        super().__init__(directory, clock, datasets)
+        MemoryLeases.__init__(self, clock)

@@ -13,8 +13,9 @@ from counter.errors import StoreUnavailableError, invariant
 from counter.limits import INT64_MAX
 from counter.storage.sqlite.base import SqliteBase
 from counter.storage.sqlite.log import latest_event, tail_rows
-from counter.storage.sqlite.schema import EVENTS_DDL, events_table, one_json
+from counter.storage.sqlite.schema import EVENTS_DDL, SCHEMA_VERSION, events_table, one_json
 from counter.types import (
+    ClockReading,
     CounterType,
     Dataset,
     Era,
@@ -22,6 +23,7 @@ from counter.types import (
     NamespaceSettings,
     PayloadCheck,
     Slice,
+    TokenBlock,
 )
 from counter.windows import first_watermark, window_of
 
@@ -95,7 +97,12 @@ class SqliteControl(SqliteBase):
 
     async def ping(self) -> None:
         """Take and release the write lock, and note the schema version anew: a real write."""
-        await self._write(lambda connection, _: connection.execute("PRAGMA user_version = 1"))
+        sql = f"PRAGMA user_version = {SCHEMA_VERSION}"
+        await self._write(lambda connection, _: connection.execute(sql))
+
+    async def read_clock(self) -> ClockReading:
+        """The store's clock is the process's own."""
+        return ClockReading(0, 0)
 
     async def datasets(self) -> Sequence[Dataset]:
         return list(self._datasets.values())
@@ -256,15 +263,17 @@ class SqliteControl(SqliteBase):
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._dropped_before[dataset.id]
 
-    async def lease_tokens(self, count: int) -> tuple[bytes, int]:
-        def change(connection: sqlite3.Connection, _now_us: int) -> tuple[bytes, int]:
-            store, after = connection.execute(
-                "UPDATE tokens SET next = next + ? RETURNING store, next", (count,)
+    async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
+        def change(connection: sqlite3.Connection, _now_us: int) -> TokenBlock:
+            issuer, after, time_us = connection.execute(
+                "UPDATE tokens SET next = next + ?, time = max(time, ?)"
+                " RETURNING store, next, time",
+                (count, now_us),
             ).fetchone()
-            return store, after - count
+            return TokenBlock(issuer, after - count, time_us)
 
-        result: tuple[bytes, int] = await self._write(change)
-        return result
+        block: TokenBlock = await self._write(change)
+        return block
 
     async def purge(self, now_us: int) -> bool:
         horizon_us = min(

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: A reader's, and the writer's. Beyond it there is the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
@@ -75,12 +75,16 @@ CREATE TABLE IF NOT EXISTS reservations (
     PRIMARY KEY (namespace, nonce)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tokens (
-    one INTEGER PRIMARY KEY CHECK (one = 1), store BLOB NOT NULL, next INTEGER NOT NULL
+    one INTEGER PRIMARY KEY CHECK (one = 1), store BLOB NOT NULL, next INTEGER NOT NULL,
+    time INTEGER NOT NULL DEFAULT 0
 );
-INSERT OR IGNORE INTO tokens VALUES (1, randomblob(8), 0);
+INSERT OR IGNORE INTO tokens (one, store, next) VALUES (1, randomblob(8), 0);
 CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
 CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """
+
+#: What takes a database from each version to the next.
+UPGRADES: Mapping[int, str] = {1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;"}
 
 EVENTS_DDL: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -127,7 +131,8 @@ def create_schema(connection: sqlite3.Connection) -> None:
             f"the database has schema version {version}; this program knows {SCHEMA_VERSION}:"
             " start it with the newer program that made it"
         )
-    connection.executescript(f"BEGIN;{DDL}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    upgrades = "".join(UPGRADES[each] for each in range(version, SCHEMA_VERSION) if version)
+    connection.executescript(f"BEGIN;{upgrades}{DDL}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 
 
 def to_cell(value: int) -> int | str:
