@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from counter.errors import UnavailableError
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -63,9 +64,12 @@ class EventStore(Protocol):
         that no slice holds: nobody could ever find them."""
         ...
 
-    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+    async def append(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
         """Write each event on its own, under its identity: a second write collapses, within one
-        call too. What stands first stays: a CONFLICT changes nothing."""
+        call too. What stands first stays: a CONFLICT changes nothing. A store that can fail for
+        one event alone has the error in its place."""
         ...
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:

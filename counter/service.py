@@ -19,6 +19,7 @@ from counter.errors import (
     TokenConflictError,
     TokenMissingError,
     TokenTooOldError,
+    UnavailableError,
 )
 from counter.folding import fingerprint
 from counter.namespaces import Namespaces
@@ -271,8 +272,10 @@ class CounterService:
         await self._resolve(namespace, events)
         return [Added(event.counter, event.delta, time_us, True) for event in events]
 
-    def _added(self, event: Event, outcome: Written) -> Added:
-        """The answer to an event that the store took. Raises TokenConflictError."""
+    def _added(self, event: Event, outcome: Written | UnavailableError) -> Added:
+        """The answer to an event that the store took. Raises what became of it otherwise."""
+        if isinstance(outcome, UnavailableError):
+            raise outcome
         self.tally[_TALLIED[outcome]] += 1
         if outcome is Written.CONFLICT:
             raise conflict(event)
@@ -292,7 +295,9 @@ class CounterService:
             self._answer(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
         ]
 
-    def _answer(self, event: Event, outcome: Written) -> Added | CounterError | None:
+    def _answer(
+        self, event: Event, outcome: Written | UnavailableError
+    ) -> Added | CounterError | None:
         if outcome is Written.NEW:
             self.tally["original"] += 1
             return Added(event[0], event[4], event[1], False)
@@ -300,7 +305,7 @@ class CounterService:
             return None
         try:
             return self._added(event, outcome)
-        except TokenConflictError as error:
+        except (TokenConflictError, UnavailableError) as error:
             return error
 
     async def _add_or_error(self, namespace: Namespace, each: Add) -> Added | CounterError:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from counter import limits
-from counter.errors import OverloadedError, TokenInFutureError, WriteTimeoutError
+from counter.errors import (
+    OverloadedError,
+    TokenInFutureError,
+    UnavailableError,
+    WriteTimeoutError,
+)
 from counter.marks import MarkMemory
 from counter.ports import Clock, Store
 from counter.types import AtomicMark, Event, Mark, Namespace, Written
@@ -52,8 +57,11 @@ class EventWriter:
         """Give back the room of *events*."""
         self._waiting -= events
 
-    async def write(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
-        """Write each event on its own; LATE where it was past its age at the second check."""
+    async def write(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
+        """Write each event on its own; LATE where it was past its age at the second check, and an
+        error where the store failed for it alone."""
         self.admit(len(events))
         try:
             if self._store.transactional:
@@ -69,7 +77,7 @@ class EventWriter:
             ]
             written = await self._store.append(namespace, [events[index] for index in fresh])
             self._check_deadline(namespace, began_us)
-            outcomes = [Written.LATE] * len(events)
+            outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
             for index, outcome in zip(fresh, written, strict=True):
                 outcomes[index] = outcome
             return outcomes

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from counter.errors import UnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.partitions import event_bucket_of
 from counter.ports import Store
@@ -132,7 +133,9 @@ def atomic(*items: tuple[str, int], at: int = NOW, number: int = 1) -> list[Even
     return events
 
 
-async def written(store: Store, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+async def written(
+    store: Store, namespace: Namespace, events: Sequence[Event]
+) -> Sequence[Written | UnavailableError]:
     """Append *events* as the service does: marks first where the store needs them."""
     if not store.transactional:
         windows = [Mark(window_of(each.event_time_us, WINDOW), each.counter) for each in events]
