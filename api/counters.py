@@ -11,6 +11,7 @@ from api.answers import (
     added_reply,
     added_text,
     cleared_reply,
+    count_reply,
     count_text,
 )
 from api.call import JSON, NDJSON, Call, Reply
@@ -76,7 +77,7 @@ class CounterRoutes:
         count = self._service.peek(namespace, call.counter, max_staleness_us)
         if count is None:
             (count,) = await self._service.get(namespace, (call.counter,), max_staleness_us)
-        return Reply(200, count_text(namespace, count).encode())
+        return count_reply(namespace.name, count)
 
     async def batch_get(self, call: Call) -> Reply:
         """Read many counters."""
@@ -86,7 +87,7 @@ class CounterRoutes:
         problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
         names = [name for name in body.counters if problems[name] is None]
         counts = iter(await self._service.get(namespace, names, body.max_staleness))
-        texts = [problems[name] or count_text(namespace, next(counts)) for name in body.counters]
+        texts = [problems[name] or count_text(namespace.name, next(counts)) for name in body.counters]
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
     async def batch_add(self, call: Call) -> Reply:

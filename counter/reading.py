@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folding import apply_fold, fold_rows
@@ -24,8 +23,7 @@ EMPTY_HEAD: Final = Head(_NEVER, _NEVER)
 _ATTEMPTS_MAX: Final = 10
 
 
-@dataclass(slots=True)
-class Count:
+class Count(NamedTuple):
     """A count and the instant it is exact as of."""
 
     counter: str

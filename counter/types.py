@@ -26,6 +26,9 @@ class PayloadCheck(StrEnum):
 class Accuracy(StrEnum):
     """What a read's count is worth."""
 
+    # An enumeration hashes its name, in Python; one is hashed at every get.
+    __hash__ = str.__hash__
+
     ACCURATE = "accurate"
     EVENTUAL = "eventual"
     BEST_EFFORT = "best_effort"
