@@ -9,8 +9,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.app import App, running
+from tests.support.cluster import (
+    allow_time_to_start,
+    breakable,
+    breakable_memcached,
+    cassandra,
+    cassandra_with_passwords,
+    memcached,
+    three_nodes,
+)
 from tests.support.needs import in_ci
 from tests.support.rest import Rest
+
+__all__ = [
+    "breakable",
+    "breakable_memcached",
+    "cassandra",
+    "cassandra_with_passwords",
+    "memcached",
+    "three_nodes",
+]
 
 _SLOW_MACHINES = (HealthCheck.too_slow,)
 
@@ -21,6 +39,10 @@ settings.register_profile("ci", parent=settings.get_profile("default"), max_exam
 # By hand: scripts/test --hypothesis-profile=deep --timeout=0 tests/properties
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile("ci" if in_ci() else "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    allow_time_to_start(items)
 
 
 @pytest.fixture

@@ -1,0 +1,228 @@
+"""A real cluster on loopback: Cassandra nodes and memcached servers, each one to be broken at will.
+
+    cluster = Cluster.create(Path(".cluster/dev"), Shape(nodes=3))
+    cluster.start()
+    cluster.cassandra[1].kill()
+    cluster.mend()
+    cluster.wipe()
+
+Several clusters live side by side in folders and at addresses of their own: all of 127.0.0.0/8 is
+loopback on Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Final
+
+from scripts.cluster_jars import ROOT
+from scripts.cluster_process import ClusterError, ServerProcess
+from scripts.cluster_servers import (
+    STORAGE_PORT,
+    CassandraSettings,
+    cassandra_node,
+    memcached_server,
+)
+
+_FREE_BLOCK_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cluster consists of; server *n* of either kind is at *address* + n - 1."""
+
+    nodes: int = 1
+    memcached: int = 1
+    auth: bool = False
+    address: str = "127.0.0.1"
+    cassandra_port: int = 9042
+    memcached_port: int = 11211
+    heap_mb: int = 512
+
+    def address_of(self, number: int) -> str:
+        return str(IPv4Address(self.address) + number - 1)
+
+
+class Cluster:
+    """The servers of one folder, whoever started them."""
+
+    def __init__(self, directory: Path, shape: Shape) -> None:
+        self.directory = directory
+        self.shape = shape
+        settings = CassandraSettings(
+            shape.cassandra_port, shape.address, shape.nodes, shape.auth, shape.heap_mb
+        )
+        self.cassandra = tuple(
+            cassandra_node(name, directory / name, shape.address_of(number), settings)
+            for number in range(1, shape.nodes + 1)
+            for name in [f"cassandra-{number}"]
+        )
+        self.memcached = tuple(
+            memcached_server(name, directory / name, shape.address_of(number), shape.memcached_port)
+            for number in range(1, shape.memcached + 1)
+            for name in [f"memcached-{number}"]
+        )
+
+    @classmethod
+    def create(cls, directory: Path, shape: Shape) -> Cluster:
+        """The cluster of *directory*, made with *shape* if there is none.
+
+        Raises ClusterError where one of another shape is there.
+        """
+        directory = directory.resolve()
+        if (standing := cls.find(directory)) is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            _shape_file(directory).write_text(json.dumps(asdict(shape)), encoding="utf-8")
+            return cls(directory, shape)
+        if standing.shape != shape:
+            raise ClusterError(
+                f"{directory} holds another cluster: {standing.shape};"
+                " wipe it first, or give another directory"
+            )
+        return standing
+
+    @classmethod
+    def find(cls, directory: Path) -> Cluster | None:
+        """The cluster of *directory*; None where none was made."""
+        try:
+            text = _shape_file(directory).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return cls(directory.resolve(), Shape(**json.loads(text)))
+
+    @property
+    def servers(self) -> tuple[ServerProcess, ...]:
+        return self.cassandra + self.memcached
+
+    @property
+    def contact_points(self) -> list[str]:
+        """The nodes' addresses; their port is ``shape.cassandra_port``."""
+        return [self.shape.address_of(number) for number in range(1, self.shape.nodes + 1)]
+
+    @property
+    def memcached_addresses(self) -> list[str]:
+        """``host:port`` of each memcached."""
+        return [
+            f"{self.shape.address_of(number)}:{self.shape.memcached_port}"
+            for number in range(1, self.shape.memcached + 1)
+        ]
+
+    @property
+    def memcached_url(self) -> str:
+        return f"memcached://{','.join(self.memcached_addresses)}"
+
+    def server(self, name: str) -> ServerProcess:
+        """``2`` or ``cassandra-2``, ``memcached-1``. Raises ClusterError."""
+        for each in self.servers:
+            if each.name in (name, f"cassandra-{name}"):
+                return each
+        names = ", ".join(each.name for each in self.servers)
+        raise ClusterError(f"there is no server {name!r}; there are: {names}")
+
+    def start(self) -> list[str]:
+        """Start what does not run, and wait until all of it answers; the names of what was started.
+
+        Nodes go one after the other: two that join a ring at once disturb each other.
+        """
+        started = [each.name for each in self.memcached if each.launch()]
+        started += [each.name for each in self.cassandra if each.start()]
+        for each in self.memcached:
+            each.wait_ready()
+        return started
+
+    def mend(self) -> None:
+        """Undo every fault: paused servers run on, dead ones are started again."""
+        for each in self.servers:
+            each.resume()
+        self.start()
+
+    def stop(self) -> list[str]:
+        """Stop all servers and keep their data; the names of those that ran."""
+        return [each.name for each in self.servers if each.stop()]
+
+    def wipe(self) -> None:
+        """Kill all servers and delete all they kept."""
+        for each in self.servers:
+            each.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextmanager
+def dies_with_us(directory: Path) -> Iterator[None]:
+    """Have the cluster of *directory* wiped when the block ends, and when this process ends in any
+    way, ``kill -9`` included.
+
+    A process of its own waits at a pipe whose other end only this process holds, so it reads the
+    end of file whatever becomes of us; it leads a session of its own, so that what kills our
+    process group spares it.
+    """
+    watchdog = subprocess.Popen(
+        [sys.executable, "-m", "scripts.cluster_nodes", str(directory)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        watchdog.communicate()
+
+
+def free_address(count: int, *ports: int) -> str:
+    """The first of *count* loopback addresses in a row where nobody listens on *ports*.
+
+    Drawn at random, so that test runs side by side do not meet.
+    """
+    for _ in range(_FREE_BLOCK_TRIES):
+        first = IPv4Address(f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.1")
+        if all(_is_free(str(first + n), port) for n in range(count) for port in ports):
+            return str(first)
+    raise ClusterError(
+        f"no free loopback addresses for {ports}: this machine has 127.0.0.1 alone, as all but"
+        " Linux do; add aliases for more of 127.0.0.0/8 to its loopback interface"
+    )
+
+
+def make_temporary(directory: Path, shape: Shape) -> Cluster:
+    """A cluster like *shape* in *directory*, at addresses that are free."""
+    count = max(shape.nodes, shape.memcached)
+    ports = (shape.cassandra_port, STORAGE_PORT, shape.memcached_port)
+    values = asdict(shape) | {"address": free_address(count, *ports)}
+    return Cluster.create(directory, Shape(**values))
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def _shape_file(directory: Path) -> Path:
+    return directory / "cluster.json"
+
+
+def _watch(directory: Path) -> None:
+    """Wait until whoever holds our standard input is gone, then wipe the cluster."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    if cluster := Cluster.find(directory):
+        cluster.wipe()
+
+
+if __name__ == "__main__":
+    _watch(Path(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""A server process that outlives who started it, and is found again by its pid file.
+
+The process inherits a lock on its pid file and holds it for as long as it lives. So a pid file that
+nobody locks is a leftover, whichever process has that number by now, and two starts at once cannot
+both succeed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+#: How long a process may take to end after SIGTERM, before it is killed.
+STOP_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.02
+_LOG_LINES: Final = 15
+
+
+class ClusterError(Exception):
+    """The cluster cannot do it; the message says why and what to do."""
+
+
+class ServerProcess:
+    """One server with a folder of its own: ``pid``, ``log`` and whatever the server keeps."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        command: Callable[[], Sequence[str]],
+        ready: Callable[[], bool],
+        start_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self._command = command
+        self._ready = ready
+        self._start_timeout_s = start_timeout_s
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def pid(self) -> int | None:
+        """The process's number while it lives."""
+        try:
+            with (self.folder / "pid").open(encoding="ascii") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    # Empty for the moment between the lock and the start.
+                    return int(file.read() or 0) or None
+        except FileNotFoundError:
+            pass
+        return None
+
+    def paused(self) -> bool:
+        """Whether the process is stopped by :meth:`pause`."""
+        pid = self.pid()
+        if pid is None:
+            return False
+        shown = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return shown.stdout.startswith("T")
+
+    def launch(self) -> bool:
+        """Start the process unless it runs; whether it was started. Does not wait for it."""
+        command = self._command()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "pid").open("a+", encoding="ascii") as file, self.log.open("ab") as log:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self._ready():
+                raise ClusterError(f"{self.name} cannot start: something else has its port already")
+            file.truncate(0)
+            # By a shell that ends at once: nobody has to stay and wait for the server's end.
+            spawned = subprocess.run(
+                ["sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                pass_fds=[file.fileno()],
+                check=True,
+            )
+            file.write(spawned.stdout)
+        return True
+
+    def wait_ready(self) -> None:
+        """Wait until the server answers. Raises ClusterError where it ends or takes too long."""
+        deadline_s = time.monotonic() + self._start_timeout_s
+        while not self._ready():
+            if self.pid() is None:
+                raise ClusterError(f"{self.name} ended at its start:\n{self._last_lines()}")
+            if time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"{self.name} does not answer after {self._start_timeout_s:.0f} s:"
+                    f"\n{self._last_lines()}"
+                )
+            time.sleep(_POLL_S)
+
+    def start(self) -> bool:
+        """Start the server unless it runs, and wait until it answers; whether it was started."""
+        started = self.launch()
+        self.wait_ready()
+        return started
+
+    def stop(self) -> bool:
+        """Ask it to end, and kill it if it does not; whether it ran."""
+        if not self._signal(signal.SIGCONT) or not self._signal(signal.SIGTERM):
+            return False
+        if not self._ended(STOP_TIMEOUT_S):
+            self.kill()
+        return True
+
+    def kill(self) -> bool:
+        """``kill -9``: nothing of it gets to run again; whether it ran."""
+        if not self._signal(signal.SIGKILL):
+            return False
+        if not self._ended(STOP_TIMEOUT_S):
+            raise ClusterError(f"{self.name} survives SIGKILL; its folder is {self.folder}")
+        return True
+
+    def pause(self) -> bool:
+        """Freeze it (SIGSTOP): connections stay open and nothing answers; whether it ran."""
+        return self._signal(signal.SIGSTOP)
+
+    def resume(self) -> bool:
+        """Let it run on after :meth:`pause`; whether it ran."""
+        return self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> bool:
+        pid = self.pid()
+        if pid is None:
+            return False
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _ended(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self.pid() is not None:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _last_lines(self) -> str:
+        if not self.log.exists():
+            return "(it wrote no log)"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([f"the end of {self.log}:", *lines[-_LOG_LINES:]])

@@ -1,0 +1,167 @@
+"""How one Cassandra node and one memcached are configured, started and asked whether they answer.
+
+Cassandra's flags are those of its own ``cassandra-env.sh`` and ``jvm17-server.options``, less what
+only long-lived clusters need; the delays are cut down to what a cluster on one machine needs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scripts.cluster_jars import fetch
+from scripts.cluster_process import ClusterError, ServerProcess
+
+STORAGE_PORT: Final = 7000
+CASSANDRA_START_TIMEOUT_S: Final = 180.0
+MEMCACHED_START_TIMEOUT_S: Final = 20.0
+_PROBE_TIMEOUT_S: Final = 1.0
+
+_EXPORTS: Final = (
+    *("java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),
+    *("java.management.rmi/com.sun.jmx.remote.internal.rmi", "java.rmi/sun.rmi.registry"),
+    *("java.rmi/sun.rmi.server", "java.rmi/sun.rmi.transport.tcp", "java.sql/java.sql"),
+    *("jdk.unsupported/sun.misc", "jdk.attach/sun.tools.attach"),
+)
+_OPENS: Final = (
+    *("java.base/java.lang.module", "java.base/jdk.internal.loader", "java.base/jdk.internal.ref"),
+    *("java.base/jdk.internal.reflect", "java.base/jdk.internal.math", "java.base/java.util"),
+    *("java.base/jdk.internal.module", "java.base/jdk.internal.util.jar", "java.base/java.nio"),
+    *("jdk.management/com.sun.management.internal", "java.base/sun.nio.ch", "java.base/java.io"),
+    *("java.base/java.lang", "java.base/java.lang.reflect", "java.base/java.util.concurrent"),
+    "java.base/java.util.concurrent.atomic",
+)
+_LOGBACK: Final = """\
+<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CassandraSettings:
+    """What the nodes of one cluster have in common."""
+
+    port: int
+    seed: str
+    nodes: int
+    auth: bool
+    heap_mb: int
+
+
+def cassandra_node(
+    name: str, folder: Path, address: str, settings: CassandraSettings
+) -> ServerProcess:
+    """Node *name* at *address*, its configuration, data and log in *folder*."""
+    return ServerProcess(
+        name,
+        folder,
+        lambda: _cassandra_command(folder, address, settings),
+        lambda: _answers(address, settings.port),
+        CASSANDRA_START_TIMEOUT_S,
+    )
+
+
+def memcached_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
+    """A memcached of 64 MiB; what it holds is gone when it ends."""
+
+    def command() -> Sequence[str]:
+        if problem := memcached_missing():
+            raise ClusterError(problem)
+        # It refuses to run as root without -u, and looks at the name nowhere else.
+        return ["memcached", "-u", "root", "-l", address, "-p", str(port), "-U", "0", "-m", "64"]
+
+    return ServerProcess(
+        name, folder, command, lambda: _answers(address, port), MEMCACHED_START_TIMEOUT_S
+    )
+
+
+def memcached_missing() -> str | None:
+    """What to install before memcached can run here; None where it is there."""
+    if shutil.which("memcached") is None:
+        return "there is no `memcached` (Debian, Ubuntu: apt-get install memcached)"
+    return None
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) -> Sequence[str]:
+    jars = fetch()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        ("cassandra.yaml", _yaml(folder, address, settings)),
+        ("cassandra-rackdc.properties", "dc=dc1\nrack=r1\n"),
+        ("logback.xml", _LOGBACK),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+    properties = {
+        "jdk.attach.allowAttachSelf": "true",
+        "cassandra.config": (folder / "cassandra.yaml").as_uri(),
+        "cassandra-rackdc.properties": (folder / "cassandra-rackdc.properties").as_uri(),
+        "logback.configurationFile": folder / "logback.xml",
+        "cassandra.storagedir": folder,
+        "cassandra.logdir": folder,
+        "cassandra.skip_wait_for_gossip_to_settle": 0,
+        "cassandra.ring_delay_ms": 5000,
+        "cassandra.superuser_setup_delay_ms": 0,
+        # Who may log in is known on every node, so that it works with a node down.
+        "cassandra.system_auth.default_rf": settings.nodes,
+    }
+    return [
+        "java",
+        *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
+        *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
+        f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
+        *(f"-D{name}={value}" for name, value in properties.items()),
+        *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),
+        *(f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS),
+        *("-cp", f"{folder}:{jars}/*", "org.apache.cassandra.service.CassandraDaemon"),
+    ]
+
+
+def _yaml(folder: Path, address: str, settings: CassandraSettings) -> str:
+    authenticator, authorizer = "AllowAllAuthenticator", "AllowAllAuthorizer"
+    if settings.auth:
+        authenticator, authorizer = "PasswordAuthenticator", "CassandraAuthorizer"
+    return f"""\
+cluster_name: counter
+num_tokens: 16
+partitioner: org.apache.cassandra.dht.Murmur3Partitioner
+data_file_directories: ["{folder}/data"]
+commitlog_directory: "{folder}/commitlog"
+saved_caches_directory: "{folder}/saved_caches"
+hints_directory: "{folder}/hints"
+cdc_raw_directory: "{folder}/cdc_raw"
+commitlog_sync: periodic
+commitlog_sync_period: 10000ms
+listen_address: {address}
+rpc_address: {address}
+native_transport_port: {settings.port}
+storage_port: {STORAGE_PORT}
+endpoint_snitch: GossipingPropertyFileSnitch
+seed_provider:
+  - class_name: org.apache.cassandra.locator.SimpleSeedProvider
+    parameters:
+      - seeds: "{settings.seed}:{STORAGE_PORT}"
+authenticator: {authenticator}
+authorizer: {authorizer}
+role_manager: CassandraRoleManager
+disk_failure_policy: stop
+memtable_heap_space: 64MiB
+memtable_offheap_space: 64MiB
+auto_snapshot: false
+auto_bootstrap: false
+"""
