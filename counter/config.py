@@ -1,49 +1,234 @@
-"""Settings: from flags, else from the environment (``COUNTER_...``)."""
+"""Settings: from flags, else the environment (``COUNTER_...``), else a TOML file, else defaults.
+
+docs/configuration.md says what each is for; counter/config_report.py, where each came from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, PlainSerializer
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from counter import limits
-from counter.durations import format_duration, parse_duration
-from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+from counter.config_file import config_file, read_toml
+from counter.config_rules import problems_of
+from counter.config_values import (
+    CASSANDRA_PORT,
+    CacheAddress,
+    ContactPoints,
+    Duration,
+    ReadableFile,
+    ReadConsistency,
+    Replication,
+    StoreKind,
+    WriteConsistency,
+    between,
+    by_store,
+    endpoint,
+    memcached_servers,
+)
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
+
+_FUTURE_LIMIT_US: Final = 5 * limits.SECOND
+
+_Retention = Annotated[Duration, between(limits.RETENTION_MIN_US, limits.RETENTION_MAX_US)]
+_Slice = Annotated[Duration, between(limits.MINUTE, limits.RETENTION_MAX_US)]
+_WriteTimeout = Annotated[Duration, between(limits.MILLISECOND, limits.MINUTE)]
+_Skew = Annotated[Duration, between(0, limits.MINUTE)]
+_TimeBucket = Annotated[Duration, between(limits.SECOND, limits.RETENTION_MAX_US)]
+_EventBuckets = Annotated[int, Field(ge=1, le=256)]
 
 
-def _to_us(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str) else value
+def _time_bucket(store: str, slice_us: int) -> int:
+    """An hour in Cassandra where that divides the slice; all of it in SQLite, which has none."""
+    in_hours = store == "cassandra" and slice_us % limits.HOUR == 0
+    return limits.HOUR if in_hours else slice_us
 
 
-#: A duration, read from text like "5s" and kept in microseconds.
-Duration = Annotated[int, BeforeValidator(_to_us), PlainSerializer(format_duration)]
+def _password(data: dict[str, Any]) -> SecretStr | None:
+    path: Path | None = data["cassandra_password_file"]
+    return None if path is None else SecretStr(path.read_text(encoding="utf-8").strip())
+
+
+class DatasetSettings(BaseModel):
+    """A table ``[datasets.NAME]``: what is left out is as for the dataset ``default``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    retention: _Retention | None = None
+    slice: _Slice | None = None
+    write_timeout: _WriteTimeout | None = None
+    clock_skew_max: _Skew | None = None
+    time_bucket: _TimeBucket | None = None
+    event_buckets: _EventBuckets | None = None
+    replication: Replication | None = None
+    write_consistency: WriteConsistency | None = None
+    read_consistency: ReadConsistency | None = None
 
 
 class Settings(BaseSettings):
-    """The settings of one ``counter serve``. Durations are text with a unit: 5s, 250ms, 7d."""
+    """The settings of one process. Durations are text with a unit: 5s, 250ms, 7d."""
 
-    model_config = SettingsConfigDict(env_prefix="COUNTER_", extra="forbid", frozen=True)
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=0, le=65_535)
-    data: Path = Path("data")
-
-    retention: Duration = Field(
-        default=7 * limits.DAY, ge=limits.RETENTION_MIN_US, le=limits.RETENTION_MAX_US
+    model_config = SettingsConfigDict(
+        env_prefix="COUNTER_",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        # A refusal shows what was given, and must not show a password.
+        hide_input_in_errors=True,
     )
-    slice: Duration = Field(default=limits.DAY, ge=limits.MINUTE, le=limits.RETENTION_MAX_US)
-    write_timeout: Duration = Field(default=limits.SECOND, ge=limits.MILLISECOND, le=limits.MINUTE)
-    rollup_window: Duration = 10 * limits.SECOND
-    accept_limit: Duration = 5 * limits.SECOND
 
-    body_bytes_max: int = Field(default=limits.BODY_BYTES_MAX, ge=1_024, le=64 * 1024 * 1024)
-    batch_items_max: int = Field(default=limits.BATCH_ITEMS_MAX, ge=1, le=limits.PENDING_WRITES_MAX)
-    request_timeout: Duration = Field(
-        default=limits.REQUEST_TIMEOUT_US, ge=limits.MILLISECOND, le=limits.HOUR
+    config: Path | None = Field(None, description="A TOML file with settings")
+    host: str = Field("127.0.0.1", description="The address to listen on")
+    port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
+    workers: int = Field(1, ge=1, le=64, description="API processes that share the port")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65_535, description="A port of each process's own"
     )
-    cache_entries_max: int = Field(default=25_000, ge=1, le=10_000_000)
+    log_level: str = Field(
+        "warning", pattern="^(debug|info|warning|error)$", description="The least that is logged"
+    )
+
+    store: StoreKind = Field("sqlite", description="Where counts are kept: sqlite or cassandra")
+    data: Path = Field(Path("data"), description="The data directory of SQLite")
+    contact_points: ContactPoints = Field(
+        (), description="Nodes of Cassandra: host[:port],host[:port]"
+    )
+    local_datacenter: str | None = Field(None, description="Cassandra's data center to talk to")
+    keyspace: str = Field(
+        "counter",
+        pattern="^[a-z][a-z0-9_]{0,30}$",
+        description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
+    )
+    cassandra_username: str | None = Field(None, description="Who logs in to Cassandra")
+    cassandra_password_file: ReadableFile | None = Field(
+        None, description="A file with the password"
+    )
+    cassandra_password: SecretStr | None = Field(
+        default_factory=_password, description="The password; never a flag"
+    )
+    tls_ca: ReadableFile | None = Field(None, description="Whom to trust; turns TLS on")
+    tls_cert: ReadableFile | None = Field(None, description="This process's own certificate")
+    tls_key: ReadableFile | None = Field(None, description="The key of the certificate")
+
+    cache: CacheAddress = Field("memory", description="memory, or memcached://host:port,host:port")
+    cache_timeout: Annotated[Duration, between(limits.MILLISECOND, 5 * limits.SECOND)] = Field(
+        100 * limits.MILLISECOND, description="How long a cache may take to answer"
+    )
+    cache_entries_max: int = Field(
+        25_000, ge=1, le=10_000_000, description="Counts that a process keeps in its memory"
+    )
+
+    retention: _Retention = Field(
+        7 * limits.DAY,
+        description="How long events are kept, and so how late a retry may be",
+    )
+    slice: _Slice = Field(limits.DAY, description="The span of one event table")
+    write_timeout: _WriteTimeout = Field(
+        default_factory=by_store(limits.SECOND, 2 * limits.SECOND),
+        description="How long a write may take",
+    )
+    clock_skew_max: _Skew = Field(
+        default_factory=by_store(0, 500 * limits.MILLISECOND),
+        description="How far this clock may be from the store's",
+    )
+    time_bucket: _TimeBucket = Field(
+        default_factory=lambda data: _time_bucket(data["store"], data["slice"]),
+        description="The span of one partition of events",
+    )
+    event_buckets: _EventBuckets = Field(
+        1, description="Partitions that share a counter's time bucket"
+    )
+    replication: Replication = Field(
+        (("", 3),), description="Copies of the data: 3, or dc1:3,dc2:3"
+    )
+    write_consistency: WriteConsistency = Field(
+        "LOCAL_QUORUM", description="The copies that acknowledge a write"
+    )
+    read_consistency: ReadConsistency = Field(
+        "LOCAL_QUORUM", description="The copies that answer a read"
+    )
+    extra_datasets: dict[str, DatasetSettings] = Field(
+        default={}, description="Further datasets: tables [datasets.NAME] of the file"
+    )
+
+    rollup_window: Duration = Field(
+        10 * limits.SECOND, description="The rollup window of new namespaces"
+    )
+    accept_limit: Duration = Field(
+        5 * limits.SECOND,
+        description="How old a token may be when its add arrives; past it, it is resolved",
+    )
+    shards: int = Field(
+        default_factory=by_store(1, 16),
+        ge=1,
+        le=limits.SHARDS_MAX,
+        description="The rollup shards of new namespaces",
+    )
+    payload_check: PayloadCheck = Field(
+        PayloadCheck.GUARD, description="off, guard or strict, of new namespaces"
+    )
+
+    rollup: bool = Field(
+        default_factory=by_store(True, False), description="Roll up in the API's process"
+    )
+    lease_time: Annotated[Duration, between(limits.SECOND, 5 * limits.MINUTE)] = Field(
+        10 * limits.SECOND, description="How long a silent worker keeps its shards"
+    )
+    rollup_concurrency: int = Field(
+        64, ge=1, le=1_024, description="Counters that a worker rolls up at once, at most"
+    )
+    drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
+        10 * limits.SECOND, description="How long a process may finish its work after SIGTERM"
+    )
+
+    body_bytes_max: int = Field(
+        limits.BODY_BYTES_MAX, ge=1_024, le=64 * 1024 * 1024, description="The largest body"
+    )
+    batch_items_max: int = Field(
+        limits.BATCH_ITEMS_MAX, ge=1, le=limits.PENDING_WRITES_MAX, description="The largest batch"
+    )
+    request_timeout: Annotated[Duration, between(limits.MILLISECOND, limits.HOUR)] = Field(
+        limits.REQUEST_TIMEOUT_US, description="How long a request may take to arrive whole"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What was given, then the environment, then the file. Raises StartupError."""
+        path = config_file(init_settings().get("config"))
+        table = {} if path is None else read_toml(path)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, table)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_datasets(cls, values: Any) -> Any:
+        """``datasets`` is what the file calls them; here it is the method that gives all."""
+        if isinstance(values, dict) and "datasets" in values:
+            values = {**values, "extra_datasets": values["datasets"]}
+            del values["datasets"]
+        return values
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Settings:
+        if problems := list(problems_of(self)):
+            raise ValueError("\n".join(problems))
+        return self
 
     def dataset(self) -> Dataset:
         """The dataset ``default`` as the first start on a data directory makes it."""
@@ -52,12 +237,56 @@ class Settings(BaseSettings):
             name="default",
             retention_us=self.retention,
             slice_us=self.slice,
-            time_bucket_us=self.slice,
-            event_buckets=1,
+            time_bucket_us=self.time_bucket,
+            event_buckets=self.event_buckets,
             write_timeout_us=self.write_timeout,
-            # One process: the store's clock is the process's own.
-            clock_skew_max_us=0,
+            clock_skew_max_us=self.clock_skew_max,
         )
+
+    def datasets(self) -> list[Dataset]:
+        """All datasets, ``default`` first. A store knows them by name and gives ids of its own."""
+        extra = sorted(self.extra_datasets.items())
+        more = [self._dataset(i, name, each) for i, (name, each) in enumerate(extra, start=1)]
+        return [self.dataset(), *more]
+
+    def _dataset(self, number: int, name: str, own: DatasetSettings) -> Dataset:
+        slice_us = own.slice or self.slice
+        bucket_us = own.time_bucket
+        if bucket_us is None:
+            inherits = own.slice is None or slice_us % self.time_bucket == 0
+            bucket_us = self.time_bucket if inherits else _time_bucket(self.store, slice_us)
+        skew_us = self.clock_skew_max if own.clock_skew_max is None else own.clock_skew_max
+        return Dataset(
+            id=number,
+            name=name,
+            retention_us=own.retention or self.retention,
+            slice_us=slice_us,
+            time_bucket_us=bucket_us,
+            event_buckets=own.event_buckets or self.event_buckets,
+            write_timeout_us=own.write_timeout or self.write_timeout,
+            clock_skew_max_us=skew_us,
+        )
+
+    def placements(self) -> Mapping[str, Placement]:
+        """Where each dataset's copies are in Cassandra, and how many answer, by dataset."""
+        placements = {
+            "default": Placement(self.replication, self.write_consistency, self.read_consistency)
+        }
+        for name, own in self.extra_datasets.items():
+            placements[name] = Placement(
+                own.replication or self.replication,
+                own.write_consistency or self.write_consistency,
+                own.read_consistency or self.read_consistency,
+            )
+        return placements
+
+    def contact_endpoints(self) -> list[tuple[str, int]]:
+        """(host, port) of each contact point."""
+        return [endpoint(each, CASSANDRA_PORT) for each in self.contact_points]
+
+    def cache_servers(self) -> tuple[tuple[str, int], ...]:
+        """(host, port) of each memcached; none where the cache is in memory."""
+        return memcached_servers(self.cache)
 
     def default_namespace(self) -> NamespaceSettings:
         """The namespace ``default``, and what a new namespace gets where it says nothing else."""
@@ -65,10 +294,10 @@ class Settings(BaseSettings):
             counter_type=CounterType.ACCURATE,
             dataset="default",
             accept_limit_us=self.accept_limit,
-            future_limit_us=5 * limits.SECOND,
+            future_limit_us=max(_FUTURE_LIMIT_US, 2 * self.clock_skew_max),
             rollup_window_us=self.rollup_window,
-            shards=1,
-            payload_check=PayloadCheck.GUARD,
+            shards=self.shards,
+            payload_check=self.payload_check,
             key_ttl_us=min(limits.DAY, self.retention // 2),
             cache_ttl_us=10 * limits.SECOND,
         )

@@ -1,0 +1,162 @@
+"""How the values of settings are written as text, and what they are inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+from pydantic_settings import NoDecode
+
+from counter.durations import format_duration, parse_duration
+
+CASSANDRA_PORT: Final = 9042
+MEMCACHED_PORT: Final = 11211
+REPLICAS_MAX: Final = 16
+_PORT_MAX: Final = 65_535
+_MEMCACHED: Final = "memcached://"
+_HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
+_DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
+
+StoreKind = Literal["sqlite", "cassandra"]
+WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
+ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
+
+
+def _to_us(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        raise ValueError("a duration needs a unit; write it like 5s, 250ms, 1h30m or 7d")
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+#: A duration, read from text like "5s" and kept in microseconds.
+Duration = Annotated[int, BeforeValidator(_to_us), PlainSerializer(format_duration)]
+
+
+def between(low_us: int, high_us: int) -> AfterValidator:
+    """Holds a duration to ``[low_us, high_us]``; the refusal writes all three as people do."""
+
+    def check(value_us: int) -> int:
+        if not low_us <= value_us <= high_us:
+            raise ValueError(
+                f"it is {format_duration(value_us)}; it must be from {format_duration(low_us)}"
+                f" to {format_duration(high_us)}"
+            )
+        return value_us
+
+    return AfterValidator(check)
+
+
+def endpoint(text: str, default_port: int) -> tuple[str, int]:
+    """``host[:port]`` in parts; an IPv6 address stands in brackets. Raises ValueError."""
+    if text.count(":") > 1 and not text.startswith("["):
+        text = f"[{text}]"
+    host, colon, port = text.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = text, str(default_port)
+    plain = port.isascii() and port.isdigit() and len(port) <= len(str(_PORT_MAX))
+    if _HOST.fullmatch(host) is None or not (plain and 1 <= int(port) <= _PORT_MAX):
+        raise ValueError(f"{text[:80]!r} is not host or host:port")
+    return host.strip("[]"), int(port)
+
+
+def _split(value: Any) -> Any:
+    return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+
+
+def _check_contact_point(text: str) -> str:
+    endpoint(text, CASSANDRA_PORT)
+    return text
+
+
+#: A list of ``host[:port]``, or text with commas between them.
+ContactPoints = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_contact_point)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+]
+
+
+def _to_replication(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, str) and not value.isdigit():
+        pairs = [each.partition(":") for each in value.replace("=", ":").split(",")]
+        value = {name.strip(): copies.strip() for name, _, copies in pairs}
+    if not isinstance(value, Mapping):
+        return (("", _copies(value)),)
+    if not value:
+        raise ValueError("it names no data center; write 3, or dc1:3,dc2:3")
+    for name in value:
+        if _DATACENTER.fullmatch(name) is None:
+            raise ValueError(f"{name[:60]!r} is not the name of a data center")
+    return tuple((name, _copies(copies)) for name, copies in value.items())
+
+
+def _copies(value: Any) -> int:
+    text = "" if isinstance(value, bool | float) else str(value)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= REPLICAS_MAX):
+        raise ValueError(
+            f"{str(value)[:60]!r} is not a number of copies from 1 to {REPLICAS_MAX};"
+            " write 3, or dc1:3,dc2:3"
+        )
+    return int(text)
+
+
+def replication_text(value: Sequence[tuple[str, int]]) -> str:
+    """The inverse of how :data:`Replication` is read."""
+    return ",".join(f"{name}:{copies}" if name else str(copies) for name, copies in value)
+
+
+#: Copies by data center, as in :class:`counter.types.Placement`; written ``3``, for every data
+#: center, or ``dc1:3,dc2:3``.
+Replication = Annotated[
+    tuple[tuple[str, int], ...],
+    NoDecode,
+    BeforeValidator(_to_replication),
+    PlainSerializer(replication_text),
+]
+
+
+def _check_cache(text: str) -> str:
+    memcached_servers(text)
+    return text
+
+
+def memcached_servers(text: str) -> tuple[tuple[str, int], ...]:
+    """The servers of ``memcached://host:port,host:port``; none of ``memory``. Raises ValueError."""
+    if text == "memory":
+        return ()
+    if not text.startswith(_MEMCACHED):
+        raise ValueError(f"{text[:80]!r} is neither memory nor memcached://host:port,host:port")
+    named = text.removeprefix(_MEMCACHED).rstrip("/")
+    if "/" in named or urlsplit(f"//{named}").username is not None:
+        raise ValueError(f"{text[:80]!r} has more than hosts and ports in it")
+    return tuple(endpoint(each.strip(), MEMCACHED_PORT) for each in named.split(","))
+
+
+#: ``memory``, or ``memcached://host:port,host:port``.
+CacheAddress = Annotated[str, AfterValidator(_check_cache)]
+
+
+def _check_file(path: Path) -> Path:
+    try:
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+
+
+#: A file that can be read.
+ReadableFile = Annotated[Path, AfterValidator(_check_file)]
+
+#: Makes a default of what the fields before it hold.
+FromOthers = Callable[[dict[str, Any]], Any]
+
+
+def by_store(sqlite: Any, cassandra: Any) -> FromOthers:
+    """A default that depends on the store."""
+    return lambda data: cassandra if data["store"] == "cassandra" else sqlite
