@@ -56,7 +56,7 @@ class Connection:
 
     def __init__(self, options: CassandraOptions) -> None:
         self._options = options
-        self._prepared: dict[tuple[str, int], PreparedStatement] = {}
+        self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -76,19 +76,23 @@ class Connection:
         await asyncio.to_thread(self._cluster.shutdown)
 
     async def prepare(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
-        """A prepared statement, from memory after its first time.
+        """Prepare *cql*; many who ask at once for the same get one. The caller keeps it.
 
         Statements are idempotent unless they compare: each carries its own write timestamp.
         """
         key = (cql, consistency)
-        known = self._prepared.get(key)
-        if known is not None:
-            return known
+        preparing = self._preparing.get(key)
+        if preparing is None:
+            preparing = asyncio.create_task(self._prepare(cql, consistency, idempotent))
+            preparing.add_done_callback(lambda _: self._preparing.pop(key, None))
+            self._preparing[key] = preparing
+        return await asyncio.shield(preparing)
+
+    async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> PreparedStatement:
         made = await self._blocking(self._session.prepare, cql)
         made.consistency_level = consistency
         made.serial_consistency_level = cassandra.ConsistencyLevel.SERIAL
         made.is_idempotent = idempotent
-        self._prepared[key] = made
         return made
 
     async def run(self, statements: Sequence[Any], timeout_us: int | None = None) -> list[Any]:

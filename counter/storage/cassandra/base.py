@@ -1,0 +1,216 @@
+"""What the parts of the Cassandra store share: the connection, datasets, slices, statements.
+
+Whatever is kept here of slices can be old, and is right nevertheless. A slice's partitioning never
+changes; a slice that is not known yet is looked for once before it is missed; the table of one that
+is dropped is missing, and to miss a table is an error, never "not found".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from cassandra import ConsistencyLevel
+
+from counter.errors import NamespaceUnknownError, SliceMissingError, StoreUnavailableError
+from counter.limits import TIME_MAX_US
+from counter.partitions import slice_of
+from counter.ports import Clock
+from counter.storage.cassandra.coalesced import Coalesced
+from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.documents import dataset_of, slice_from
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.schema import events_table, keyspace_of
+from counter.types import Dataset, Namespace, Placement, Slice
+
+#: The write timestamp of what is deleted for ever, whatever is written after it: ids of namespaces
+#: are never used again.
+FOR_EVER: Final = TIME_MAX_US
+
+_SLICES: Final = "SELECT start, document, dropped_before FROM {control}.slices WHERE dataset = ?"
+#: DISTINCT: the static column alone, not past the tombstones of all the slices that were dropped.
+_DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
+_DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
+
+
+@dataclass(slots=True)
+class Shelf:
+    """A dataset, where its data lie, and its slices as this process last saw them.
+
+    *slices* and *dropped_before_us* were read together: what the one does not hold and the other
+    does not say is gone was never there.
+    """
+
+    dataset: Dataset
+    placement: Placement
+    keyspace: str
+    write_consistency: int
+    read_consistency: int
+    slices: list[Slice] = field(default_factory=list)
+    dropped_before_us: int = 0
+    reload: Coalesced[None] = field(init=False)
+
+
+class CassandraBase:
+    """State of one process, never more than what it saw; the truth is in the cluster."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._connection = Connection(options)
+        self._shelves: dict[int, Shelf] = {}
+        self._statements: dict[tuple[int, str, int, int], Any] = {}
+        #: Ids of namespaces that this process saw standing, and then saw gone.
+        self._standing: set[int] = set()
+        self._gone: set[int] = set()
+
+    # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
+    # that starts at *start_us*. They are remembered: the second time costs a look-up.
+
+    async def _to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+        """An idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
+        shelf = self._shelf(dataset)
+        return await self._prepared(shelf, cql, start_us, shelf.write_consistency)
+
+    async def _to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+        """A read at the dataset's read consistency."""
+        shelf = self._shelf(dataset)
+        return await self._prepared(shelf, cql, start_us, shelf.read_consistency)
+
+    async def _to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+        """A compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
+        shelf = self._shelf(dataset)
+        level = shelf.write_consistency
+        return await self._prepared(shelf, cql, start_us, level, idempotent=False)
+
+    async def _to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+        """A SERIAL read: it sees what any compare-and-set that returned before has set."""
+        return await self._prepared(self._shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
+
+    async def _control(
+        self, cql: str, consistency: int = ConsistencyLevel.QUORUM, *, idempotent: bool = True
+    ) -> Any:
+        """A statement on the control keyspace, the template's {control}."""
+        return await self._prepared(None, cql, 0, consistency, idempotent=idempotent)
+
+    async def _prepared(
+        self,
+        shelf: Shelf | None,
+        cql: str,
+        start_us: int,
+        consistency: int,
+        *,
+        idempotent: bool = True,
+    ) -> Any:
+        key = (shelf.dataset.id if shelf else 0, cql, start_us, consistency)
+        known = self._statements.get(key)
+        if known is None:
+            text = cql.format(
+                control=self._options.keyspace,
+                keyspace=shelf.keyspace if shelf else "",
+                table=events_table(start_us),
+            )
+            known = await self._connection.prepare(text, consistency, idempotent=idempotent)
+            self._statements[key] = known
+        return known
+
+    # Datasets and their slices.
+
+    def _shelf(self, dataset: Dataset) -> Shelf:
+        shelf = self._shelves.get(dataset.id)
+        if shelf is None:
+            raise StoreUnavailableError(
+                f"dataset {dataset.name!r} (id {dataset.id}) was made after this process started;"
+                " restart it"
+            )
+        return shelf
+
+    async def _load_datasets(self) -> None:
+        """Learn all datasets, and their slices."""
+        connection = self._connection
+        for name, dataset_id, text in await connection.one(
+            (await self._control(_DATASETS)).bind(())
+        ):
+            if dataset_id not in self._shelves:
+                dataset, placement = dataset_of(name, dataset_id, text)
+                shelf = Shelf(
+                    dataset,
+                    placement,
+                    keyspace_of(self._options.keyspace, name),
+                    ConsistencyLevel.name_to_value[placement.write_consistency],
+                    ConsistencyLevel.name_to_value[placement.read_consistency],
+                )
+                shelf.reload = Coalesced(partial(self._load_slices, shelf))
+                self._shelves[dataset_id] = shelf
+                await shelf.reload()
+
+    async def _load_slices(self, shelf: Shelf) -> None:
+        statement = await self._control(_SLICES)
+        rows = await self._connection.one(statement.bind((shelf.dataset.id,)))
+        # A partition without slices still gives a row, for its static column.
+        slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
+        dropped_us = (rows[0][2] or 0) if rows else 0
+        shelf.slices = [each for each in slices if each.end_us > dropped_us]
+        shelf.dropped_before_us = dropped_us
+        starts = {each.start_us for each in shelf.slices}
+        for key in [key for key in self._statements if key[0] == shelf.dataset.id and key[2]]:
+            if key[2] not in starts:
+                del self._statements[key]
+
+    async def _slice_of(self, dataset: Dataset, time_us: int) -> Slice:
+        """The slice that holds *time_us*, read anew where it is not known. Raises
+        SliceMissingError."""
+        shelf = self._shelf(dataset)
+        try:
+            return slice_of(shelf.slices, time_us)
+        except SliceMissingError:
+            await shelf.reload()
+            return slice_of(shelf.slices, time_us)
+
+    async def _reload_slices(self, dataset: Dataset) -> Shelf:
+        """Read the dataset's slices anew: a table turned out to be missing."""
+        shelf = self._shelf(dataset)
+        await shelf.reload()
+        return shelf
+
+    async def _shelf_for_tails(self, dataset: Dataset) -> Shelf:
+        """The dataset with all slices that an event can lie in by now.
+
+        An event may be written up to a slice ahead of its writer's clock, and its writer may know
+        a slice that another process made and this one has not seen.
+        """
+        shelf = self._shelf(dataset)
+        reach_us = self._clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
+        if not shelf.slices or shelf.slices[-1].end_us <= reach_us:
+            await shelf.reload()
+        return shelf
+
+    async def dropped_before(self, dataset: Dataset) -> int:
+        """Read anew: what it is in memory may be old. See :class:`counter.ports.ControlPlane`."""
+        statement = await self._control(_DROPPED)
+        rows = await self._connection.one(statement.bind((dataset.id,)))
+        return (rows[0][1] or 0) if rows else 0
+
+    # Namespaces.
+
+    def _see_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
+        """Ids of all namespaces that stood when they were listed: those that were known *before*
+        the listing began, and are not among them, are gone."""
+        self._gone |= before.difference(ids)
+        self._standing = (self._standing | set(ids)) - self._gone
+
+    def _must_stand(self, namespace: Namespace) -> None:
+        """Raise NamespaceUnknownError where this process knows that *namespace* is deleted.
+
+        Another process may have deleted it and this one not heard of it yet: then what is written
+        is never read, and goes with the rest.
+        """
+        if namespace.id in self._gone:
+            raise unknown(namespace)
+
+
+def unknown(namespace: Namespace) -> NamespaceUnknownError:
+    """The error for a namespace that was deleted."""
+    return NamespaceUnknownError(f"namespace {namespace.name!r} (id {namespace.id}) was deleted")
