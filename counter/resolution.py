@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folding import fingerprint
 from counter.ports import Clock, Store
+from counter.skew import ClockGuard
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
 from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
 
@@ -18,9 +19,10 @@ from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
 class Resolver:
     """Decides, once and for ever, what became of a token that is too old to be written."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._guard = guard
 
     async def resolve(
         self, namespace: Namespace, events: Sequence[Event], *, by_worker: bool = False
@@ -29,8 +31,10 @@ class Resolver:
 
         A worker that settles an atomic add goes on where a client would be told that the token is
         past knowing. Raises TokenConflictError, TokenPendingError while a write that was admitted
-        may be in flight, TokenTooOldError with ``applied: None`` past retention.
+        may be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
         """
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
         # The clock BEFORE the look-up: read after it, a window could close in between and a
         # write that landed meanwhile would be voided.
         now_us = self._clock.now_us()
@@ -84,8 +88,10 @@ class Resolver:
         """Have windows of counters counted anew: by readers at once if asked, then by the worker.
 
         All must be durable while the window that they are left in is open, or a worker could have
-        passed it already.
+        passed it already. Raises ClockSkewError where that cannot be told.
         """
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
         size_us = namespace.settings.rollup_window_us
         while True:
             left_us = window_of(self._clock.now_us(), size_us)

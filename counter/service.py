@@ -26,6 +26,7 @@ from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.reading import Count, CountReader
 from counter.resolution import Resolver, conflict
+from counter.skew import ClockGuard
 from counter.tokens import nonce_of_key
 from counter.types import (
     CounterType,
@@ -77,16 +78,19 @@ class Added(NamedTuple):
 class CounterService:
     """The service over its ports. Holds no state that matters: any number of them may run."""
 
-    def __init__(self, store: Store, cache: Cache, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
+    ) -> None:
         self._store = store
         self._cache = cache
         self._clock = clock
+        self._guard = guard
         self._writer = EventWriter(store, clock)
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(_TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.namespaces = Namespaces(store, clock)
-        self.resolver = Resolver(store, clock)
+        self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock)
 
     async def add(
@@ -127,6 +131,8 @@ class CounterService:
         """Each add on its own, one commit for those that are on time; an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return [await self.add(namespace, *each) for each in adds]
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
         fresh: list[int] = []
         events: list[Event] = []
@@ -187,6 +193,9 @@ class CounterService:
         """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
         too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
         """
+        if self._guard is not None:
+            # A time from the future would stand for all later tokens.
+            self._guard.check_all()
         block = await self._store.lease_tokens(count, self._clock.now_us())
         return [
             Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
@@ -228,6 +237,8 @@ class CounterService:
         submit: Callable[[Token], Awaitable[_Answer]],
     ) -> _Answer:
         """Submit under the credential's token; an arbitrary key's is reserved at first sighting."""
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
         if credential is None:
             raise TokenMissingError(
                 f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"

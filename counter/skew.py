@@ -1,0 +1,154 @@
+"""The guard of this process's clock: how far it is from the store's, and whether that is too far.
+
+Windows close by the clock, so a process whose clock is more than ``clock_skew_max`` from the
+store's could acknowledge an add in a window that was counted already. It refuses to write instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, NamedTuple
+
+from counter.durations import format_duration
+from counter.errors import ClockSkewError, CounterError
+from counter.limits import MILLISECOND, SECOND
+from counter.ports import Clock, Store
+from counter.types import Dataset
+
+_log = logging.getLogger("counter.clock")
+_READINGS: Final = 3
+_EVERY_S: Final = 2.0
+_TIMEOUT_S: Final = 5.0
+#: So many measurements in a row may fail before the last good one is taken for too old.
+_FAILURES_MAX: Final = 15
+#: What a clock that nobody steps may gain or lose while it runs: 200 µs a second, plenty.
+_DRIFT_PER_S_US: Final = 200
+
+
+class _Measured(NamedTuple):
+    offset_us: int
+    error_us: int
+    wall_us: int
+    boottime_us: int
+
+
+class ClockGuard:
+    """Compares the wall clock with the store's now and then, and knows in between.
+
+    In between it watches the wall clock against the clock that nobody can step: whatever the one
+    moves more than the other since the last measurement has changed the offset.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._measured: _Measured | None = None
+        self._bound_us: int | None = None
+        self._failures = 0
+        self._was_wrong = False
+
+    @property
+    def offset_us(self) -> int:
+        """How far the store's clock is ahead of this one now; 0 before it was measured."""
+        measured = self._measured
+        if measured is None:
+            return 0
+        walked_us = self._clock.now_us() - measured.wall_us
+        passed_us = self._clock.boottime_us() - measured.boottime_us
+        return measured.offset_us - (walked_us - passed_us)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the dataset with the narrowest bound takes no writes here; None while it does."""
+        return self._trouble(self._bound_us)
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise ClockSkewError unless this clock is known to be within the bound of *dataset*."""
+        self._refuse(self._trouble(dataset.clock_skew_max_us))
+
+    def check_all(self) -> None:
+        """Raise ClockSkewError unless this clock is within the bound of every dataset."""
+        self._refuse(self.trouble)
+
+    async def measure(self) -> None:
+        """Compare the clocks. Failures are counted and told, not raised."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if self._bound_us is None:
+                    datasets = await self._store.datasets()
+                    self._bound_us = min(each.clock_skew_max_us for each in datasets)
+                readings = [await self._store.read_clock() for _ in range(_READINGS)]
+        except (CounterError, TimeoutError) as error:
+            self._failures += 1
+            _log.warning("the store's clock cannot be read: %s", error or "it took too long")
+        else:
+            self._failures = 0
+            best = min(readings, key=lambda each: each.error_us)
+            self._take(
+                _Measured(*best, self._clock.now_us(), self._clock.boottime_us()),
+            )
+        self._tell()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Measure every few seconds until *stop* is set."""
+        while not stop.is_set():
+            await self.measure()
+            try:
+                await asyncio.wait_for(stop.wait(), _EVERY_S)
+            except TimeoutError:
+                continue
+
+    def _take(self, new: _Measured) -> None:
+        """Hold the surer of what is known and *new*; *new* where the two cannot both be true.
+
+        A store that answers slowly tells its time badly: what was measured in a better moment
+        stays the better guess, while it ages slowly.
+        """
+        old = self._measured
+        if old is not None:
+            age_s = (new.boottime_us - old.boottime_us) // SECOND
+            doubt_us = old.error_us + age_s * _DRIFT_PER_S_US
+            agree = abs(new.offset_us - self.offset_us) <= new.error_us + doubt_us
+            if agree and doubt_us < new.error_us:
+                return
+        self._measured = new
+
+    def _trouble(self, bound_us: int | None) -> str | None:
+        measured = self._measured
+        if measured is None or bound_us is None:
+            return "this server's clock was not compared with the store's yet"
+        if self._failures >= _FAILURES_MAX:
+            return f"the store's clock could not be read {self._failures} times in a row"
+        if measured.error_us > bound_us:
+            return (
+                f"the store's clock can only be told to {_text(measured.error_us)}, and"
+                f" clock_skew_max is {format_duration(bound_us)}: the network, or the store, is too"
+                " slow for that bound"
+            )
+        offset_us = self.offset_us
+        if abs(offset_us) - measured.error_us <= bound_us:
+            return None
+        return (
+            f"this server's clock is {_text(abs(offset_us))}"
+            f" {'behind' if offset_us > 0 else 'ahead of'} the store's, give or take"
+            f" {_text(measured.error_us)}, and clock_skew_max is {format_duration(bound_us)}:"
+            " set it right (NTP), and restart the process if it was ahead"
+        )
+
+    def _refuse(self, trouble: str | None) -> None:
+        if trouble is not None:
+            raise ClockSkewError(f"{trouble}; nothing is written here", retry_after_us=SECOND)
+
+    def _tell(self) -> None:
+        """Say it once when the clock goes wrong, and once when it is right again."""
+        trouble = self.trouble
+        if trouble is not None and not self._was_wrong:
+            _log.error("writes are refused: %s", trouble)
+        if trouble is None and self._was_wrong:
+            _log.warning("writes are taken again: this clock is within its bound of the store's")
+        self._was_wrong = trouble is not None
+
+
+def _text(us: int) -> str:
+    return f"{us / SECOND:.3f} s" if us >= SECOND else f"{us / MILLISECOND:g} ms"

@@ -1,0 +1,222 @@
+"""The clock guard: a process whose clock is too far from the store's writes nothing."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from counter.errors import ClockSkewError, StoreUnavailableError
+from counter.service import Add, CounterService
+from counter.skew import ClockGuard
+from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.types import (
+    ClockReading,
+    CounterType,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    Slice,
+)
+from tests.support.clock import FakeClock
+from tests.support.rest import fresh
+from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, START_US
+
+BOUND_US = 500 * MILLISECOND
+DATASET = replace(DEFAULT_DATASET, clock_skew_max_us=BOUND_US)
+
+
+class SkewedStore(MemoryStore):
+    """A store whose clock is as far ahead as a test says; each reading takes what is left."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock, (DATASET,))
+        self.ahead_us = 0
+        self.errors_us: list[int] = []
+        self.down = False
+
+    async def read_clock(self) -> ClockReading:
+        if self.down:
+            raise StoreUnavailableError("a fault that a test planted")
+        error_us = self.errors_us.pop(0) if self.errors_us else MILLISECOND
+        return ClockReading(self.ahead_us + error_us // 2, error_us)
+
+
+class SteppedClock(FakeClock):
+    """A clock that somebody sets while it runs."""
+
+    def step(self, us: int) -> None:
+        self._now_us += us
+
+
+class World:
+    """A service over a store with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = SteppedClock(START_US)
+        self.store = SkewedStore(self.clock)
+        self.guard = ClockGuard(self.store, self.clock)
+        cache = MemoryCache(self.clock)
+        self.service = CounterService(self.store, cache, self.clock, self.guard)
+
+    async def namespace(self, counter_type: CounterType = CounterType.ACCURATE) -> Namespace:
+        """A namespace, with the slices that its events need."""
+        size_us = DATASET.slice_us
+        first_us = START_US - START_US % size_us - size_us
+        for start_us in range(first_us, first_us + 4 * size_us, size_us):
+            await self.store.make_slice(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+        settings = NamespaceSettings(
+            counter_type=counter_type,
+            dataset=DATASET.name,
+            accept_limit_us=5 * SECOND,
+            future_limit_us=5 * SECOND,
+            rollup_window_us=10 * SECOND,
+            shards=1,
+            payload_check=PayloadCheck.OFF,
+            key_ttl_us=HOUR,
+            cache_ttl_us=SECOND,
+        )
+        return await self.service.namespaces.create("one", settings)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def trouble(world: World) -> str:
+    """What the guard says; the empty text where it lets writes pass."""
+    return world.guard.trouble or ""
+
+
+async def test_a_clock_that_was_never_compared_is_not_trusted(world: World) -> None:
+    with pytest.raises(ClockSkewError, match="not compared"):
+        world.guard.check(DATASET)
+
+
+async def test_a_clock_within_its_bound_may_write(world: World) -> None:
+    world.store.ahead_us = BOUND_US - MILLISECOND
+    await world.guard.measure()
+    world.guard.check(DATASET)
+    assert trouble(world) == ""
+
+
+@pytest.mark.parametrize(("ahead_us", "word"), [(2 * SECOND, "behind"), (-2 * SECOND, "ahead")])
+async def test_a_clock_past_its_bound_is_refused_with_the_offset_and_the_bound(
+    world: World, ahead_us: int, word: str
+) -> None:
+    world.store.ahead_us = ahead_us
+    await world.guard.measure()
+    with pytest.raises(ClockSkewError, match=f"{word}.*500ms.*NTP") as caught:
+        world.guard.check(DATASET)
+    assert (caught.value.applied, caught.value.retry) == (None, "same_token")
+
+
+async def test_the_surest_of_several_readings_counts(world: World) -> None:
+    world.store.errors_us = [400 * MILLISECOND, 2 * MILLISECOND, 300 * MILLISECOND]
+    await world.guard.measure()
+    assert world.guard.offset_us == MILLISECOND
+
+
+async def test_a_slow_answer_does_not_replace_a_sure_one(world: World) -> None:
+    world.store.ahead_us = 2 * MILLISECOND
+    await world.guard.measure()
+    known_us = world.guard.offset_us
+    world.clock.advance(10 * SECOND)
+    world.store.errors_us = [800 * MILLISECOND] * 3
+    await world.guard.measure()
+    assert world.guard.offset_us == known_us
+
+
+async def test_a_slow_answer_that_contradicts_replaces_it(world: World) -> None:
+    await world.guard.measure()
+    world.store.ahead_us = HOUR
+    world.store.errors_us = [100 * MILLISECOND] * 3
+    await world.guard.measure()
+    assert "behind" in trouble(world)
+
+
+async def test_a_reading_worse_than_the_bound_tells_nothing(world: World) -> None:
+    world.store.errors_us = [2 * BOUND_US] * 3
+    await world.guard.measure()
+    assert "can only be told to 1.000 s" in trouble(world)
+
+
+@pytest.mark.parametrize("step_us", [MINUTE, -MINUTE])
+async def test_a_clock_that_is_set_is_noticed_at_the_next_write(world: World, step_us: int) -> None:
+    await world.guard.measure()
+    world.clock.advance(HOUR)
+    assert trouble(world) == ""
+    world.clock.step(step_us)
+    with pytest.raises(ClockSkewError):
+        world.guard.check(DATASET)
+
+
+async def test_a_store_that_does_not_answer_for_a_moment_changes_nothing(world: World) -> None:
+    await world.guard.measure()
+    world.store.down = True
+    await world.guard.measure()
+    assert trouble(world) == ""
+
+
+async def test_a_store_that_does_not_answer_for_long_ends_the_trust(world: World) -> None:
+    await world.guard.measure()
+    world.store.down = True
+    for _ in range(15):
+        await world.guard.measure()
+    assert "15 times in a row" in trouble(world)
+    world.store.down = False
+    await world.guard.measure()
+    assert trouble(world) == ""
+
+
+async def test_it_is_told_once_when_it_goes_wrong_and_once_when_it_is_right(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    for ahead_us in (0, 0, MINUTE, MINUTE, 0, 0):
+        world.store.ahead_us = ahead_us
+        await world.guard.measure()
+    levels = [each.levelno for each in caplog.records if each.name == "counter.clock"]
+    assert levels == [logging.ERROR, logging.WARNING]
+
+
+Ask = Callable[[CounterService, Namespace, int], Awaitable[Any]]
+WRITES: dict[str, Ask] = {
+    "add": lambda service, ns, now: service.add(ns, "c", 1, fresh(now)),
+    "late": lambda service, ns, now: service.add(ns, "c", 1, fresh(now - MINUTE)),
+    "key": lambda service, ns, now: service.add(ns, "c", 1, "order-1"),
+    "clear": lambda service, ns, now: service.clear(ns, "c", fresh(now)),
+    "batch": lambda service, ns, now: service.add_many(ns, [Add("c", 1, fresh(now))]),
+    "atomic": lambda service, ns, now: service.add_atomic(ns, [("c", 1)], fresh(now)),
+    "tokens": lambda service, ns, now: service.issue_tokens(1),
+    "resolution": lambda service, ns, now: service.resolver.leave_recounts(
+        ns, [("c", now)], for_readers=True
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+async def test_past_the_bound_nothing_that_depends_on_the_clock_is_done(
+    world: World, what: str
+) -> None:
+    namespace = await world.namespace()
+    await world.guard.measure()
+    await world.service.add(namespace, "c", 1, fresh(world.clock.now_us()))
+    world.store.ahead_us = MINUTE
+    await world.guard.measure()
+    with pytest.raises(ClockSkewError):
+        await WRITES[what](world.service, namespace, world.clock.now_us())
+    world.store.ahead_us = 0
+    await world.guard.measure()
+    (count,) = await world.service.get(namespace, ["c"], 0)
+    assert count.count == 1
+
+
+async def test_reads_and_best_effort_counters_go_on(world: World) -> None:
+    namespace = await world.namespace(CounterType.BEST_EFFORT)
+    world.store.ahead_us = MINUTE
+    await world.guard.measure()
+    await world.service.add(namespace, "c", 2, None)
+    (count,) = await world.service.get(namespace, ["c"], None)
+    assert count.count == 2
