@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -22,7 +21,7 @@ from counter.errors import (
     TokenAmbiguousError,
     UnsupportedMediaTypeError,
 )
-from counter.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.service import Credential
 from counter.tokens import token_of_uuid7
 from counter.types import Token
@@ -200,9 +199,11 @@ def _bare_key(text: str) -> str:
     return key
 
 
-@lru_cache(maxsize=8_192)
 def counter_of_segment(segment: bytes) -> str:
     """The counter that a percent-encoded path segment names. Raises InvalidParameterError."""
+    if segment.isalnum() and len(segment) <= COUNTER_NAME_CHARS_MAX:
+        # Nearly always: nothing to decode, and nothing to find fault with.
+        return segment.decode("ascii")
     try:
         return check_counter_name(unquote_to_bytes(segment).decode())
     except ValueError as error:
@@ -210,9 +211,10 @@ def counter_of_segment(segment: bytes) -> str:
         raise InvalidParameterError(f"counter {shown!r}: {error}", field="counter") from error
 
 
-@lru_cache(maxsize=8_192)
 def json_text(text: str) -> str:
     """*text* as a JSON string."""
+    if text.isalnum() and text.isascii():
+        return f'"{text}"'
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return json.dumps(text, ensure_ascii=False)

@@ -57,7 +57,7 @@ class CounterRoutes:
         body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
         added = await self._service.add(namespace, call.counter, body.delta, credential)
-        (count,) = await self._service.get(namespace, (call.counter,), 0)
+        count = await self._service.get_one(namespace, call.counter, 0)
         extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
         return added_reply(namespace, added, extra)
 
@@ -75,9 +75,10 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         max_staleness_us = _staleness(call)
         count = self._service.peek(namespace, call.counter, max_staleness_us)
-        if count is None:
-            (count,) = await self._service.get(namespace, (call.counter,), max_staleness_us)
-        return count_reply(namespace.name, count)
+        if count is not None:
+            return count_reply(namespace.name, count)
+        count = await self._service.get_one(namespace, call.counter, max_staleness_us)
+        return Reply(200, count_text(namespace.name, count).encode())
 
     async def batch_get(self, call: Call) -> Reply:
         """Read many counters."""
@@ -87,7 +88,9 @@ class CounterRoutes:
         problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
         names = [name for name in body.counters if problems[name] is None]
         counts = iter(await self._service.get(namespace, names, body.max_staleness))
-        texts = [problems[name] or count_text(namespace.name, next(counts)) for name in body.counters]
+        texts = [
+            problems[name] or count_text(namespace.name, next(counts)) for name in body.counters
+        ]
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
     async def batch_add(self, call: Call) -> Reply:

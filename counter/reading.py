@@ -27,7 +27,7 @@ class Count(NamedTuple):
     """A count and the instant it is exact as of."""
 
     counter: str
-    count: int
+    count: int  # type: ignore[assignment]  # nobody asks for a tuple's count()
     as_of_us: int
     accuracy: Accuracy
 
@@ -89,20 +89,15 @@ class CountReader:
         None stands for the namespace's default: 0 for ACCURATE, whatever is cheapest for EVENTUAL.
         """
         now_us = self._clock.now_us()
-        counter_type = namespace.settings.counter_type
-        if counter_type is CounterType.BEST_EFFORT:
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             values = await self._cache.best_effort(namespace, counters)
             return [
                 Count(counter, value, now_us, Accuracy.BEST_EFFORT)
                 for counter, value in zip(counters, values, strict=True)
             ]
-        if max_staleness_us is None and counter_type is CounterType.ACCURATE:
-            max_staleness_us = 0
-        oldest_us = 0
-        if max_staleness_us is not None:
-            oldest_us = now_us - max_staleness_us + namespace.dataset.clock_skew_max_us
+        oldest_us = _oldest(namespace, max_staleness_us, now_us)
         known: dict[str, Checkpoint] = {}
-        if max_staleness_us != 0:
+        if oldest_us < now_us:
             cached = await self._cache.get_many(namespace, counters)
             known = {
                 counter: entry
@@ -113,7 +108,7 @@ class CountReader:
         live: dict[str, Checkpoint] = {}
         if missing:
             stored = await self._read_stored(namespace, missing)
-            if max_staleness_us != 0:
+            if oldest_us < now_us:
                 await self._cache.put_many(namespace, list(stored.items()))
             stale = {name: each for name, each in stored.items() if each.time_us < oldest_us}
             live = await self._read_live(namespace, stale, now_us)
@@ -125,6 +120,28 @@ class CountReader:
             for counter in counters
         ]
 
+    async def read_one(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count:
+        """As :meth:`read`, of one counter and without the bookkeeping that many need."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return (await self.read(namespace, (counter,), max_staleness_us))[0]
+        now_us = self._clock.now_us()
+        oldest_us = _oldest(namespace, max_staleness_us, now_us)
+        if oldest_us < now_us:
+            (entry,) = await self._cache.get_many(namespace, (counter,))
+            if entry is not None and entry.time_us >= oldest_us:
+                return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
+        watermarks = await self._store.watermarks(namespace)
+        (head,) = await self._store.heads(namespace, (counter,))
+        stored = await self._stored(namespace, counter, watermarks, head)
+        if oldest_us < now_us:
+            await self._cache.put_many(namespace, ((counter, stored),))
+        if stored.time_us >= oldest_us:
+            return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
+        live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
+        return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
+
     async def _read_stored(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
@@ -132,19 +149,23 @@ class CountReader:
         speak of a window that the checkpoint does not hold."""
         watermarks = await self._store.watermarks(namespace)
         heads = await self._store.heads(namespace, counters)
+        return {
+            counter: await self._stored(namespace, counter, watermarks, head)
+            for counter, head in zip(counters, heads, strict=True)
+        }
+
+    async def _stored(
+        self, namespace: Namespace, counter: str, watermarks: Sequence[int], head: Head | None
+    ) -> Checkpoint:
+        """What a counter's *head*, read after *watermarks*, says of it."""
         shards = namespace.settings.shards
-        found: dict[str, Checkpoint] = {}
-        for counter, head in zip(counters, heads, strict=True):
-            watermark_us = watermarks[shard_of(counter, shards)]
-            if head is None:
-                found[counter] = Checkpoint(watermark_us, 0)
-                continue
-            as_of_us = max(watermark_us, head.checkpoint.time_us)
-            if any(pending.recount_us <= as_of_us for pending in head.pending):
-                found[counter] = await self._recount(namespace, counter, as_of_us)
-            else:
-                found[counter] = Checkpoint(as_of_us, head.checkpoint.count)
-        return found
+        watermark_us = watermarks[0 if shards == 1 else shard_of(counter, shards)]
+        if head is None:
+            return Checkpoint(watermark_us, 0)
+        as_of_us = max(watermark_us, head.checkpoint.time_us)
+        if any(pending.recount_us <= as_of_us for pending in head.pending):
+            return await self._recount(namespace, counter, as_of_us)
+        return Checkpoint(as_of_us, head.checkpoint.count)
 
     async def history(
         self, namespace: Namespace, counter: str, to_us: int
@@ -200,6 +221,14 @@ class CountReader:
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)
         }
+
+
+def _oldest(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
+    """The earliest instant that a count may be exact as of; *now_us* or later where no count that
+    was rolled up will do."""
+    if max_staleness_us is None and namespace.settings.counter_type is CounterType.EVENTUAL:
+        return 0
+    return now_us - (max_staleness_us or 0) + namespace.dataset.clock_skew_max_us
 
 
 def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int]:

@@ -189,6 +189,12 @@ class CounterService:
         """The counts of *counters*, in order, none staler than *max_staleness_us*."""
         return await self.reader.read(namespace, counters, max_staleness_us)
 
+    async def get_one(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count:
+        """The count of one counter, no staler than *max_staleness_us*."""
+        return await self.reader.read_one(namespace, counter, max_staleness_us)
+
     async def issue_tokens(self, count: int) -> list[Token]:
         """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
         too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.

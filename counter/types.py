@@ -110,12 +110,11 @@ class WindowRow(NamedTuple):
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A count that holds every event with ``event_time <= time_us``."""
 
     time_us: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody asks for a tuple's count()
 
 
 class Pending(NamedTuple):
@@ -125,8 +124,7 @@ class Pending(NamedTuple):
     window_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """A counter's ``counts`` partition without its window rows."""
 
     checkpoint: Checkpoint

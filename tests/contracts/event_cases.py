@@ -166,7 +166,7 @@ class EventCases(StoreCases):
         """Hedges and retries that meet in one commit collapse."""
         sends = [written(store, namespace, [add(delta=5)]) for _ in range(20)]
         outcomes = [each for results in await asyncio.gather(*sends) for each in results]
-        assert sorted(each.value for each in outcomes) == ["new"] + ["replayed"] * 19
+        assert sorted(map(str, outcomes)) == ["Written.NEW"] + ["Written.REPLAYED"] * 19
         assert await total(store, namespace) == 5
 
     @pytest.mark.parametrize("delta", [INT64_MIN, -1, 0, 1, INT64_MAX])

@@ -1,7 +1,5 @@
 """The rollup store's contract: marks, watermarks, checkpoints, window rows, pending recounts."""
 
-from dataclasses import replace
-
 import pytest
 
 from counter.partitions import shard_of
@@ -55,7 +53,7 @@ async def apply(store: Store, namespace: Namespace, *updates: CounterUpdate) -> 
 
 async def head(store: Store, namespace: Namespace, counter: str = "c") -> Head | None:
     (found,) = await store.heads(namespace, [counter])
-    return found and replace(found, pending=tuple(sorted(found.pending)))
+    return found and found._replace(pending=tuple(sorted(found.pending)))
 
 
 async def rows(

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from counter import limits
 from counter.errors import StartupError
 from counter.ports import Clock
+from counter.storage.sqlite.inline import InlineReader
 from counter.storage.sqlite.lane import Lane
 from counter.storage.sqlite.live import Ids, LiveTail
 from counter.storage.sqlite.schema import DirectoryLock, connect, create_schema, unavailable
@@ -101,6 +102,7 @@ class SqliteBase:
             self._load(self._writing)
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
+            self._inline = InlineReader(connect(path, writer=False), self._clock)
         except sqlite3.Error as error:
             self._lock.release()
             raise StartupError(f"cannot open {path}: {unavailable(error).detail}") from error
@@ -120,6 +122,7 @@ class SqliteBase:
         """Commit what was accepted, close the connections, release the directory."""
         for lane in (self._writer, self._reader, self._scanner):
             await lane.close()
+        self._inline.close()
         self._reading.close()
         self._scanning.close()
         self._writing.close()

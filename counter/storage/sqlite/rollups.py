@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from counter.errors import NamespaceUnknownError
 from counter.storage.sqlite.base import SqliteBase
@@ -28,6 +28,14 @@ from counter.types import (
 _COUNTERS_OF_ROWS = (
     " FROM json_each(?) j CROSS JOIN counters c"
     " ON c.namespace = ? AND c.name = json_extract(j.value, '$[0]')"
+)
+
+
+#: One counter's head, and whether it has pending recounts.
+_ONE_HEAD: Final = (
+    "SELECT c.checkpoint_at, c.checkpoint, c.settled_at, c.settled,"
+    " EXISTS (SELECT 1 FROM pending p WHERE p.counter = c.id)"
+    " FROM counters c WHERE c.namespace = ? AND c.name = ?"
 )
 
 
@@ -81,6 +89,10 @@ class SqliteRollups(SqliteBase):
         return ()
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        if len(counters) == 1:
+            rows = self._inline.row(_ONE_HEAD, (namespace.id, counters[0]))
+            if rows is not None and not (rows and rows[0][4]):
+                return (_head_of(*rows[0][:4]) if rows else None,)
         result: Sequence[Head | None] = await self._reader.call(
             (self._heads, (namespace.id, counters))
         )
@@ -223,6 +235,17 @@ def _select_heads(
                 tuple(Pending(*each) for each in pending or ()),
             )
     return heads
+
+
+def _head_of(
+    time_us: int | None, count: int | str | None, settled_us: int | None, settled: int | str | None
+) -> Head | None:
+    """A head without pending recounts."""
+    if time_us is None:
+        return None
+    return Head(
+        Checkpoint(time_us, int(count or 0)), Checkpoint(settled_us or 0, int(settled or 0))
+    )
 
 
 def _upsert_heads(
