@@ -32,7 +32,7 @@ from counter.errors import (
     StartupError,
     UnavailableError,
 )
-from counter.namespaces import check_settings
+from counter.namespaces import SETTLED_S, check_settings
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.storage.memory import MemoryCache
@@ -136,7 +136,7 @@ def create_app(
             yield
 
     site = _site(routes, store, worker, Metrics(service), lifespan)
-    front = Front(routes, site, body_bytes_max=settings.body_bytes_max)
+    front = Front(routes, service.namespaces, site, body_bytes_max=settings.body_bytes_max)
     application = Application(front, service, worker, store, settings, clock)
     return application
 
@@ -144,24 +144,26 @@ def create_app(
 def _routes(settings: Settings, service: CounterService, store: Store, clock: Clock) -> list[Route]:
     counters = CounterRoutes(service, batch_items_max=settings.batch_items_max)
     reports = ReportRoutes(service, store, clock)
-    namespaces = NamespaceRoutes(service, settings.default_namespace())
+    # Where other processes take adds too, each needs a moment to learn of a deletion.
+    settle_s = SETTLED_S if settings.store == "cassandra" else 0.0
+    namespaces = NamespaceRoutes(service, settings.default_namespace(), settle_s=settle_s)
     one = "/v1/namespaces/{ns}/counters/{c}"
     return [
-        Route("POST", f"{one}/add", counters.add),
-        Route("POST", f"{one}/add-and-get", counters.add_and_get),
-        Route("POST", f"{one}/clear", counters.clear),
+        Route("POST", f"{one}/add", counters.add, writes=True),
+        Route("POST", f"{one}/add-and-get", counters.add_and_get, writes=True),
+        Route("POST", f"{one}/clear", counters.clear, writes=True),
         Route("GET", one, counters.get),
         Route("GET", f"{one}/events", reports.events),
         Route("GET", f"{one}/history", reports.history),
-        Route("POST", f"{one}/recount", reports.recount),
+        Route("POST", f"{one}/recount", reports.recount, writes=True),
         Route("GET", "/v1/namespaces/{ns}/counters", reports.counters),
-        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add),
+        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add, writes=True),
         Route("POST", "/v1/namespaces/{ns}/batch/get", counters.batch_get),
-        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add),
-        Route("GET", "/v1/namespaces", namespaces.list),
-        Route("GET", "/v1/namespaces/{ns}", namespaces.get),
-        Route("PUT", "/v1/namespaces/{ns}", namespaces.put),
-        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete),
+        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add, writes=True),
+        Route("GET", "/v1/namespaces", namespaces.list, latest=True),
+        Route("GET", "/v1/namespaces/{ns}", namespaces.get, latest=True),
+        Route("PUT", "/v1/namespaces/{ns}", namespaces.put, latest=True),
+        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete, latest=True),
         Route("POST", "/v1/tokens", namespaces.tokens),
     ]
 
@@ -226,7 +228,7 @@ def _site(
     @site.exception_handler(405)
     async def not_allowed(request: Request, _error: Exception) -> Response:
         detail = f"the method {request.method[:20]} is not supported here; use GET"
-        return _response(MethodNotAllowedError(detail, allow=["GET"]))
+        return _response(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
 
     return site
 

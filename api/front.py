@@ -12,13 +12,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from api.answers import problem_reply
-from api.call import Call, ClientGoneError, Receive, Reply, Scope, Send, counter_of_segment
+from api.call import (
+    Call,
+    ClientGoneError,
+    Message,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    counter_of_segment,
+)
 from counter.errors import (
     CounterError,
     MethodNotAllowedError,
+    NamespaceUnknownError,
     NotFoundError,
     TokenTooOldError,
+    UnavailableError,
 )
+from counter.limits import SECOND
+from counter.namespaces import Namespaces
 
 Handler = Callable[[Call], Awaitable[Reply]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -32,29 +45,41 @@ _log = logging.getLogger("counter.api")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route: ``path`` with ``{ns}`` and ``{c}`` for a namespace and a counter."""
+    """One route: ``path`` with ``{ns}`` and ``{c}`` for a namespace and a counter.
+
+    One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
+    changes them, the *latest*.
+    """
 
     method: str
     path: str
     handler: Handler
+    writes: bool = False
+    latest: bool = False
 
 
 class Front:
     """An ASGI app that answers ``/v1`` itself and hands the rest to *rest*."""
 
-    def __init__(self, routes: list[Route], rest: App, *, body_bytes_max: int) -> None:
+    def __init__(
+        self, routes: list[Route], namespaces: Namespaces, rest: App, *, body_bytes_max: int
+    ) -> None:
+        self._namespaces = namespaces
         self._rest = rest
         self._body_bytes_max = body_bytes_max
         # By the path's shape: how many segments, and those that are fixed.
-        self._by_shape: dict[tuple[bytes, ...], dict[str, Handler]] = {}
+        self._by_shape: dict[tuple[bytes, ...], dict[str, Route]] = {}
         for route in routes:
             shape = _shape(route.path.encode().split(b"/")[2:])
-            self._by_shape.setdefault(shape, {})[route.method] = route.handler
+            self._by_shape.setdefault(shape, {})[route.method] = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # What a GET would answer, without its body (RFC 9110, 9.3.2).
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
         # The decoded path tells whose it is, or an encoded letter of /v1/ would lead past here.
         if not scope["path"].startswith("/v1/"):
             await self._rest(scope, receive, send)
@@ -62,8 +87,13 @@ class Front:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         call = Call(scope, receive, self._body_bytes_max)
         try:
-            handler = self._handler(call, raw_path.partition(b"?")[0].split(b"/")[2:])
-            reply = await handler(call)
+            route = self._route(call, raw_path.partition(b"?")[0].split(b"/")[2:])
+            name = call.namespace
+            if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
+                await self._namespaces.look()
+            reply = await route.handler(call)
+        except NamespaceUnknownError as error:
+            reply = problem_reply(await self._unknown(call, error))
         except CounterError as error:
             if call.key_is_token and isinstance(error, TokenTooOldError):
                 error.detail += _UUID7_HINT
@@ -75,24 +105,50 @@ class Front:
             reply = problem_reply(CounterError("the service met a fault of its own; see its log"))
         await reply.send(send)
 
-    def _handler(self, call: Call, parts: list[bytes]) -> Handler:
-        """The handler of a path, with the call's namespace and counter set."""
+    async def _unknown(self, call: Call, error: NamespaceUnknownError) -> CounterError:
+        """What to say where the store, or this process, does not know the call's namespace."""
+        try:
+            known = self._namespaces.get(call.namespace)
+            await self._namespaces.look()
+            again = self._namespaces.get(call.namespace)
+        except CounterError as looked:
+            return error if isinstance(looked, NamespaceUnknownError) else looked
+        if again.id == known.id:
+            return error
+        return UnavailableError(
+            f"namespace {call.namespace!r} was created anew just now; send the request again",
+            retry_after_us=SECOND,
+        )
+
+    def _route(self, call: Call, parts: list[bytes]) -> Route:
+        """The route of a path, with the call's namespace and counter set."""
         count = len(parts)
         methods = self._by_shape.get(_shape(parts))
         if methods is None:
             raise NotFoundError(f"there is nothing at {call.scope['path'][:200]!r}")
         method: str = call.scope["method"]
-        handler = methods.get(method)
-        if handler is None:
+        route = methods.get(method)
+        if route is None:
             raise MethodNotAllowedError(
                 f"the method {method[:20]} is not supported here; use {' or '.join(methods)}",
-                allow=sorted(methods),
+                allow=sorted({*methods, "HEAD"} if "GET" in methods else methods),
             )
         if count > 1:
             call.namespace = parts[1].decode("latin-1")
         if count > 3 and parts[2] == b"counters":
             call.counter = counter_of_segment(parts[3])
-        return handler
+        return route
+
+
+def _without_body(send: Send) -> Send:
+    """*send* with the bodies of answers left out; their heads stay as they are."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
 
 
 def _shape(parts: list[bytes]) -> tuple[bytes, ...]:

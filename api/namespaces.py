@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,12 @@ _DURATIONS = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache
 class NamespaceRoutes:
     """Handlers of ``/v1/namespaces`` and ``/v1/tokens``."""
 
-    def __init__(self, service: CounterService, defaults: NamespaceSettings) -> None:
+    def __init__(
+        self, service: CounterService, defaults: NamespaceSettings, *, settle_s: float = 0.0
+    ) -> None:
         self._service = service
         self._defaults = defaults
+        self._settle_s = settle_s
 
     async def list(self, call: Call) -> Reply:
         """All namespaces, by name."""
@@ -65,10 +69,15 @@ class NamespaceRoutes:
         return namespace_reply(await namespaces.update(standing, settings))
 
     async def delete(self, call: Call) -> Reply:
-        """Delete a namespace with its counters, events and tokens."""
+        """Delete a namespace with its counters, events and tokens.
+
+        The answer waits until no process takes adds for it: one of the same name that is created
+        after the answer gets all that are meant for it.
+        """
         standing = self._service.namespaces.get(call.namespace)
         _check_match(call, standing)
         await self._service.namespaces.delete(standing)
+        await asyncio.sleep(self._settle_s)
         return Reply(204, b"")
 
     async def tokens(self, call: Call) -> Reply:

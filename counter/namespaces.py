@@ -1,7 +1,14 @@
-"""The directory of namespaces: looked up on every request, from memory; changed rarely."""
+"""The directory of namespaces: looked up on every request, from memory; changed rarely.
+
+Where other processes change it too, each reads it anew every second, and no write is taken by a
+copy older than AGE_MAX_US. A changed accept limit holds from a slice that begins only when every
+copy that may still be used knows of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +17,26 @@ from typing import Final
 from counter import limits
 from counter.durations import format_duration
 from counter.errors import (
+    CounterError,
     InvalidBodyError,
     InvalidParameterError,
     NamespaceConflictError,
     NamespaceUnknownError,
     PreconditionFailedError,
 )
+from counter.partitions import slice_start
 from counter.ports import Clock, Store
-from counter.types import Dataset, Namespace, NamespaceSettings
+from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 
+#: No add is admitted, and no window closed, by a copy of the directory that is older.
+AGE_MAX_US: Final = 5 * limits.SECOND
+#: After so long every process that can reach the store has read the directory anew.
+SETTLED_S: Final = 2.0
+_READ_EVERY_S: Final = 1.0
+#: Between two looks that requests ask for: a flood of unknown names is one look each.
+_LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
+
+_log = logging.getLogger("counter.namespaces")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
 
@@ -30,10 +48,76 @@ class Namespaces:
         self._store = store
         self._clock = clock
         self._by_name: dict[str, Namespace] = {}
+        self._changes = 0
+        self._read_at_us: int | None = None
+        self._looked_at_us: int | None = None
+        self._look: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         """Read all namespaces anew."""
-        self._by_name = {each.name: each for each in await self._store.namespaces()}
+        while True:
+            changes, began_us = self._changes, self._clock.boottime_us()
+            found = {each.name: each for each in await self._store.namespaces()}
+            if began_us < (self._read_at_us or 0):
+                # A later reading came in first.
+                return
+            if changes == self._changes:
+                # Else this process changed one meanwhile, which the reading may not hold.
+                self._by_name, self._read_at_us = found, began_us
+                return
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read the directory anew every second until *stop* is set."""
+        failed = False
+        while not stop.is_set():
+            try:
+                await self.refresh()
+                failed = False
+            except CounterError as error:
+                if not failed:
+                    _log.warning("namespaces cannot be read anew: %s", error.detail)
+                failed = True
+            try:
+                await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
+            except TimeoutError:
+                continue
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this copy is young enough to admit an add, or to close a window, by it."""
+        if self._store.transactional:
+            return True
+        read_us = self._read_at_us
+        return read_us is not None and self._clock.boottime_us() - read_us <= AGE_MAX_US
+
+    def doubts(self, name: str, *, writes: bool) -> bool:
+        """Whether a request for *name* should have the directory looked at first."""
+        if self._store.transactional:
+            return False
+        namespace = self._by_name.get(name)
+        if namespace is None:
+            return True
+        keeps_events = namespace.settings.counter_type is not CounterType.BEST_EFFORT
+        return writes and keeps_events and not self.is_fresh
+
+    async def look(self) -> None:
+        """Read the directory anew; those that ask while a look is to come share it."""
+        if self._store.transactional:
+            return
+        if self._look is None:
+            self._look = asyncio.create_task(self._look_soon())
+        await asyncio.shield(self._look)
+
+    async def _look_soon(self) -> None:
+        now_us = self._clock.boottime_us()
+        latest_us = now_us - _LOOK_EVERY_US if self._looked_at_us is None else self._looked_at_us
+        wait_us = latest_us + _LOOK_EVERY_US - now_us
+        if wait_us > 0:
+            await asyncio.sleep(wait_us / limits.SECOND)
+        # Who asks from here on must have a later one: this one may miss what they look for.
+        self._look = None
+        self._looked_at_us = self._clock.boottime_us()
+        await self.refresh()
 
     def get(self, name: str) -> Namespace:
         """The namespace *name*. Raises NamespaceUnknownError."""
@@ -60,7 +144,7 @@ class Namespaces:
         if created is None:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {name!r} exists already")
-        self._by_name[name] = created
+        self._put(created)
         return created
 
     async def fitted(self, settings: NamespaceSettings) -> NamespaceSettings:
@@ -85,14 +169,29 @@ class Namespaces:
                     field=field.removesuffix("_us"),
                 )
         check_settings(settings, namespace.dataset)
-        slices = await self._store.slices(namespace.dataset)
-        era_from_us = max((each.end_us for each in slices), default=0)
+        era_from_us = await self._era_start(namespace, settings)
         updated = await self._store.update_namespace(namespace, settings, era_from_us)
         if updated is None:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
-        self._by_name[namespace.name] = updated
+        self._put(updated)
         return updated
+
+    async def _era_start(self, namespace: Namespace, settings: NamespaceSettings) -> int:
+        """The first slice that is not made yet, and that begins late enough: any add of it is
+        admitted by a copy of the directory that holds the change."""
+        dataset = namespace.dataset
+        slices = await self._store.slices(dataset)
+        made_us = max((each.end_us for each in slices), default=0)
+        ahead_us = max(namespace.settings.future_limit_us, settings.future_limit_us)
+        known_us = self._clock.now_us() + AGE_MAX_US + ahead_us + 2 * dataset.clock_skew_max_us
+        if made_us > known_us:
+            return made_us
+        return slice_start(known_us, dataset.slice_us) + dataset.slice_us
+
+    def _put(self, namespace: Namespace) -> None:
+        self._changes += 1
+        self._by_name[namespace.name] = namespace
 
     async def delete(self, namespace: Namespace) -> None:
         """Delete the namespace and forget its tokens. Raises PreconditionFailedError as update."""
@@ -100,6 +199,7 @@ class Namespaces:
         if not deleted:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
+        self._changes += 1
         self._by_name.pop(namespace.name, None)
 
     async def _dataset(self, name: str) -> Dataset:

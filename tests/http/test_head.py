@@ -1,0 +1,49 @@
+"""HEAD is GET without the body (RFC 9110, 9.3.2)."""
+
+import pytest
+
+from tests.support.app import App
+from tests.support.rest import Rest, fresh
+
+SERVICE = ("/healthz", "/readyz", "/metrics", "/problems", "/docs", "/openapi.json")
+PATHS = (
+    "/v1/namespaces",
+    "/v1/namespaces/default",
+    "/v1/namespaces/default/counters",
+    "/v1/namespaces/default/counters/c/events",
+    "/v1/namespaces/default/counters/c/history?step=1d",
+    "/v1/namespaces/none/counters/c",
+    "/nothing/here",
+    *SERVICE,
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_it_has_the_head_of_a_get_and_no_body(rest: Rest, app: App, path: str) -> None:
+    await rest.add("c", 1, fresh(app.clock.now_us()))
+    get, head = await rest.http.get(path), await rest.http.head(path)
+    assert head.status_code == get.status_code
+    assert head.headers == get.headers
+    assert get.content
+    assert not head.content
+
+
+async def test_the_count_of_a_counter_has_a_head(rest: Rest) -> None:
+    """Its body differs from one moment to the next, and its length does not."""
+    get, head = await rest.get("c"), await rest.http.head(rest.path("c"))
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers == get.headers
+
+
+async def test_what_has_no_get_has_no_head(rest: Rest) -> None:
+    answer = await rest.http.head(rest.path("c", "add"))
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert not answer.content
+
+
+@pytest.mark.parametrize("path", ["/v1/namespaces/default/counters/c", "/readyz"])
+async def test_allow_names_it_beside_get(rest: Rest, path: str) -> None:
+    answer = await rest.http.put(path)
+    assert answer.status_code == 405
+    assert {"GET", "HEAD"} <= set(answer.headers["allow"].split(", "))

@@ -1,0 +1,189 @@
+"""The directory of namespaces in two processes over one store: each learns what the other did."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from counter.errors import NamespaceUnknownError, StoreUnavailableError
+from counter.namespaces import AGE_MAX_US, Namespaces
+from counter.storage.memory import DEFAULT_DATASET, MemoryStore
+from counter.types import CounterType, Namespace, NamespaceSettings, PayloadCheck, Slice
+from counter.windows import accept_limit_at
+from tests.support.clock import FakeClock
+from tests.support.times import HOUR, SECOND, START_US
+from tests.support.waiting import eventually
+
+SETTINGS = NamespaceSettings(
+    counter_type=CounterType.ACCURATE,
+    dataset=DEFAULT_DATASET.name,
+    accept_limit_us=5 * SECOND,
+    future_limit_us=5 * SECOND,
+    rollup_window_us=10 * SECOND,
+    shards=1,
+    payload_check=PayloadCheck.OFF,
+    key_ttl_us=HOUR,
+    cache_ttl_us=SECOND,
+)
+
+
+class CountedStore(MemoryStore):
+    """Counts the looks at its directory, and can be told what happens in the next ones."""
+
+    looks = 0
+    down = False
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        self.looks += 1
+        if self.down:
+            raise StoreUnavailableError("a fault that a test planted")
+        found = await super().namespaces()
+        if self.meanwhile is not None:
+            happens, self.meanwhile = self.meanwhile, None
+            await happens()
+        return found
+
+
+class Pair:
+    """Two processes, by what they know of the namespaces of one store."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(START_US)
+        self.store = CountedStore(self.clock)
+        self.one = Namespaces(self.store, self.clock)
+        self.other = Namespaces(self.store, self.clock)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+async def test_a_look_finds_what_another_process_created(pair: Pair) -> None:
+    await pair.other.refresh()
+    created = await pair.one.create("new", SETTINGS)
+    assert pair.other.doubts("new", writes=False)
+    await pair.other.look()
+    assert pair.other.get("new") == created
+    assert not pair.other.doubts("new", writes=False)
+
+
+async def test_a_flood_of_unknown_names_shares_its_looks(pair: Pair) -> None:
+    await asyncio.gather(*(pair.one.look() for _ in range(1_000)))
+    assert pair.store.looks == 1
+
+
+async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -> None:
+    """The look under way may have read the directory before the namespace was created."""
+    looked: list[asyncio.Task[None]] = []
+
+    async def created() -> None:
+        await pair.one.create("new", SETTINGS)
+        looked.append(asyncio.create_task(pair.other.look()))
+
+    pair.store.meanwhile = created
+    await pair.other.look()
+    with pytest.raises(NamespaceUnknownError):
+        pair.other.get("new")
+    await looked[0]
+    assert pair.other.get("new").name == "new"
+
+
+async def test_a_look_that_fails_is_told_to_those_who_asked(pair: Pair) -> None:
+    pair.store.down = True
+    with pytest.raises(StoreUnavailableError):
+        await pair.one.look()
+    pair.store.down = False
+    await pair.one.look()
+
+
+async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) -> None:
+    stop = asyncio.Event()
+    namespace = await pair.one.create("each", SETTINGS)
+    running = asyncio.create_task(pair.other.run(stop))
+
+    def cache_ttl_seen() -> int:
+        return next((each.settings.cache_ttl_us for each in pair.other.all()), -1)
+
+    async def seen() -> bool:
+        return cache_ttl_seen() == SECOND
+
+    async def changed() -> bool:
+        return cache_ttl_seen() == 2 * SECOND
+
+    async def gone() -> bool:
+        return cache_ttl_seen() == -1
+
+    await eventually(seen, "the namespace is seen")
+    pair.store.down = True
+    namespace = await pair.one.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
+    pair.store.down = False
+    await eventually(changed, "the change is seen")
+    await pair.one.delete(namespace)
+    await eventually(gone, "the deletion is seen")
+    stop.set()
+    await running
+
+
+async def test_a_reading_does_not_undo_what_this_process_did_meanwhile(pair: Pair) -> None:
+    async def created() -> None:
+        await pair.one.create("mine", SETTINGS)
+
+    pair.store.meanwhile = created
+    await pair.one.refresh()
+    assert pair.one.get("mine").name == "mine"
+
+
+async def test_an_earlier_reading_that_comes_late_changes_nothing(pair: Pair) -> None:
+    async def overtaken() -> None:
+        pair.clock.advance(SECOND)
+        await pair.one.create("new", SETTINGS)
+        await pair.other.refresh()
+
+    pair.store.meanwhile = overtaken
+    await pair.other.refresh()
+    assert pair.other.get("new").name == "new"
+
+
+async def test_writes_want_a_copy_that_is_fresh_and_reads_do_not(pair: Pair) -> None:
+    await pair.one.create("c", SETTINGS)
+    await pair.one.create("rough", replace(SETTINGS, counter_type=CounterType.BEST_EFFORT))
+    await pair.one.refresh()
+    assert not pair.one.doubts("c", writes=True)
+    pair.clock.advance(AGE_MAX_US + 1)
+    assert pair.one.doubts("c", writes=True)
+    assert not pair.one.doubts("c", writes=False)
+    assert not pair.one.doubts("rough", writes=True)
+
+
+@pytest.mark.parametrize("left_us", [0, 1, SECOND, AGE_MAX_US + 5 * SECOND])
+async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
+    pair: Pair, left_us: int
+) -> None:
+    """Regression: the last slice that is made may end in a moment, or have ended."""
+    size_us = DEFAULT_DATASET.slice_us
+    start_us = START_US - START_US % size_us
+    await pair.store.make_slice(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+    namespace = await pair.one.create("c", SETTINGS)
+    pair.clock.advance(start_us + size_us - left_us - pair.clock.now_us())
+    await pair.other.refresh()
+    changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
+    # The latest instant at which the other may use its copy, and the latest token it admits then.
+    pair.clock.advance(AGE_MAX_US)
+    assert pair.other.is_fresh
+    latest_us = pair.clock.now_us() + SETTINGS.future_limit_us
+    stale = pair.other.get("c")
+    assert accept_limit_at(stale, latest_us) == accept_limit_at(changed, latest_us)
+    assert changed.eras[-1].from_us % size_us == 0
+
+
+async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pair: Pair) -> None:
+    size_us = DEFAULT_DATASET.slice_us
+    start_us = START_US - START_US % size_us
+    for each_us in (start_us, start_us + size_us):
+        await pair.store.make_slice(DEFAULT_DATASET, Slice(each_us, each_us + size_us, size_us, 1))
+    namespace = await pair.one.create("c", SETTINGS)
+    changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
+    assert changed.eras[-1].from_us == start_us + 2 * size_us
