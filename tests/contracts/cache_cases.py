@@ -1,5 +1,7 @@
 """The cache's contract: it may lose all, but what it gives is the newest it was given."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -26,8 +28,8 @@ def namespace_of(number: int = 1) -> Namespace:
     return Namespace(number, f"n{number}", settings, eras, DATASET, NOW, version=1)
 
 
-class CacheCases:
-    """Counts by the instant they are exact as of, and best-effort counters."""
+class UntimedCacheCases:
+    """Counts by the instant they are exact as of, best-effort counters, the guard."""
 
     def new_cache(self, clock: FakeClock) -> Cache:
         """The adapter's cache, empty."""
@@ -38,8 +40,11 @@ class CacheCases:
         return FakeClock(NOW)
 
     @pytest.fixture
-    def cache(self, clock: FakeClock) -> Cache:
-        return self.new_cache(clock)
+    async def cache(self, clock: FakeClock) -> AsyncIterator[Cache]:
+        cache = self.new_cache(clock)
+        await cache.open()
+        yield cache
+        await cache.close()
 
     @pytest.fixture
     def namespace(self) -> Namespace:
@@ -78,29 +83,15 @@ class CacheCases:
         await cache.put_many(namespace, [("c", third), ("c", first)])
         assert await self.got(cache, namespace) == third
 
-    async def test_an_entry_lives_for_the_ttl_from_when_it_was_put(
-        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    async def test_a_count_as_of_the_same_instant_replaces(
+        self, cache: Cache, namespace: Namespace
     ) -> None:
-        """However old or young the count itself is."""
-        await cache.put_many(namespace, [("old", Checkpoint(1, 1)), ("new", Checkpoint(NOW, 2))])
-        clock.advance(TTL - 1)
-        assert await self.got(cache, namespace, "old") == Checkpoint(1, 1)
-        assert await self.got(cache, namespace, "new") == Checkpoint(NOW, 2)
-        clock.advance(1)
-        assert list(await cache.get_many(namespace, ["old", "new"])) == [None, None]
-
-    async def test_a_newer_count_lives_its_own_ttl(
-        self, cache: Cache, namespace: Namespace, clock: FakeClock
-    ) -> None:
-        """Reading does not prolong it, nor does an older count that came too late."""
-        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
-        clock.advance(TTL - 1)
-        await cache.put_many(namespace, [("c", Checkpoint(NOW + 1, 2))])
-        clock.advance(TTL - 1)
-        assert await self.got(cache, namespace) == Checkpoint(NOW + 1, 2)
-        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
-        clock.advance(1)
-        assert await self.got(cache, namespace) is None
+        """A recount corrects it without moving its time; in one call, the last stands."""
+        for count in (1, 2):
+            await cache.put_many(namespace, [("c", Checkpoint(NOW, count))])
+        assert await self.got(cache, namespace) == Checkpoint(NOW, 2)
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, n)) for n in (3, 4)])
+        assert await self.got(cache, namespace) == Checkpoint(NOW, 4)
 
     async def test_best_effort_counters_add_up(self, cache: Cache, namespace: Namespace) -> None:
         """At once, either way; 0 where none is known."""
@@ -136,14 +127,6 @@ class CacheCases:
         await cache.clear(namespace, "c")
         assert await self.got(cache, namespace) == Checkpoint(NOW, 9)
 
-    async def test_best_effort_values_outlive_the_ttl(
-        self, cache: Cache, namespace: Namespace, clock: FakeClock
-    ) -> None:
-        """The TTL bounds how stale a count is; a best-effort value is the count."""
-        await cache.increment(namespace, "c", 5)
-        clock.advance(100 * TTL)
-        assert list(await cache.best_effort(namespace, ["c"])) == [5]
-
     async def test_the_guard_tells_payloads_apart(self, cache: Cache, namespace: Namespace) -> None:
         """Under one identity, within one call and over several; a clear ignores its delta."""
         one = add(delta=1)
@@ -161,3 +144,69 @@ class CacheCases:
         (first, _), (second, _) = (atomic(("a", 1), ("b", n)) for n in (2, 3))
         assert list(await cache.guard(namespace, [first])) == [Guarded.NEW]
         assert list(await cache.guard(namespace, [second])) == [Guarded.OTHER]
+
+    async def test_requests_at_once_get_each_its_own(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """However they are gathered on the way."""
+        numbers = range(300)
+        changed = await asyncio.gather(
+            *(cache.increment(namespace, f"v{n}", n) for n in numbers),
+            *(cache.increment(namespace, "all", 1) for _ in numbers),
+        )
+        assert changed[:300] == list(numbers)
+        assert sorted(changed[300:]) == [n + 1 for n in numbers]
+        entries = [(f"c{n}", Checkpoint(NOW + n, n)) for n in numbers]
+        await asyncio.gather(*(cache.put_many(namespace, [entry]) for entry in entries))
+        found = await asyncio.gather(*(cache.get_many(namespace, [name]) for name, _ in entries))
+        assert [list(each) for each in found] == [[checkpoint] for _, checkpoint in entries]
+        noted = [add(number=n % 100) for n in numbers]
+        told = await asyncio.gather(*(cache.guard(namespace, [event]) for event in noted))
+        assert [each for [each] in told].count(Guarded.NEW) == 100
+
+    async def test_a_cancelled_request_disturbs_no_other(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """Not even one that went the same way with it."""
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        tasks = [asyncio.create_task(self.got(cache, namespace)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (done[0], done[2]) == (Checkpoint(NOW, 1), Checkpoint(NOW, 1))
+
+
+class CacheCases(UntimedCacheCases):
+    """The same, and what becomes of it with time, for a cache that goes by the given clock."""
+
+    async def test_an_entry_lives_for_the_ttl_from_when_it_was_put(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """However old or young the count itself is."""
+        await cache.put_many(namespace, [("old", Checkpoint(1, 1)), ("new", Checkpoint(NOW, 2))])
+        clock.advance(TTL - 1)
+        assert await self.got(cache, namespace, "old") == Checkpoint(1, 1)
+        assert await self.got(cache, namespace, "new") == Checkpoint(NOW, 2)
+        clock.advance(1)
+        assert list(await cache.get_many(namespace, ["old", "new"])) == [None, None]
+
+    async def test_a_newer_count_lives_its_own_ttl(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Reading does not prolong it, nor does an older count that came too late."""
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        clock.advance(TTL - 1)
+        await cache.put_many(namespace, [("c", Checkpoint(NOW + 1, 2))])
+        clock.advance(TTL - 1)
+        assert await self.got(cache, namespace) == Checkpoint(NOW + 1, 2)
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        clock.advance(1)
+        assert await self.got(cache, namespace) is None
+
+    async def test_best_effort_values_outlive_the_ttl(
+        self, cache: Cache, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """The TTL bounds how stale a count is; a best-effort value is the count."""
+        await cache.increment(namespace, "c", 5)
+        clock.advance(100 * TTL)
+        assert list(await cache.best_effort(namespace, ["c"])) == [5]

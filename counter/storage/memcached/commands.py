@@ -1,0 +1,162 @@
+"""What is done over a connection, a batch at a time, in as few round trips as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.keys import (
+    increment_of,
+    pack_count,
+    pack_value,
+    unpack_count,
+    unpack_value,
+)
+from counter.types import Checkpoint, Guarded
+
+#: Each round that fails is one in which another process got ahead.
+_ROUNDS_MAX: Final = 20
+_STORED: Final = b"STORED"
+_NOT_FOUND: Final = b"NOT_FOUND"
+
+
+class Entry(NamedTuple):
+    """A count to remember for *ttl_s*."""
+
+    key: bytes
+    ttl_s: int
+    checkpoint: Checkpoint
+
+
+class Note(NamedTuple):
+    """What a token was used for, to be remembered for *ttl_s*."""
+
+    key: bytes
+    ttl_s: int
+    payload: bytes
+
+
+class Change(NamedTuple):
+    """An addition to a best-effort counter; None sets it back to 0."""
+
+    key: bytes
+    delta: int | None
+
+
+class ContentionError(Exception):
+    """Others changed the same keys again and again; what was asked for was not done."""
+
+
+def read(connection: Connection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+    """The value of each key."""
+    found = connection.get_many(dict.fromkeys(keys))
+    return [found.get(key) for key in keys]
+
+
+def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
+    """Remember each count, unless a newer one stands, whoever put it there."""
+    newest: dict[bytes, Entry] = {}
+    for entry in entries:
+        other = newest.get(entry.key)
+        if other is None or other.checkpoint.time_us <= entry.checkpoint.time_us:
+            newest[entry.key] = entry
+    for _ in range(_ROUNDS_MAX):
+        if not newest:
+            break
+        standing = connection.gets_many(newest)
+        commands = _replacements(newest, standing)
+        answers = connection.pipeline(list(commands.values()))
+        newest = {
+            key: newest[key]
+            for key, answer in zip(commands, answers, strict=True)
+            if answer != _STORED
+        }
+    return [None] * len(entries)
+
+
+def _replacements(
+    newest: Mapping[bytes, Entry], standing: Mapping[bytes, tuple[bytes, bytes]]
+) -> Mapping[bytes, bytes]:
+    """By key, the command that puts each entry in the place of what was seen there: another process
+    may put its own meanwhile, and then the command does nothing."""
+    commands: dict[bytes, bytes] = {}
+    for key, (_, ttl_s, checkpoint) in newest.items():
+        value = pack_count(checkpoint)
+        if key not in standing:
+            commands[key] = b"add %b 0 %d %d\r\n%b\r\n" % (key, ttl_s, len(value), value)
+            continue
+        found, version = standing[key]
+        other = unpack_count(found)
+        if other is None or other.time_us <= checkpoint.time_us:
+            head = b"cas %b 0 %d %d %b\r\n" % (key, ttl_s, len(value), version)
+            commands[key] = head + value + b"\r\n"
+    return commands
+
+
+def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
+    """Note each payload where none is, and say what was there."""
+    answers = connection.pipeline(
+        [
+            b"add %b 0 %d %d\r\n%b\r\n" % (key, ttl_s, len(payload), payload)
+            for key, ttl_s, payload in notes
+        ]
+    )
+    known = [each.key for each, answer in zip(notes, answers, strict=True) if answer != _STORED]
+    found = connection.get_many(dict.fromkeys(known)) if known else {}
+    return [
+        Guarded.NEW if answer == _STORED else _compared(found.get(each.key), each.payload)
+        for each, answer in zip(notes, answers, strict=True)
+    ]
+
+
+def _compared(noted: bytes | None, payload: bytes) -> Guarded:
+    if noted is None:
+        # Forgotten between the two round trips.
+        return Guarded.NEW
+    return Guarded.SAME if noted == payload else Guarded.OTHER
+
+
+def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
+    """Make each change, and say the value after it. Raises ContentionError."""
+    values: dict[int, int] = {}
+    waiting = list(range(len(changes)))
+    for _ in range(_ROUNDS_MAX):
+        answers = connection.pipeline([_first_try(changes[index]) for index in waiting])
+        missing: list[int] = []
+        for index, answer in zip(waiting, answers, strict=True):
+            if changes[index].delta is None:
+                values[index] = 0
+            elif answer == _NOT_FOUND:
+                missing.append(index)
+            else:
+                values[index] = unpack_value(answer)
+        answers = connection.pipeline([_second_try(changes[index]) for index in missing])
+        lost: list[int] = []
+        for index, answer in zip(missing, answers, strict=True):
+            if answer == _STORED:
+                values[index] = changes[index].delta or 0
+            else:
+                lost.append(index)
+        if not lost:
+            return [values[index] for index in range(len(changes))]
+        waiting = lost
+    raise ContentionError(f"{len(waiting)} counters were set back to 0 again and again")
+
+
+def _first_try(each: Change) -> bytes:
+    if each.delta is None:
+        return b"delete %b\r\n" % each.key
+    return b"incr %b %d\r\n" % (each.key, increment_of(each.delta))
+
+
+def _second_try(each: Change) -> bytes:
+    """Where there was no counter to change, it begins with the change: it never expires, but may be
+    evicted. If another process made it meanwhile, nothing happens."""
+    value = pack_value(each.delta or 0)
+    return b"add %b 0 0 %d\r\n%b\r\n" % (each.key, len(value), value)
+
+
+def ask_version(connection: Connection, questions: Sequence[None]) -> Sequence[bytes]:
+    """Whether it answers at all."""
+    return connection.pipeline([b"version\r\n" for _ in questions])

@@ -1,0 +1,86 @@
+"""One connection to one memcached. It blocks, and belongs to one thread at a time."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pymemcache.client.base import Client  # type: ignore[import-untyped]
+
+#: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
+_PIPELINED_MAX: Final = 1_000
+
+
+class NotConnectedError(Exception):
+    """No connection could be made: nothing was sent."""
+
+
+class Connection:
+    """A pymemcache client that can also send many commands at once and read all their answers.
+
+    Connects where it has to. Raises NotConnectedError, OSError (``TimeoutError`` among them) and
+    pymemcache's own errors; any of them closes the connection.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        self._address = (host, port)
+        self._client = Client(
+            self._address, connect_timeout=timeout_s, timeout=timeout_s, no_delay=True
+        )
+
+    def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """The values of those keys that are there."""
+        self._connect()
+        found: Mapping[bytes, bytes] = self._client.get_many(list(keys))
+        return found
+
+    def gets_many(self, keys: Iterable[bytes]) -> Mapping[bytes, tuple[bytes, bytes]]:
+        """The same with each value's version, for a compare-and-set."""
+        self._connect()
+        found: Mapping[bytes, tuple[bytes, bytes]] = self._client.gets_many(list(keys))
+        return found
+
+    def pipeline(self, commands: Sequence[bytes]) -> Sequence[bytes]:
+        """Each command's answer, a line; one round trip for up to a thousand of them.
+
+        pymemcache's public calls wait for each answer before they send the next command.
+        """
+        answers: list[bytes] = []
+        for start in range(0, len(commands), _PIPELINED_MAX):
+            self._connect()
+            part = commands[start : start + _PIPELINED_MAX]
+            answers += self._client._misc_cmd(part, b"pipeline", False)
+        return answers
+
+    def close(self) -> None:
+        """Let go of the connection; the next call makes a new one."""
+        self._client.close()
+
+    def _connect(self) -> None:
+        """Have a connection that the server has not closed, as it does when it ends: what is sent
+        into such a one is lost without a word."""
+        sock = self._client.sock
+        if sock is not None:
+            waiting = select.poll()
+            waiting.register(sock, select.POLLIN)
+            if not waiting.poll(0):
+                return
+        self.close()
+        reason: OSError | None = None
+        try:
+            # One name may stand for several addresses, `localhost` for ::1 too; pymemcache tries
+            # only one of them.
+            addresses = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise NotConnectedError(str(error)) from error
+        for *_, address in addresses:
+            self._client.server = address[:2]
+            try:
+                self._client._connect()
+            except OSError as error:
+                reason = error
+            else:
+                return
+        raise NotConnectedError(str(reason)) from reason

@@ -1,0 +1,200 @@
+"""memcached keeps the cache's contract, over a real one and over two."""
+
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import ClassVar
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import StartupError
+from counter.limits import INT64_MAX, INT64_MIN, SECOND
+from counter.ports import Cache
+from counter.storage.memcached import MemcachedCache
+from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.keys import count_key, token_key, value_key
+from counter.types import Checkpoint, Era, Guarded, Namespace
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cache_cases import UntimedCacheCases, namespace_of
+from tests.contracts.cases import NOW, UNUSUAL_NAMES, add
+from tests.support.clock import FakeClock
+from tests.support.memcached import new_cache
+
+
+class OnMemcached(UntimedCacheCases):
+    """How the suite gets its cache: a prefix of its own keeps the tests apart."""
+
+    servers: ClassVar[int] = 1
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, memcached: Cluster) -> None:
+        self._cluster = memcached
+
+    def new_cache(self, clock: FakeClock) -> Cache:
+        return new_cache(self._cluster, clock, servers=self.servers)
+
+
+class TestOneServer(OnMemcached):
+    """All keys in one place."""
+
+
+class TestTwoServers(OnMemcached):
+    """Keys on either."""
+
+    servers = 2
+
+    async def test_both_hold_a_share(self, cache: Cache, namespace: Namespace) -> None:
+        entries = [(f"c{n}", Checkpoint(NOW, n)) for n in range(100)]
+        await cache.put_many(namespace, entries)
+        for address in self._cluster.memcached_addresses:
+            host, _, port = address.partition(":")
+            connection = Connection(host, int(port), 1.0)
+            prefix = cache._prefix  # type: ignore[attr-defined]
+            found = connection.get_many(count_key(prefix, namespace.id, n) for n, _ in entries)
+            connection.close()
+            assert 20 < len(found) < 80
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+async def cache(memcached: Cluster, prefix: str) -> AsyncIterator[MemcachedCache]:
+    cache = new_cache(memcached, FakeClock(NOW), prefix=prefix)
+    await cache.open()
+    yield cache
+    await cache.close()
+
+
+def ttl_of(memcached: Cluster, key: bytes) -> int:
+    """How many more seconds the server keeps *key*; -1 for ever."""
+    host, _, port = memcached.memcached_addresses[0].partition(":")
+    connection = Connection(host, int(port), 1.0)
+    [answer] = connection.pipeline([b"mg %b t\r\n" % key])
+    connection.close()
+    assert answer.startswith(b"HD t"), answer
+    return int(answer.removeprefix(b"HD t"))
+
+
+async def test_a_count_is_kept_for_its_ttl(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    """In whole seconds, rounded up, and never for ever."""
+    base = namespace_of()
+    key = count_key(prefix, base.id, "c")
+    for ttl_us, expected_s in ((10 * SECOND, 10), (9 * SECOND + 1, 10), (1, 1)):
+        namespace = replace(base, settings=replace(base.settings, cache_ttl_us=ttl_us))
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+        assert expected_s - 1 <= ttl_of(memcached, key) <= expected_s
+
+
+async def test_an_older_count_does_not_prolong_a_newer_one(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    base = namespace_of()
+    longer = replace(base, settings=replace(base.settings, cache_ttl_us=1_000 * SECOND))
+    key = count_key(prefix, base.id, "c")
+    await cache.put_many(base, [("c", Checkpoint(NOW, 1))])
+    await cache.put_many(longer, [("c", Checkpoint(NOW - 1, 1))])
+    assert ttl_of(memcached, key) <= 10
+    await cache.put_many(longer, [("c", Checkpoint(NOW + 1, 1))])
+    assert ttl_of(memcached, key) > 900
+
+
+async def test_a_ttl_of_many_days_is_not_taken_for_a_date(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    """Past 30 days, memcached takes a TTL for seconds since 1970: gone at once."""
+    base = namespace_of()
+    namespace = replace(base, settings=replace(base.settings, cache_ttl_us=10**14))
+    await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+    assert ttl_of(memcached, count_key(prefix, base.id, "c")) > 29 * 24 * 3600
+
+
+async def test_a_best_effort_value_does_not_expire(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    """The TTL bounds how stale a count is; a best-effort value is the count."""
+    for delta in (5, -9):
+        await cache.increment(namespace_of(), "c", delta)
+        assert ttl_of(memcached, value_key(prefix, namespace_of().id, "c")) == -1
+
+
+async def test_the_guard_remembers_a_token_until_it_is_late_everywhere(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    """By the longest accept limit that holds for any of its times."""
+    base = namespace_of()
+    settings = replace(base.settings, accept_limit_us=SECOND)
+    eras = (Era(0, 60 * SECOND), Era(NOW, SECOND))
+    await cache.guard(replace(base, settings=settings, eras=eras), [add()])
+    late_s = 60 + base.settings.future_limit_us // SECOND
+    assert late_s < ttl_of(memcached, token_key(prefix, base.id, add())) < 4 * late_s
+
+
+async def test_a_best_effort_counter_has_64_bits(cache: MemcachedCache) -> None:
+    """At the end it goes on at the other end, as the driver's own does."""
+    namespace = namespace_of()
+    assert await cache.increment(namespace, "up", INT64_MAX) == INT64_MAX
+    assert await cache.increment(namespace, "up", 1) == INT64_MIN
+    assert await cache.increment(namespace, "down", INT64_MIN) == INT64_MIN
+    assert await cache.increment(namespace, "down", -1) == INT64_MAX
+    assert await cache.increment(namespace, "zero", INT64_MIN) == INT64_MIN
+    assert await cache.increment(namespace, "zero", INT64_MAX) == -1
+    assert await cache.increment(namespace, "zero", 1) == 0
+    assert list(await cache.best_effort(namespace, ["up", "zero"])) == [INT64_MIN, 0]
+
+
+async def test_foreign_bytes_are_no_count(
+    memcached: Cluster, cache: MemcachedCache, prefix: str
+) -> None:
+    """They read as nothing, and are replaced."""
+    namespace = namespace_of()
+    host, _, port = memcached.memcached_addresses[0].partition(":")
+    connection = Connection(host, int(port), 1.0)
+    key = count_key(prefix, namespace.id, "c")
+    connection.pipeline([b"set %b 0 0 4\r\njunk\r\n" % key])
+    connection.close()
+    assert list(await cache.get_many(namespace, ["c"])) == [None]
+    await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
+    assert list(await cache.get_many(namespace, ["c"])) == [Checkpoint(NOW, 1)]
+    assert cache.trouble is None
+
+
+async def test_batches_may_be_large(cache: MemcachedCache) -> None:
+    """Larger than what waits in a socket's buffers."""
+    namespace = namespace_of()
+    entries = [(f"c{n}", Checkpoint(NOW, 10**100 + n)) for n in range(10_000)]
+    await cache.put_many(namespace, entries)
+    found = await cache.get_many(namespace, [name for name, _ in entries])
+    assert list(found) == [checkpoint for _, checkpoint in entries]
+    events = [add(counter=name) for name, _ in entries]
+    assert set(await cache.guard(namespace, events)) == {Guarded.NEW}
+    assert set(await cache.guard(namespace, events)) == {Guarded.SAME}
+
+
+def test_keys_are_what_memcached_takes() -> None:
+    """At most 250 visible characters, each name and kind its own."""
+    keys = [
+        make("p" * 100, 2**63, name) for make in (count_key, value_key) for name in UNUSUAL_NAMES
+    ]
+    events = [add(name)._replace(item_key=item) for name in UNUSUAL_NAMES for item in (0, 1)]
+    keys += [token_key("p" * 100, 2**63, event) for event in events]
+    assert len(set(keys)) == len(keys)
+    assert [key for key in keys if len(key) > 250 or not key.decode("ascii").isprintable()] == []
+    assert [key for key in keys if b" " in key] == []
+
+
+def test_a_missing_driver_is_named() -> None:
+    """With the extra that brings it."""
+    names = [name for name in sys.modules if name.startswith("counter.storage.memcached")]
+    without = dict.fromkeys([name for name in sys.modules if name.startswith("pymemcache")])
+    with patch.dict(sys.modules, without):
+        for name in names:
+            del sys.modules[name]
+        with pytest.raises(StartupError, match=r"pip install 'distributed-counter\[memcached\]'"):
+            import counter.storage.memcached  # noqa: F401

@@ -1,0 +1,197 @@
+"""The way to a memcached: what goes together, and what becomes of those who wait."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from counter.storage.memcached.connection import Connection, NotConnectedError
+from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
+from tests.support.clock import FakeClock
+from tests.support.waiting import eventually
+
+#: No test but one runs into it.
+TIMEOUT_S = 10.0
+
+
+class Work:
+    """Doubles each item, unless told to fail or to wait."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.error: Exception | None = None
+        self.open = threading.Event()
+        self.open.set()
+
+    def __call__(self, connection: Connection, items: Sequence[int]) -> Sequence[int]:
+        self.batches.append(list(items))
+        self.open.wait()
+        if self.error is not None:
+            raise self.error
+        return [2 * item for item in items]
+
+
+@pytest.fixture
+def work() -> Iterator[Work]:
+    work = Work()
+    yield work
+    work.open.set()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(0)
+
+
+@pytest.fixture
+def server(clock: FakeClock) -> Server:
+    return Server("127.0.0.1", 1, TIMEOUT_S, clock, lambda: None)
+
+
+@pytest.fixture
+async def lane(server: Server, work: Work) -> AsyncIterator[Lane[int, int]]:
+    with ThreadPoolExecutor(1) as threads:
+        lane = Lane(server, threads, work)
+        yield lane
+        work.open.set()
+        await lane.close()
+
+
+async def reason(lane: Lane[int, int]) -> str:
+    """Why an item gets no answer."""
+    answer = await lane.ask([1])
+    assert isinstance(answer, Unreachable)
+    return answer.reason
+
+
+async def test_requests_of_one_turn_leave_together(lane: Lane[int, int], work: Work) -> None:
+    """One batch, and each request gets its own part."""
+    answers = await asyncio.gather(*(lane.ask([n, n + 1]) for n in range(50)))
+    assert list(answers) == [[2 * n, 2 * n + 2] for n in range(50)]
+    assert len(work.batches) == 1
+
+
+async def test_what_comes_while_a_batch_is_out_leaves_with_the_next(
+    lane: Lane[int, int], work: Work
+) -> None:
+    first = asyncio.create_task(lane.ask([1]))
+
+    async def out() -> bool:
+        return len(work.batches) == 1
+
+    work.open.clear()
+    await eventually(out, "the first batch leaves")
+    others = [asyncio.create_task(lane.ask([n])) for n in (2, 3)]
+    await asyncio.sleep(0)
+    work.open.set()
+    assert await asyncio.gather(first, *others) == [[2], [4], [6]]
+    assert work.batches == [[1], [2, 3]]
+
+
+async def test_a_batch_has_a_bound(lane: Lane[int, int], work: Work) -> None:
+    """A request is not cut in two."""
+    requests = [list(range(600)), list(range(600)), list(range(3_000)), [1]]
+    answers = await asyncio.gather(*(lane.ask(each) for each in requests))
+    assert answers == [[2 * item for item in each] for each in requests]
+    assert [len(batch) for batch in work.batches] == [600, 600, 3_000, 1]
+
+
+async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server) -> None:
+    """That the queue is full is not the server's fault."""
+    waiting = asyncio.create_task(lane.ask([0] * 50_000))
+    await asyncio.sleep(0)
+    assert "50000 requests wait already" in await reason(lane)
+    assert server.trouble is None
+    assert await waiting == [0] * 50_000
+
+
+async def test_those_who_wait_for_a_failed_server_are_told_with_the_rest(
+    lane: Lane[int, int], work: Work, server: Server
+) -> None:
+    """What was sent may have been done; what waited was surely not."""
+    work.error = ConnectionResetError("gone")
+    work.open.clear()
+    first = asyncio.create_task(lane.ask([1]))
+
+    async def out() -> bool:
+        return bool(work.batches)
+
+    await eventually(out, "the batch leaves")
+    second = asyncio.create_task(lane.ask([2]))
+    await asyncio.sleep(0)
+    work.open.set()
+    told = await asyncio.gather(first, second)
+    assert [isinstance(each, Unreachable) and each.sent for each in told] == [True, False]
+    assert work.batches == [[1]]
+    assert server.trouble == "memcached at 127.0.0.1:1: ConnectionResetError gone"
+
+
+async def test_where_no_connection_was_made_nothing_was_sent(
+    lane: Lane[int, int], work: Work
+) -> None:
+    work.error = NotConnectedError("refused")
+    answer = await lane.ask([1])
+    assert isinstance(answer, Unreachable)
+    assert not answer.sent
+
+
+async def test_a_failed_server_is_tried_once_in_a_while(
+    lane: Lane[int, int], work: Work, clock: FakeClock
+) -> None:
+    """By one request, however many there are; when it answers, by all."""
+    work.error = TimeoutError()
+    assert "no answer within 10 s" in await reason(lane)
+    for _ in range(2):
+        clock.advance(RETRY_AFTER_US)
+        work.batches.clear()
+        await asyncio.gather(*(reason(lane) for _ in range(5)))
+        assert work.batches == [[1]]
+    work.error = None
+    assert "no answer within 10 s" in await reason(lane)
+    clock.advance(RETRY_AFTER_US)
+    assert await lane.ask([1]) == [2]
+    answers = await asyncio.gather(*(lane.ask([n]) for n in (2, 3)))
+    assert answers == [[4], [6]]
+
+
+async def test_a_thread_that_does_not_come_back_is_not_waited_for(
+    work: Work, clock: FakeClock
+) -> None:
+    """As when a name is looked up and nobody answers: no socket's time-out bounds that."""
+    with ThreadPoolExecutor(1) as threads:
+        lane = Lane(Server("127.0.0.1", 1, 0.001, clock, lambda: None), threads, work)
+        work.open.clear()
+        assert "does not answer at all" in await reason(lane)
+        clock.advance(RETRY_AFTER_US)
+        assert "does not answer at all" in await reason(lane)
+        assert len(work.batches) == 1
+        work.open.set()
+
+        async def answers() -> bool:
+            clock.advance(RETRY_AFTER_US)
+            return await lane.ask([1]) == [2]
+
+        await eventually(answers, "the lane is open again")
+        await lane.close()
+
+
+async def test_a_closed_lane_answers_nobody(lane: Lane[int, int], work: Work) -> None:
+    """Whoever waits is told; the batch that is out is brought home first."""
+    first = asyncio.create_task(lane.ask([1]))
+
+    async def out() -> bool:
+        return bool(work.batches)
+
+    work.open.clear()
+    await eventually(out, "the batch leaves")
+    second = asyncio.create_task(lane.ask([2]))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(lane.close())
+    await asyncio.sleep(0)
+    work.open.set()
+    await closing
+    assert await first == [2]
+    assert isinstance(await second, Unreachable)
+    assert "closed" in await reason(lane)
