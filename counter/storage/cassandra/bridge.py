@@ -10,8 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cassandra.cluster import ResponseFuture
+
+#: Sends a statement, from the page that the paging state names.
+Send = Callable[[Any, bytes | None], ResponseFuture]
+
+_DONE: Final = -1
 
 
 class Bridge:
@@ -43,34 +50,76 @@ class Bridge:
 
 
 class Gathering:
-    """The results of statements that were sent together, each with all its pages."""
+    """The results of statements that are sent together, each with all its pages.
 
-    def __init__(self, bridge: Bridge, future: asyncio.Future[list[Any]], size: int) -> None:
+    A statement can be answered more than once: by the node that was asked first and by the one
+    that was asked when the first was slow, or by a node when its time was already over. The first
+    answer to each page counts.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        future: asyncio.Future[list[Any]],
+        statements: Sequence[Any],
+        send: Send,
+    ) -> None:
         self._bridge = bridge
         self._future = future
-        self._results: list[Any] = [None] * size
-        self._left = size
-        # The reactor, the driver's timers and the sender itself may finish at once.
+        self._statements = statements
+        self._send = send
+        self._results: list[Any] = [None] * len(statements)
+        self._pages = [0] * len(statements)
+        self._left = len(statements)
+        # The reactor, the driver's timers and the sender itself may answer at once.
         self._lock = threading.Lock()
 
-    def succeed(self, rows: Sequence[Any] | None, index: int, response: Any) -> None:
-        """A page of rows came; the next is asked for until there is none."""
-        if rows:
-            found = self._results[index]
-            self._results[index] = rows if found is None else [*found, *rows]
-        if response.has_more_pages:
-            response.start_fetching_next_page()
+    def begin(self) -> None:
+        """Send all of them. Never raises: an error stands in its result's place."""
+        for index in range(len(self._statements)):
+            self._ask(index, 0, None)
+
+    def _ask(self, index: int, page: int, paging_state: bytes | None) -> None:
+        try:
+            response = self._send(self._statements[index], paging_state)
+        except Exception as error:
+            self._fail(error, index, page)
             return
-        self._finish()
+        response.add_callbacks(
+            self._succeed,
+            self._fail,
+            callback_args=(index, page, response),
+            errback_args=(index, page),
+        )
 
-    def fail(self, error: BaseException, index: int) -> None:
-        """The error stands in the result's place."""
-        self._results[index] = error
-        self._finish()
-
-    def _finish(self) -> None:
+    def _succeed(
+        self, rows: Sequence[Any] | None, index: int, page: int, response: ResponseFuture
+    ) -> None:
+        # Each page is asked for anew. The response would ask for the next one itself, but then a
+        # late answer to this page would pass for an answer to that one.
+        paging_state = response._paging_state
         with self._lock:
+            if self._pages[index] != page:
+                return
+            self._pages[index] = page + 1 if paging_state else _DONE
+            if rows:
+                found = self._results[index]
+                self._results[index] = rows if found is None else [*found, *rows]
+            if not paging_state:
+                self._left -= 1
+            is_last = not self._left
+        if paging_state:
+            self._ask(index, page + 1, paging_state)
+        elif is_last:
+            self._bridge.resolve(self._future, self._results)
+
+    def _fail(self, error: BaseException, index: int, page: int) -> None:
+        with self._lock:
+            if self._pages[index] != page:
+                return
+            self._pages[index] = _DONE
+            self._results[index] = error
             self._left -= 1
-            last = self._left == 0
-        if last:
+            is_last = not self._left
+        if is_last:
             self._bridge.resolve(self._future, self._results)

@@ -7,48 +7,44 @@ and exceptions end here.
 from __future__ import annotations
 
 import asyncio
-import ssl
+import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import cassandra
-from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import (
-    EXEC_PROFILE_DEFAULT,
-    Cluster,
-    ExecutionProfile,
-    NoHostAvailable,
-    Session,
-)
-from cassandra.policies import (
-    ConstantReconnectionPolicy,
-    ConstantSpeculativeExecutionPolicy,
-    DCAwareRoundRobinPolicy,
-    RoundRobinPolicy,
-    TokenAwarePolicy,
-)
-from cassandra.query import PreparedStatement, tuple_factory
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, ResponseFuture, Session
+from cassandra.query import BatchStatement, PreparedStatement, SimpleStatement
 
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError, invariant
 from counter.limits import SECOND
-from counter.storage.cassandra.bridge import Bridge, Gathering
+from counter.storage.cassandra import driver
+from counter.storage.cassandra.bridge import Bridge, Gathering, Send
 from counter.storage.cassandra.failures import translated, untold
-from counter.storage.cassandra.options import CassandraOptions, Tls
+from counter.storage.cassandra.options import CassandraOptions
+
+_log = logging.getLogger("counter.cassandra")
 
 #: Statements on their way at once; a connection of the driver carries 32,768.
 IN_FLIGHT_MAX: Final = 1_024
 #: A call's statements go out in groups of so many.
 _GROUP: Final = 256
-#: An idempotent statement is sent to a second replica after so long.
-_SPECULATE_AFTER_S: Final = 0.1
-_RECONNECT_AFTER_S: Final = 1.0
-_CONNECT_TIMEOUT_S: Final = 5.0
+_DDL_TIMEOUT_S: Final = 60.0
+_DDL_ATTEMPTS_MAX: Final = 3
+_AGREEMENT_TIMEOUT_S: Final = 10.0
+#: A statement is prepared by one node; where that one does not answer, by the next.
+_PREPARE_ATTEMPTS_MAX: Final = 3
 #: A compare-and-set that timed out is settled and run again so often.
 _CAS_ATTEMPTS_MAX: Final = 5
+_CAS_PAUSE_S: Final = 0.05
+
+_NOW: Final = "SELECT now() FROM system.local"
+#: 15 October 1582, where the time of a UUID begins, to 1970, in units of 100 ns.
+_UUID_EPOCH: Final = 0x01B21DD213814000
 
 _Row = tuple[Any, ...]
-_T = TypeVar("_T")
 
 
 class Connection:
@@ -58,18 +54,30 @@ class Connection:
         self._options = options
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
+        self._clocks_read = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def open(self) -> None:
         """Connect. Raises StartupError, saying what to do."""
-        loop = asyncio.get_running_loop()
-        self._bridge = Bridge(loop)
-        self._cluster = self._new_cluster()
+        driver.quieten()
+        self._bridge = Bridge(asyncio.get_running_loop())
+        try:
+            self._cluster = driver.new_cluster(self._options)
+        except (OSError, cassandra.DriverException) as error:
+            raise StartupError(driver.cannot_connect(self._options, error)) from error
         try:
             self._session: Session = await asyncio.to_thread(self._cluster.connect)
-        except Exception as error:
+            driver.check_datacenters(self._cluster, self._options)
+        except BaseException as error:
             await asyncio.to_thread(self._cluster.shutdown)
-            raise StartupError(self._cannot_connect(error)) from error
+            if isinstance(error, StartupError) or not isinstance(error, Exception):
+                raise
+            driver.check_datacenters(self._cluster, self._options)
+            raise StartupError(driver.cannot_connect(self._options, error)) from error
+        # Every write says its own timestamp.
+        self._session.use_client_timestamp = False
+        # How long a node may take to prepare a statement; the driver has no other way to say it.
+        self._session._default_timeout = self._options.read_timeout_us / SECOND
 
     async def close(self) -> None:
         """Let go of every connection; what was sent may still arrive."""
@@ -84,12 +92,26 @@ class Connection:
         preparing = self._preparing.get(key)
         if preparing is None:
             preparing = asyncio.create_task(self._prepare(cql, consistency, idempotent))
-            preparing.add_done_callback(lambda _: self._preparing.pop(key, None))
+            preparing.add_done_callback(partial(self._prepared, key))
             self._preparing[key] = preparing
         return await asyncio.shield(preparing)
 
+    def _prepared(self, key: tuple[str, int], preparing: asyncio.Task[PreparedStatement]) -> None:
+        del self._preparing[key]
+        if not preparing.cancelled():
+            # Looked at here: all who asked may have given up.
+            preparing.exception()
+
     async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> PreparedStatement:
-        made = await self._blocking(self._session.prepare, cql)
+        for attempt in range(1, _PREPARE_ATTEMPTS_MAX + 1):
+            try:
+                made = await asyncio.to_thread(self._session.prepare, cql)
+                break
+            except cassandra.OperationTimedOut as error:
+                if attempt == _PREPARE_ATTEMPTS_MAX:
+                    raise translated(error, wrote=False) from error
+            except Exception as error:
+                raise translated(error, wrote=False) from error
         made.consistency_level = consistency
         made.serial_consistency_level = cassandra.ConsistencyLevel.SERIAL
         made.is_idempotent = idempotent
@@ -119,42 +141,86 @@ class Connection:
         return rows or ()
 
     async def compare_and_set(
-        self, statement: Any, settle: Callable[[], Awaitable[_Row | None]], mine: bytes, at: int
+        self, statement: Any, settle: Callable[[], Awaitable[_Row | None]], mine: Any, at: int
     ) -> tuple[bool, _Row | None]:
         """Run a compare-and-set; whether it was applied, and the row that *settle* would show.
 
         *statement* writes *mine*, which nobody else ever writes, into the column that *settle*, a
         SERIAL read, has at position *at*. One that timed out may have been applied: the SERIAL
-        read completes what is under way, or keeps it from ever being. It is told by *mine*.
+        read completes what is under way. Where it does not show *mine*, the statement is run again;
+        if the first one lands after all, either the second finds *mine* there, or the first finds
+        its condition broken. So a state that was left must never come back.
         """
-        for _ in range(_CAS_ATTEMPTS_MAX):
+        for attempt in range(1, _CAS_ATTEMPTS_MAX + 1):
             (result,) = await self._send((statement,), None, raw=True)
             if not isinstance(result, BaseException):
                 if result[0][0]:
                     return True, None
                 row = await settle()
+                # The driver sends it to another node where the first one's connection breaks.
                 return row is not None and row[at] == mine, row
             if not untold(result):
-                raise translated(result)
+                break
             row = await settle()
             if row is not None and row[at] == mine:
                 return True, row
+            await asyncio.sleep(random.uniform(0, attempt * _CAS_PAUSE_S))
         raise translated(result)
 
     async def ddl(self, cql: str) -> None:
-        """Run a schema statement and wait until all nodes agree on the schema."""
-        await self._blocking(lambda: self._session.execute(cql, timeout=60.0))
+        """Run a schema statement, one that may be run twice, and wait until all nodes agree.
 
-    async def simple(self, cql: str) -> Sequence[_Row]:
-        """Run a statement that is not worth preparing."""
-        found: Sequence[_Row] = await self._blocking(lambda: list(self._session.execute(cql)))
-        return found
-
-    async def _blocking(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        Where another process is doing the same, this one's may have nothing to do and yet not be
+        known to every node: so it waits in any case.
+        """
+        for attempt in range(1, _DDL_ATTEMPTS_MAX + 1):
+            try:
+                await asyncio.to_thread(self._session.execute, cql, timeout=_DDL_TIMEOUT_S)
+                break
+            except Exception as error:
+                if attempt == _DDL_ATTEMPTS_MAX or not untold(error):
+                    raise translated(error) from error
+        control = self._cluster.control_connection
         try:
-            return await asyncio.to_thread(work, *arguments)
+            agreed = await asyncio.to_thread(
+                control.wait_for_schema_agreement, wait_time=_AGREEMENT_TIMEOUT_S
+            )
         except Exception as error:
             raise translated(error) from error
+        if not agreed:
+            _log.warning("after %d s the nodes do not agree on the schema", _AGREEMENT_TIMEOUT_S)
+
+    async def simple(self, cql: str) -> Sequence[_Row]:
+        """Run a read that is not worth preparing."""
+        return await self.one(SimpleStatement(cql, is_idempotent=True))
+
+    async def clock_of_a_node(self, now: Callable[[], int]) -> tuple[int, int, int]:
+        """*now* before, the time that a node gives, and *now* after, in microseconds; another node
+        each time, so that every node's clock is looked at. A node counts whole milliseconds.
+        """
+        pools = sorted(self._session.get_pools(), key=lambda pool: str(pool.host))
+        nodes = [pool.host for pool in pools if not pool.is_shutdown]
+        if not nodes:
+            raise StoreUnavailableError("no Cassandra node can be asked for the time")
+        node = nodes[self._clocks_read % len(nodes)]
+        self._clocks_read += 1
+        # Called by the driver's thread when the answer is there: the event loop may be busy.
+        profile = self._session.execution_profile_clone_update(
+            EXEC_PROFILE_DEFAULT,
+            row_factory=lambda _names, rows: [(rows[0][0], now())],
+        )
+        send = partial(
+            self._execute,
+            self._options.read_timeout_us / SECOND,
+            execution_profile=profile,
+            host=node,
+        )
+        before_us = now()
+        (rows,) = await self._gather((SimpleStatement(_NOW),), send)
+        if isinstance(rows, BaseException):
+            raise translated(rows, wrote=False) from rows
+        ((made, after_us),) = rows
+        return before_us, (made.time - _UUID_EPOCH) // 10, after_us
 
     async def _send(
         self, statements: Sequence[Any], timeout_us: int | None, *, raw: bool = False
@@ -162,36 +228,35 @@ class Connection:
         """Send at once; results in order, errors translated unless *raw*."""
         if not statements:
             return []
-        await self._take(len(statements))
-        try:
-            future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-            gathering = Gathering(self._bridge, future, len(statements))
-            timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
-            execute = self._session.execute_async
-            for index, statement in enumerate(statements):
-                try:
-                    response = execute(statement, timeout=timeout_s)
-                except Exception as error:
-                    gathering.fail(error, index)
-                    continue
-                response.add_callbacks(
-                    gathering.succeed,
-                    gathering.fail,
-                    callback_args=(index, response),
-                    errback_args=(index,),
-                )
-            results = await future
-        finally:
-            self._give_back(len(statements))
+        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
+        results = await self._gather(statements, partial(self._execute, timeout_s))
         if raw:
             return results
         return [
-            translated(result) if isinstance(result, BaseException) else result
-            for result in results
+            translated(result, wrote=_writes(statement))
+            if isinstance(result, BaseException)
+            else result
+            for statement, result in zip(statements, results, strict=True)
         ]
+
+    async def _gather(self, statements: Sequence[Any], send: Send) -> list[Any]:
+        count = len(statements)
+        await self._take(count)
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        # When they are back, and not before: whoever waits for them may be cancelled meanwhile.
+        future.add_done_callback(lambda _: self._give_back(count))
+        Gathering(self._bridge, future, statements, send).begin()
+        return await asyncio.shield(future)
+
+    def _execute(
+        self, timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
+    ) -> ResponseFuture:
+        execute = self._session.execute_async
+        return execute(statement, timeout=timeout_s, paging_state=paging_state, **more)
 
     async def _take(self, count: int) -> None:
         """Wait for room, in order of arrival."""
+        invariant(count <= IN_FLIGHT_MAX, f"{count} statements at once never find room")
         if not self._waiting and self._in_flight + count <= IN_FLIGHT_MAX:
             self._in_flight += count
             return
@@ -215,52 +280,11 @@ class Connection:
                 turn.set_result(None)
             self._waiting.popleft()
 
-    def _new_cluster(self) -> Cluster:
-        options = self._options
-        local = options.local_datacenter
-        nearest = DCAwareRoundRobinPolicy(local) if local else RoundRobinPolicy()
-        profile = ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(nearest),
-            speculative_execution_policy=ConstantSpeculativeExecutionPolicy(_SPECULATE_AFTER_S, 1),
-            row_factory=tuple_factory,
-            request_timeout=options.read_timeout_us / SECOND,
-        )
-        auth = None
-        if options.username is not None:
-            auth = PlainTextAuthProvider(options.username, options.password or "")
-        return Cluster(
-            list(options.contact_points),
-            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-            auth_provider=auth,
-            ssl_context=_tls_context(options.tls) if options.tls else None,
-            reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_AFTER_S, max_attempts=None),
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            control_connection_timeout=_CONNECT_TIMEOUT_S,
-            idle_heartbeat_interval=5,
-            idle_heartbeat_timeout=5,
-        )
 
-    def _cannot_connect(self, error: Exception) -> str:
-        points = ", ".join(f"{host}:{port}" for host, port in self._options.contact_points)
-        causes: list[BaseException] = [error]
-        if isinstance(error, NoHostAvailable):
-            causes = list(error.errors.values()) or causes
-        for cause in causes:
-            if isinstance(cause, cassandra.AuthenticationFailed):
-                return (
-                    f"Cassandra at {points} refuses the user {self._options.username!r}:"
-                    " check COUNTER_CASSANDRA_USERNAME and COUNTER_CASSANDRA_PASSWORD"
-                )
-            if isinstance(cause, ssl.SSLError):
-                return f"no TLS connection to Cassandra at {points}: {cause}; check --tls-ca"
-        text = " ".join(str(causes[0]).split())[:200]
-        return f"cannot reach Cassandra at {points} ({text}); check --contact-points"
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(tls.ca))
-    # Nodes are known by address; their certificates are told by the authority that signed them.
-    context.check_hostname = False
-    if tls.cert is not None:
-        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
-    return context
+def _writes(statement: Any) -> bool:
+    """Whether *statement* is anything but a read."""
+    if isinstance(statement, BatchStatement):
+        return True
+    prepared = getattr(statement, "prepared_statement", None)
+    cql = statement.query_string if prepared is None else prepared.query_string
+    return not cql.lstrip().upper().startswith("SELECT")

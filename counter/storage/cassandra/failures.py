@@ -6,7 +6,8 @@ from typing import Final
 
 import cassandra
 from cassandra.cluster import NoHostAvailable
-from cassandra.connection import ConnectionException
+from cassandra.connection import ConnectionBusy, ConnectionException
+from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import (
     ErrorMessage,
     IsBootstrappingErrorMessage,
@@ -24,50 +25,77 @@ from counter.errors import (
 from counter.limits import SECOND
 
 _RETRY_AFTER_US: Final = SECOND
-#: Whether a write behind one of these happened cannot be known.
-_UNTOLD: Final = (cassandra.OperationTimedOut, cassandra.WriteTimeout, cassandra.WriteFailure)
+#: The time was over: the node, or a replica, may have done it or may do it yet.
+_TIME_OVER: Final = (cassandra.OperationTimedOut, cassandra.WriteTimeout, cassandra.WriteFailure)
+#: Nothing was done: no node took it.
+_NOT_TAKEN: Final = (
+    OverloadedErrorMessage,
+    IsBootstrappingErrorMessage,
+    NoConnectionsAvailable,
+    ConnectionBusy,
+)
+#: Too many compare-and-sets of one row: this one's outcome is not known. The driver has no name
+#: for it.
 _CODE_CAS_WRITE_UNKNOWN: Final = 0x1700
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """What each node that was asked answered, where none could be had; else nothing."""
+    if not isinstance(error, NoHostAvailable) or not isinstance(error.errors, dict):
+        # The driver gives a list of names where it never came to ask.
+        return []
+    return list(error.errors.values())
 
 
 def untold(error: BaseException) -> bool:
     """Whether a compare-and-set that failed so may have been made, or may yet be."""
     if isinstance(error, NoHostAvailable):
-        return any(untold(each) for each in error.errors.values())
+        return any(untold(each) for each in causes_of(error))
     if isinstance(error, ErrorMessage):
         return error.code == _CODE_CAS_WRITE_UNKNOWN or isinstance(error, ServerError)
-    return isinstance(error, (*_UNTOLD, ConnectionException))
+    return isinstance(error, (*_TIME_OVER, ConnectionException))
 
 
-def translated(error: BaseException) -> BaseException:
-    """*error* in the service's own terms; an error that is no fault of the store stays."""
+def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
+    """*error* in the service's own terms; an error that is no fault of the store stays.
+
+    *wrote* tells whether the statement writes: of a read it is of no interest that it may yet be
+    done.
+    """
     if isinstance(error, NoHostAvailable):
-        return _no_host(error)
+        return _no_host(error, wrote)
     if isinstance(error, cassandra.InvalidRequest):
         return _invalid(error)
-    if isinstance(error, _UNTOLD):
-        return _made(WriteTimeoutError, f"Cassandra did not answer in time: {_text(error)}")
+    if isinstance(error, _TIME_OVER):
+        kind = WriteTimeoutError if wrote else StoreUnavailableError
+        return _made(kind, f"Cassandra did not answer in time: {_text(error)}")
     if isinstance(error, cassandra.Unavailable):
         return _made(
             StoreUnavailableError,
             f"{error.alive_replicas} of the {error.required_replicas} replicas that the"
             f" consistency level needs are alive; see `nodetool status`",
         )
-    if isinstance(error, OverloadedErrorMessage | IsBootstrappingErrorMessage):
+    if isinstance(error, _NOT_TAKEN):
         return _made(OverloadedError, f"Cassandra is overloaded: {_text(error)}")
     if isinstance(error, cassandra.DriverException | ErrorMessage | ConnectionException):
+        # An unknown outcome too, of a write: neither error claims that nothing was done.
         return _made(StoreUnavailableError, f"Cassandra: {_text(error)}")
     return error
 
 
-def _no_host(error: NoHostAvailable) -> UnavailableError:
+def _no_host(error: NoHostAvailable, wrote: bool) -> UnavailableError:
     """The first cause that says more than that no host was there."""
-    causes = [translated(each) for each in error.errors.values()]
-    for kind in (WriteTimeoutError, OverloadedError, SliceMissingError, StoreUnavailableError):
+    causes = [translated(each, wrote=wrote) for each in causes_of(error)]
+    for kind in (WriteTimeoutError, OverloadedError, SliceMissingError):
         for cause in causes:
             if isinstance(cause, kind):
                 return cause
     hosts = ", ".join(str(host) for host in error.errors) or "none known"
-    return _made(StoreUnavailableError, f"no Cassandra node can be reached (tried: {hosts})")
+    reasons = "; ".join(dict.fromkeys(_text(each) for each in causes_of(error)))
+    return _made(
+        StoreUnavailableError,
+        f"no Cassandra node can be asked (tried: {hosts}{': ' if reasons else ''}{reasons[:300]})",
+    )
 
 
 def _invalid(error: cassandra.InvalidRequest) -> UnavailableError:

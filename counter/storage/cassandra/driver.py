@@ -1,0 +1,195 @@
+"""How the driver is set up: whom it asks, when it asks a second node, what it logs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import Any, Final
+
+import cassandra
+from cassandra import ProtocolVersion, UnresolvableContactPoints
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import (
+    EXEC_PROFILE_DEFAULT,
+    Cluster,
+    ExecutionProfile,
+    NoHostAvailable,
+)
+from cassandra.connection import ConnectionException
+from cassandra.policies import (
+    ConstantReconnectionPolicy,
+    DCAwareRoundRobinPolicy,
+    SpeculativeExecutionPlan,
+    SpeculativeExecutionPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.query import tuple_factory
+
+from counter.errors import StartupError
+from counter.limits import SECOND
+from counter.storage.cassandra.failures import causes_of
+from counter.storage.cassandra.options import CassandraOptions, Tls
+
+_RECONNECT_AFTER_S: Final = 1.0
+_CONNECT_TIMEOUT_S: Final = 5.0
+#: A node that says nothing for this long, and this long again when asked, is taken for down.
+_HEARTBEAT_S: Final = 5
+
+#: An idempotent statement is sent to a second node after so long.
+_SPECULATE_AFTER_S: Final = 0.1
+#: At most so many second sends for each statement, in the long run and at once.
+_SECONDS_PER_STATEMENT: Final = 0.4
+_SECONDS_AT_ONCE: Final = 256
+
+
+#: What the driver logs of each try to reach a node that is known to be down; of a first connection
+#: that fails, which :func:`cannot_connect` explains; of a statement, whose error is raised as well.
+_SAID_ELSEWHERE: Final = (
+    "Error attempting to reconnect",
+    "Control connection failed to connect",
+    "Error preparing query:",
+)
+_NO_BUGS: Final = (OSError, cassandra.DriverException, ConnectionException, NoHostAvailable)
+
+
+class SparingSpeculation(SpeculativeExecutionPolicy):  # type: ignore[misc]
+    """Ask a second node where the first is slow, but not where all are.
+
+    One slow node of three makes a third of the statements slow: their second sends are worth
+    having. Where every statement is slow, to send each of them twice would make it worse.
+    Counts are not exact, because threads share them without a lock; they need not be.
+    """
+
+    def __init__(self) -> None:
+        self._budget = float(_SECONDS_AT_ONCE)
+
+    def new_plan(self, keyspace: str | None, statement: Any) -> SpeculativeExecutionPlan:
+        self._budget = min(self._budget + _SECONDS_PER_STATEMENT, _SECONDS_AT_ONCE)
+        return _Plan(self)
+
+    def may_spend(self) -> bool:
+        """Whether a statement that begins now may be sent a second time later."""
+        return self._budget >= 1
+
+    def spend(self) -> None:
+        """A statement was sent a second time."""
+        self._budget -= 1
+
+
+class _Plan(SpeculativeExecutionPlan):  # type: ignore[misc]
+    """The driver asks for a delay when it sends, and again when the delay is over."""
+
+    __slots__ = ("_asked", "_policy")
+
+    def __init__(self, policy: SparingSpeculation) -> None:
+        self._policy = policy
+        self._asked = False
+
+    def next_execution(self, host: Any) -> float:
+        if self._asked:
+            self._policy.spend()
+            return -1
+        if not self._policy.may_spend():
+            return -1
+        self._asked = True
+        return _SPECULATE_AFTER_S
+
+
+def new_cluster(options: CassandraOptions) -> Cluster:
+    """The driver's cluster object, not connected."""
+    profile = ExecutionProfile(
+        # Without a name it takes the data center of the contact points.
+        load_balancing_policy=TokenAwarePolicy(
+            DCAwareRoundRobinPolicy(options.local_datacenter or "")
+        ),
+        speculative_execution_policy=SparingSpeculation(),
+        row_factory=tuple_factory,
+        request_timeout=options.read_timeout_us / SECOND,
+    )
+    auth = None
+    if options.username is not None:
+        auth = PlainTextAuthProvider(options.username, options.password or "")
+    return Cluster(
+        list(options.contact_points),
+        # Cassandra 4.0 and later. Named, because to find it out takes a connection for each guess.
+        protocol_version=ProtocolVersion.V5,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=auth,
+        ssl_context=_tls_context(options.tls) if options.tls else None,
+        reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_AFTER_S, max_attempts=None),
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        control_connection_timeout=_CONNECT_TIMEOUT_S,
+        idle_heartbeat_interval=_HEARTBEAT_S,
+        idle_heartbeat_timeout=_HEARTBEAT_S,
+        # A node that came back learns each statement when it first meets it.
+        reprepare_on_up=False,
+    )
+
+
+def check_datacenters(cluster: Cluster, options: CassandraOptions) -> None:
+    """Raise StartupError where it is open which data center is the local one.
+
+    LOCAL_QUORUM is the quorum of whichever node is asked: a write in one data center and a read
+    in another need not meet.
+    """
+    known = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
+    if options.local_datacenter is None and len(known) > 1:
+        raise StartupError(
+            f"the cluster has several data centers ({', '.join(known)}):"
+            " say which one is near with --local-datacenter"
+        )
+    if options.local_datacenter is not None and options.local_datacenter not in known:
+        raise StartupError(
+            f"the cluster has no data center {options.local_datacenter!r}; it has"
+            f" {', '.join(known)}: correct --local-datacenter"
+        )
+
+
+def cannot_connect(options: CassandraOptions, error: Exception) -> str:
+    """Why the first connection failed, and what to do."""
+    points = ", ".join(f"{host}:{port}" for host, port in options.contact_points)
+    causes = causes_of(error) or [error]
+    for cause in causes:
+        if isinstance(cause, cassandra.AuthenticationFailed):
+            who = "a user without a name" if options.username is None else repr(options.username)
+            return (
+                f"Cassandra at {points} refuses {who}:"
+                " check COUNTER_CASSANDRA_USERNAME and COUNTER_CASSANDRA_PASSWORD"
+            )
+        if isinstance(cause, ssl.SSLError):
+            return f"no TLS connection to Cassandra at {points}: {cause}; check --tls-ca"
+    if isinstance(error, UnresolvableContactPoints):
+        return f"no address is known for {points}; check --contact-points"
+    text = " ".join(str(causes[0]).split())[:200]
+    return f"cannot reach Cassandra at {points} ({text}); check --contact-points"
+
+
+def quieten() -> None:
+    """Have the driver log what is worth a line, in one line."""
+    for name in ("cluster", "connection", "pool"):
+        logger = logging.getLogger(f"cassandra.{name}")
+        if not any(isinstance(each, _Quiet) for each in logger.filters):
+            logger.addFilter(_Quiet())
+
+
+class _Quiet(logging.Filter):
+    """That a node went down, and why, is worth a line; not a trace, and not each second anew."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith(_SAID_ELSEWHERE):
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, _NO_BUGS):
+            record.msg = f"{record.getMessage().rstrip(': ')}: {' '.join(str(error).split())}"
+            record.args = None
+            record.exc_info = None
+        return True
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(tls.ca))
+    # Nodes are known by address; their certificates are told by the authority that signed them.
+    context.check_hostname = False
+    if tls.cert is not None:
+        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
+    return context
