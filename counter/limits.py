@@ -47,6 +47,14 @@ RETENTION_MIN_US: Final = 10 * MINUTE
 RETENTION_MAX_US: Final = 365 * DAY
 KEY_TTL_MIN_US: Final = MINUTE
 
+#: What the rollup's workers share out among them, however many namespaces there are.
+LEASE_SLOTS: Final = 64
+LEASE_TIME_US: Final = 10 * SECOND
+#: How often a worker looks who else lives.
+LEASE_LOOK_US: Final = SECOND
+#: Counters of one worker that are read or written at once.
+ROLLUP_CONCURRENCY: Final = 64
+
 #: The earliest and latest instants a token may name: 2000-01-01 and 2200-01-01.
 TIME_MIN_US: Final = 946_684_800 * SECOND
 TIME_MAX_US: Final = 7_258_118_400 * SECOND
@@ -54,5 +62,6 @@ TIME_MAX_US: Final = 7_258_118_400 * SECOND
 invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
+invariant(LEASE_LOOK_US * 3 <= LEASE_TIME_US, "a worker looks often within a lease's time")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

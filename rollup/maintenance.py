@@ -9,7 +9,7 @@ from counter.limits import MINUTE, SLICES_AHEAD
 from counter.namespaces import Namespaces
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
-from counter.types import Dataset, Namespace, Slice
+from counter.types import CounterType, Dataset, Namespace, Slice
 
 _log = logging.getLogger("counter.maintenance")
 
@@ -53,23 +53,37 @@ class Maintenance:
     async def _drop_slices(self, dataset: Dataset) -> None:
         """Retire what every watermark has passed; drop what retention and every recount are past.
 
-        ``dropped_before`` moves forward first, then the table goes.
+        ``dropped_before`` moves forward first, then the table goes. Watermarks are read only where
+        the clock says that they may tell something: there may be many.
         """
-        now_us = self._clock.now_us()
-        namespaces = [n for n in self._namespaces.all() if n.dataset.id == dataset.id]
-        watermark_us = await self._watermark(namespaces, now_us)
+        namespaces = [
+            each
+            for each in self._namespaces.all()
+            if each.dataset.id == dataset.id
+            and each.settings.counter_type is not CounterType.BEST_EFFORT
+        ]
         grace_us = max((n.settings.rollup_window_us for n in namespaces), default=0)
         grace_us += dataset.clock_skew_max_us
+        watermark_us: int | None = None
+        is_earliest = True
         for each in await self._store.slices(dataset):
-            if watermark_us < each.end_us:
-                return
+            due_us = each.end_us
+            if each.retired_at_us is not None:
+                due_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
+            if self._clock.now_us() >= due_us and watermark_us is None:
+                watermark_us = await self._watermark(namespaces, self._clock.now_us())
+            is_due = watermark_us is not None and watermark_us >= due_us
             if each.retired_at_us is None:
-                await self._store.retire_slice(dataset, each.start_us, now_us)
+                if is_due:
+                    # The clock after the watermarks: they had passed the end by then.
+                    now_us = self._clock.now_us()
+                    await self._store.retire_slice(dataset, each.start_us, now_us)
                 return
-            expires_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
-            if watermark_us >= expires_us:
+            if is_due and is_earliest:
                 await self._store.drop_slice(dataset, each.start_us)
                 _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
+            else:
+                is_earliest = False
 
     async def _watermark(self, namespaces: list[Namespace], now_us: int) -> int:
         """The earliest watermark of all the shards."""

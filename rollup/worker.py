@@ -1,42 +1,64 @@
 """The rollup worker: reads what is dirty and closed, has the roller fold it, writes it back.
 
-It holds nothing that matters: kill it at any instant, and the next one does the batch again.
+It holds nothing that matters: kill it at any instant, and another one does the batch again. Any
+number may run; leases spare them doing the same work twice, and it is right where they do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
-from counter.errors import (
-    NamespaceUnknownError,
-    SliceMissingError,
-    TokenConflictError,
-    TokenPendingError,
-    UnavailableError,
-)
-from counter.limits import MILLISECOND, SECOND, TIME_MAX_US
+from counter.errors import NamespaceUnknownError, TokenPendingError, UnavailableError
+from counter.limits import MILLISECOND, ROLLUP_CONCURRENCY, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
-from counter.reading import EMPTY_HEAD, read_partitions
 from counter.resolution import Resolver
-from counter.types import Fold, Mark, Namespace, WindowRow
+from counter.skew import ClockGuard
+from counter.types import CounterType, Mark, Namespace
 from counter.windows import closed_through
+from rollup.atomics import AtomicSettler
+from rollup.batches import BatchRoller
+from rollup.leases import MAINTENANCE, Leases, slot_of
+from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
-from rollup.roller import Batch, Dirt, Plan, group, plan, update
+from rollup.roller import Batch
 
 _log = logging.getLogger("counter.rollup")
-#: The events of a window are read once for so many of its counters.
+#: So many marks of a shard are read at once, and rolled up before more are read.
 _MARKS_PER_READ: Final = 5_000
-_ATTEMPTS_MAX: Final = 5
+#: Counters that are written together: a transaction's worth, or a share of the store's attention.
+_BATCH_TRANSACTIONAL: Final = 1_000
+_BATCH: Final = 16
+_SHARDS_AT_ONCE_MAX: Final = 16
 _PAUSE_MIN_US: Final = 50 * MILLISECOND
-_PAUSE_MAX_US: Final = SECOND
+_PAUSE_MAX_US: Final = 500 * MILLISECOND
+_NAMESPACES_EVERY_US: Final = SECOND
+_MAINTENANCE_EVERY_US: Final = SECOND
+_SURPRISE: Final = "a pass failed in a way that it should not; see the log"
+
+#: A namespace's id and a shard of it.
+_Shard = tuple[int, int]
+#: What may be under way, or in trouble.
+_Key = _Shard | str
+_Task = asyncio.Task[int | Exception]
+
+
+class _Some(NamedTuple):
+    """A part of a shard's closed windows: the last instant that is done (None: not all of it),
+    counters written, and whether there were marks."""
+
+    through_us: int | None
+    written: int
+    marks: int
 
 
 class RollupWorker:
-    """Rolls up every shard of every namespace, windows in order."""
+    """Rolls up the shards that it has leases for, windows in order; all where it has no leases."""
 
     def __init__(
         self,
@@ -45,105 +67,248 @@ class RollupWorker:
         clock: Clock,
         namespaces: Namespaces,
         *,
-        batch_counters: int = 1_000,
+        batch_counters: int | None = None,
+        concurrency: int = ROLLUP_CONCURRENCY,
+        leases: Leases | None = None,
+        guard: ClockGuard | None = None,
     ) -> None:
+        """*concurrency* counters are read or written at once, at most; in a store of one file one
+        batch is: more would only make adds wait longer behind its one writer."""
+        batch = batch_counters or (_BATCH_TRANSACTIONAL if store.transactional else _BATCH)
+        groups = 1 if store.transactional else max(1, concurrency // batch)
         self._store = store
-        self._cache = cache
+        self._clock = clock
         self._namespaces = namespaces
-        self._resolver = Resolver(store, clock)
+        self._leases = leases
+        self._guard = guard
+        self.limiter = Limiter(clock, limit_max=groups)
+        self._lanes = asyncio.Semaphore(1 if store.transactional else _SHARDS_AT_ONCE_MAX)
+        self._batches = BatchRoller(store, cache, self.limiter, batch_counters=batch)
+        self._atomics = AtomicSettler(store, Resolver(store, clock, guard), self.limiter)
         self._maintenance = Maintenance(store, clock, namespaces)
-        self._batch_counters = batch_counters
-        #: What keeps the rollup from working; None while it works.
-        self.trouble: str | None = None
+        self._refreshed_us = self._maintained_us = -SECOND
+        self._stop = asyncio.Event()
+        #: Each shard's watermark as last seen here. It never moves back, so a window that was
+        #: passed stays passed, whoever else works on the shard.
+        self._passed_us: dict[_Shard, int] = {}
+        self._under_way: dict[_Key, _Task] = {}
+        self._troubles: dict[_Key, str] = {}
+        #: Counters written, passes over shards done and failed, since the process began.
+        self.tally = dict.fromkeys(("counters", "passes", "failures"), 0)
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps the rollup from working; None while it works."""
+        if self._leases is not None and self._leases.trouble is not None:
+            return f"leases cannot be renewed: {self._leases.trouble}"
+        return next(iter(self._troubles.values()), None)
+
+    def passed_through(self) -> Mapping[_Shard, int]:
+        """The watermark, as last seen, of each shard that this worker rolls up."""
+        return dict(self._passed_us)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until *stop* is set; finish the batch under way."""
-        while not stop.is_set():
-            try:
-                await self.tick()
-                self.trouble = None
-            except (UnavailableError, TokenPendingError) as error:
-                self.trouble = error.detail
-                _log.warning("rollup waits for the store: %s", error.detail)
-            except Exception:
-                # Nothing but a stop may end the rollup: without it the slices run out too.
-                self.trouble = "a pass failed in a way that it should not; see the log"
-                _log.exception("a pass of the rollup failed in a way that it should not")
-            try:
-                await asyncio.wait_for(stop.wait(), self._pause_us() / SECOND)
-            except TimeoutError:
-                continue
+        """Work until *stop* is set; then finish what is under way and give the leases back."""
+        self._stop = stop
+        enough = asyncio.Event()
+        keeping = None
+        if self._leases is not None:
+            keeping = asyncio.create_task(self._leases.keep(enough))
+        try:
+            while not stop.is_set():
+                await self._attempt("look", "all", self._look)
+                try:
+                    await asyncio.wait_for(stop.wait(), self._pause_us() / SECOND)
+                except TimeoutError:
+                    continue
+            await asyncio.gather(*self._under_way.values())
+        finally:
+            # Still there where this was cancelled: nobody waits for them then.
+            for task in self._under_way.values():
+                task.cancel()
+            enough.set()
+            if self._leases is not None and keeping is not None:
+                await keeping
+                await self._leases.leave()
 
     async def tick(self) -> int:
-        """One pass over slices and shards; how many counters were written."""
+        """One pass over slices and shards; how many counters were written.
+
+        Raises the first failure, after all that can be done is done.
+        """
+        await self._refresh()
+        done: list[int | Exception] = []
+        if self._holds(MAINTENANCE):
+            done.append(await self._attempt(MAINTENANCE, MAINTENANCE, self._maintain))
+        done += await asyncio.gather(*self._start_due())
+        for each in done:
+            if isinstance(each, Exception):
+                raise each
+        return sum(each for each in done if isinstance(each, int))
+
+    async def _look(self) -> int:
+        """Start what is due and not under way."""
+        now_us = self._clock.boottime_us()
+        if now_us - self._refreshed_us >= _NAMESPACES_EVERY_US:
+            await self._attempt("namespaces", "namespaces", self._refresh)
+        if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:
+            self._start(MAINTENANCE, MAINTENANCE, self._maintain)
+        self._start_due()
+        return 0
+
+    async def _refresh(self) -> int:
+        """Learn which namespaces other processes made, changed and deleted."""
+        if not self._store.transactional:
+            await self._namespaces.refresh()
+        self._refreshed_us = self._clock.boottime_us()
+        return 0
+
+    async def _maintain(self) -> int:
         await self._maintenance.run_once()
-        written = 0
-        failed: list[Exception] = []
+        self._maintained_us = self._clock.boottime_us()
+        return 0
+
+    def _holds(self, slot: str) -> bool:
+        return self._leases is None or self._leases.holds(slot)
+
+    def _holds_shard(self, key: _Shard) -> bool:
+        return self._leases is None or self._leases.holds(slot_of(*key))
+
+    def _start_due(self) -> list[_Task]:
+        """Start a pass over each shard that has a closed window, the longest behind first."""
+        now_us = self._clock.now_us()
+        ours: set[_Key] = set()
+        due: list[tuple[int, _Shard, Namespace]] = []
         for namespace in self._namespaces.all():
-            try:
-                for shard in range(namespace.settings.shards):
-                    written += await self.roll_shard(namespace, shard)
-            except NamespaceUnknownError:
-                _log.info("namespace %s was deleted under the rollup", namespace.name)
-            except Exception as error:
-                # One namespace's trouble holds up no other.
-                failed.append(error)
-        if failed:
-            raise failed[0]
+            if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+                continue
+            closed_us = closed_through(namespace, now_us)
+            for shard in range(namespace.settings.shards):
+                key = (namespace.id, shard)
+                if not self._holds_shard(key):
+                    continue
+                ours.add(key)
+                passed_us = self._passed_us.get(key, 0)
+                if passed_us < closed_us and key not in self._under_way:
+                    due.append((passed_us, key, namespace))
+        # What is no longer ours is no longer our trouble.
+        self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
+        for key in [key for key in self._troubles if key not in ours and isinstance(key, tuple)]:
+            del self._troubles[key]
+        due.sort(key=lambda each: each[0])
+        return [
+            self._start(key, f"{namespace.name}/{key[1]}", partial(self._pass, namespace, key))
+            for _, key, namespace in due
+        ]
+
+    def _start(self, key: _Key, name: str, work: Callable[[], Awaitable[int]]) -> _Task:
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._attempt(key, name, work))
+            task.add_done_callback(lambda _: self._under_way.pop(key))
+        return task
+
+    async def _pass(self, namespace: Namespace, key: _Shard) -> int:
+        async with self._lanes:
+            if self._stop.is_set() or not self._holds_shard(key):
+                return 0
+            return await self.roll_shard(namespace, key[1])
+
+    async def _attempt(
+        self, key: _Key, name: str, work: Callable[[], Awaitable[int]]
+    ) -> int | Exception:
+        """Do *work*; what keeps it from being done is noted, and holds up nothing else."""
+        try:
+            written = await work()
+        except NamespaceUnknownError:
+            _log.info("the namespace of %s was deleted under the rollup", name)
+            self._troubles.pop(key, None)
+            return 0
+        except (UnavailableError, TokenPendingError) as error:
+            if key not in self._troubles:
+                _log.warning("the rollup of %s waits: %s", name, error.detail)
+            return self._failed(key, error, error.detail)
+        except Exception as error:
+            # Nothing but a stop may end the rollup: without it the slices run out too.
+            _log.exception("the rollup of %s failed in a way that it should not", name)
+            return self._failed(key, error, _SURPRISE)
+        if self._troubles.pop(key, None) is not None:
+            _log.info("the rollup of %s goes on", name)
         return written
+
+    def _failed(self, key: _Key, error: Exception, detail: str) -> Exception:
+        self.tally["failures"] += 1
+        self._troubles[key] = detail
+        return error
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
         """Roll up all closed windows of one shard; how many counters were written.
 
-        The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events.
+        The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
+        watermark is read anew each time: another worker may have moved it.
         """
         now_us = await self._store.fence()
+        if self._guard is not None:
+            # A clock that is ahead would close windows that events still land in.
+            self._guard.check(namespace.dataset)
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
         watermark_us = (await self._store.watermarks(namespace))[shard]
         closed_us = closed_through(namespace, now_us)
+        key = (namespace.id, shard)
         written = 0
         while watermark_us < closed_us:
-            through_us, did = await self._roll_some(
-                namespace, shard, dropped_before_us, watermark_us, closed_us
-            )
-            written += did
-            await self._store.advance(namespace, shard, through_us)
-            await self._store.drop_marks(namespace, shard, through_us)
-            watermark_us = through_us
+            some = await self._roll_some(key, namespace, dropped_before_us, watermark_us, closed_us)
+            written += some.written
+            self.tally["counters"] += some.written
+            if some.through_us is None:
+                break
+            watermark_us = some.through_us
+            await self._store.advance(namespace, shard, watermark_us)
+            if some.marks:
+                await self._store.drop_marks(namespace, shard, watermark_us)
+            if not self._goes_on(key):
+                break
+        self.tally["passes"] += 1
+        self._passed_us[key] = watermark_us
         return written
+
+    def _goes_on(self, key: _Shard) -> bool:
+        """Whether to begin more of the shard: not when told to stop, or when it is another's now.
+        What was begun may be left at any point: the next one skips what is done."""
+        return not self._stop.is_set() and self._holds_shard(key)
 
     async def _roll_some(
         self,
+        key: _Shard,
         namespace: Namespace,
-        shard: int,
         dropped_before_us: int,
         after_us: int,
         closed_us: int,
-    ) -> tuple[int, int]:
-        """Roll up as many whole windows as a bounded read shows, at least one.
-
-        Returns the last instant that is done, and how many counters were written.
-        """
-        marks = await self._marks(namespace, shard, after_us, closed_us, None)
+    ) -> _Some:
+        """Roll up as many whole windows as a bounded read shows, at least one."""
+        _, shard = key
+        marks = page = await self._marks(namespace, shard, after_us, closed_us, None)
         size_us = namespace.settings.rollup_window_us
-        through_us = closed_us
-        if len(marks) == _MARKS_PER_READ:
+        through_us, is_whole = closed_us, True
+        if len(page) == _MARKS_PER_READ:
             # The last window may not be whole: leave it for the next read, or go on within it.
-            last_us = marks[-1].window_us
-            whole = [mark for mark in marks if mark.window_us < last_us]
-            through_us = (last_us if whole else last_us + size_us) - 1
-            marks = whole or marks
-        # A crash half-way does the batch again up to the same instant.
-        batch_us = through_us
-        if marks and len(marks) < _MARKS_PER_READ:
-            batch_us = marks[-1].window_us + size_us - 1
+            last_us = page[-1].window_us
+            is_whole = page[0].window_us < last_us
+            through_us = (last_us if is_whole else last_us + size_us) - 1
+        through_us, atomics = await self._atomics.settle(
+            namespace, shard, after_us=after_us, through_us=through_us
+        )
+        marks = page[: bisect_right(page, through_us, key=lambda mark: mark.window_us)]
+        # Up to the last mark, not to now: a crash half-way does it again up to the same instant.
+        batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = Batch(batch_us, dropped_before_us, size_us)
-        await self._settle_atomic(namespace, shard, after_us, through_us)
-        written = await self._roll_marks(namespace, marks, batch)
-        while marks and len(marks) == _MARKS_PER_READ:
-            marks = await self._marks(namespace, shard, after_us, through_us, marks[-1])
-            written += await self._roll_marks(namespace, marks, batch)
-        return through_us, written
+        written = await self._batches.roll(namespace, marks, batch)
+        while marks and not is_whole and len(page) == _MARKS_PER_READ:
+            if not self._goes_on(key):
+                return _Some(None, written, len(marks))
+            page = await self._marks(namespace, shard, after_us, through_us, page[-1])
+            written += await self._batches.roll(namespace, page, batch)
+        return _Some(through_us, written, len(marks) + atomics)
 
     async def _marks(
         self, namespace: Namespace, shard: int, after_us: int, through_us: int, start: Mark | None
@@ -156,89 +321,6 @@ class RollupWorker:
             start=start,
             limit=_MARKS_PER_READ,
         )
-
-    async def _roll_marks(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
-        dirty = group(marks)
-        for _ in range(_ATTEMPTS_MAX):
-            try:
-                return await self._roll_once(namespace, dirty, batch)
-            except SliceMissingError:
-                # A slice was dropped under the scan: start again from the partitions.
-                dropped_us = await self._store.dropped_before(namespace.dataset)
-                batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
-        raise UnavailableError("slices vanish again and again", retry_after_us=SECOND)
-
-    async def _roll_once(
-        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
-    ) -> int:
-        """Read all the counters' parts at once, write them a batch at a time."""
-        names = list(dirty)
-        heads = await self._store.heads(namespace, names)
-        plans: list[Plan] = []
-        for name, head in zip(names, heads, strict=True):
-            each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
-            if each is not None:
-                plans.append(each)
-        plans, rows = await self._with_rows(namespace, plans, dirty, batch)
-        wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
-        folds = await self._store.sums(namespace, wanted) if wanted else ()
-        sums: dict[str, dict[int, Fold]] = {}
-        for (counter, window_us), fold in zip(wanted, folds, strict=True):
-            sums.setdefault(counter, {})[window_us] = fold
-        for start in range(0, len(plans), self._batch_counters):
-            updates = [
-                update(each, sums.get(each.counter, {}), rows.get(each.counter, ()), batch)
-                for each in plans[start : start + self._batch_counters]
-            ]
-            await self._store.apply(namespace, updates, through_us=batch.through_us)
-            await self._cache.put_many(
-                namespace, [(each.counter, each.checkpoint) for each in updates]
-            )
-        return len(plans)
-
-    async def _with_rows(
-        self,
-        namespace: Namespace,
-        plans: Sequence[Plan],
-        dirty: Mapping[str, Dirt],
-        batch: Batch,
-    ) -> tuple[list[Plan], dict[str, Sequence[WindowRow]]]:
-        """The plans, those that need all their rows made anew from heads of the same moment."""
-        whole = [each.counter for each in plans if each.whole]
-        if not whole:
-            return list(plans), {}
-        # All of them: another worker may move the checkpoint on before the head is read again.
-        partitions = await read_partitions(self._store, namespace, whole, through_us=TIME_MAX_US)
-        known = {each.counter: each for each in plans}
-        rows: dict[str, Sequence[WindowRow]] = {}
-        for counter, (head, found) in zip(whole, partitions, strict=True):
-            again = plan(counter, dirty[counter], head, batch)
-            if again is None:
-                del known[counter]
-            else:
-                known[counter] = again
-                rows[counter] = found
-        return list(known.values()), rows
-
-    async def _settle_atomic(
-        self, namespace: Namespace, shard: int, after_us: int, through_us: int
-    ) -> None:
-        """Have every atomic add of the windows stand whole or not at all before they are summed.
-
-        None of the items found included: the batch log may still land them.
-        """
-        marks = await self._store.dirty_atomic(
-            namespace, shard, after_us=after_us, through_us=through_us
-        )
-        for mark in marks:
-            found = await self._store.find(namespace, mark.events)
-            decided = await self._store.decided(namespace, mark.events)
-            if all(found) and decided is None:
-                continue
-            try:
-                await self._resolver.resolve(namespace, mark.events, by_worker=True)
-            except TokenConflictError as error:
-                _log.warning("an atomic add lost to another use of its token: %s", error.detail)
 
     def _pause_us(self) -> int:
         windows = [each.settings.rollup_window_us for each in self._namespaces.all()]

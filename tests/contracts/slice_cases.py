@@ -100,3 +100,17 @@ class SliceCases(StoreCases):
             await store.drop_slice(namespace.dataset, first.start_us)
             assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + n * SLICE
         assert len(await store.slices(namespace.dataset)) == 2
+
+    async def test_dropping_a_slice_again_changes_nothing(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Two workers may look after the slices at once: the next slice stands, and the bound."""
+        event = add(at=FIRST_SLICE + SLICE)
+        await write(store, namespace, event)
+        for _ in range(2):
+            await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
+        assert list(await store.find(namespace, [event])) == [event]
+        await store.drop_slice(namespace.dataset, FIRST_SLICE + SLICE)
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + 2 * SLICE

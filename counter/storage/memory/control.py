@@ -91,6 +91,9 @@ class MemoryControl(Part):
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
         shelf = self._shelf(dataset)
+        if start_us < shelf.dropped_before_us:
+            # By another worker.
+            return
         earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
         invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
         each = shelf.slices.pop(0)

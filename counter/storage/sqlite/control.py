@@ -237,6 +237,8 @@ class SqliteControl(SqliteBase):
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
         slices = self._slices[dataset.id]
+        if start_us < self._dropped_before[dataset.id]:
+            return
         invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
         end_us = slices[0].end_us
 

@@ -1,0 +1,150 @@
+"""One batch of a shard: its counters in groups, each read, folded by the roller and written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
+from typing import Final, TypeVar
+
+from counter.errors import SliceMissingError, UnavailableError
+from counter.limits import SECOND, TIME_MAX_US
+from counter.ports import Cache, Store
+from counter.reading import EMPTY_HEAD, read_partitions
+from counter.types import Checkpoint, Fold, Mark, Namespace, WindowRow
+from rollup.limiter import Limiter
+from rollup.roller import Batch, Dirt, Plan, group, plan, update
+
+_ATTEMPTS_MAX: Final = 5
+_Group = TypeVar("_Group")
+_Result = TypeVar("_Result")
+#: What the cache is told of counters: their new checkpoints.
+_Entries = list[tuple[str, Checkpoint]]
+
+
+async def in_groups(
+    limiter: Limiter,
+    groups: Sequence[_Group],
+    work: Callable[[_Group], Awaitable[_Result]],
+    then: Callable[[_Result], Awaitable[None]] | None = None,
+) -> list[_Result]:
+    """Do *work* for each of *groups*, as many at once as *limiter* lets in; what came of each.
+
+    What is to be done with a result *then* is done outside the limit: it says nothing of how much
+    the store bears. Returns, or raises the first failure, only when nothing is under way any more;
+    after a failure no further group is begun.
+    """
+    results: list[_Result] = []
+    failures: list[Exception] = []
+
+    async def one(each: _Group) -> None:
+        try:
+            async with limiter.turn():
+                if failures:
+                    return
+                result = await work(each)
+            if then is not None:
+                await then(result)
+            results.append(result)
+        except Exception as error:
+            failures.append(error)
+
+    if len(groups) == 1:
+        await one(groups[0])
+    else:
+        await asyncio.gather(*(one(each) for each in groups))
+    if failures:
+        raise failures[0]
+    return results
+
+
+class BatchRoller:
+    """Turns marks into window rows and checkpoints."""
+
+    def __init__(
+        self, store: Store, cache: Cache, limiter: Limiter, *, batch_counters: int
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._limiter = limiter
+        self._batch_counters = batch_counters
+
+    async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
+        """Roll up the counters of *marks*; how many were written."""
+        dirty = group(marks)
+        if not dirty:
+            return 0
+        # A store in one file reads a window's events in one pass, for all counters at once.
+        size = len(dirty) if self._store.transactional else self._batch_counters
+        items = iter(dirty.items())
+        groups = [dict(islice(items, size)) for _ in range(0, len(dirty), size)]
+        written = await in_groups(
+            self._limiter,
+            groups,
+            lambda each: self._roll_group(namespace, each, batch),
+            lambda entries: self._cache.put_many(namespace, entries),
+        )
+        return sum(len(entries) for entries in written)
+
+    async def _roll_group(
+        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
+    ) -> _Entries:
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                return await self._roll_once(namespace, dirty, batch)
+            except SliceMissingError:
+                # A slice was dropped under the scan: start again from the partitions.
+                dropped_us = await self._store.dropped_before(namespace.dataset)
+                batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
+        raise UnavailableError("slices vanish again and again", retry_after_us=SECOND)
+
+    async def _roll_once(
+        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
+    ) -> _Entries:
+        """Read the counters' parts at once, write them a batch at a time."""
+        names = list(dirty)
+        heads = await self._store.heads(namespace, names)
+        plans: list[Plan] = []
+        for name, head in zip(names, heads, strict=True):
+            each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
+            if each is not None:
+                plans.append(each)
+        plans, rows = await self._with_rows(namespace, plans, dirty, batch)
+        wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
+        folds = await self._store.sums(namespace, wanted) if wanted else ()
+        sums: dict[str, dict[int, Fold]] = {}
+        for (counter, window_us), fold in zip(wanted, folds, strict=True):
+            sums.setdefault(counter, {})[window_us] = fold
+        entries: _Entries = []
+        for start in range(0, len(plans), self._batch_counters):
+            updates = [
+                update(each, sums.get(each.counter, {}), rows.get(each.counter, ()), batch)
+                for each in plans[start : start + self._batch_counters]
+            ]
+            await self._store.apply(namespace, updates, through_us=batch.through_us)
+            entries += [(each.counter, each.checkpoint) for each in updates]
+        return entries
+
+    async def _with_rows(
+        self,
+        namespace: Namespace,
+        plans: Sequence[Plan],
+        dirty: Mapping[str, Dirt],
+        batch: Batch,
+    ) -> tuple[list[Plan], dict[str, Sequence[WindowRow]]]:
+        """The plans, those that need all their rows made anew from heads of the same moment."""
+        whole = [each.counter for each in plans if each.whole]
+        if not whole:
+            return list(plans), {}
+        # All of them: another worker may move the checkpoint on before the head is read again.
+        partitions = await read_partitions(self._store, namespace, whole, through_us=TIME_MAX_US)
+        known = {each.counter: each for each in plans}
+        rows: dict[str, Sequence[WindowRow]] = {}
+        for counter, (head, found) in zip(whole, partitions, strict=True):
+            again = plan(counter, dirty[counter], head, batch)
+            if again is None:
+                del known[counter]
+            else:
+                known[counter] = again
+                rows[counter] = found
+        return list(known.values()), rows

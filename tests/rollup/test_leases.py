@@ -1,0 +1,288 @@
+"""Slots of the rollup's work: dealt fairly, moved as workers come and go, held by one at a time."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counter.errors import StoreUnavailableError
+from counter.limits import LEASE_SLOTS, SECOND
+from counter.storage.memory import MemoryStore
+from rollup.leases import MAINTENANCE, SLOTS, Leases, share_out, slot_of, worker_id
+from tests.support.clock import FakeClock
+from tests.support.times import START_US
+from tests.support.waiting import eventually
+
+LEASE_TIME = 10 * SECOND
+LOOK = SECOND
+names = st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=9, unique=True)
+
+
+class Crew:
+    """Workers over one store, each taking its turn when the test says so."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(START_US)
+        self.store = MemoryStore(self.clock)
+        self.workers: dict[str, Leases] = {}
+
+    def join(self, name: str) -> Leases:
+        worker = Leases(self.store, self.clock, name, lease_time_us=LEASE_TIME)
+        self.workers[name] = worker
+        return worker
+
+    def die(self, name: str) -> None:
+        """It says nothing more, and gives nothing back."""
+        del self.workers[name]
+
+    async def round(self) -> None:
+        """Every worker that lives takes a turn, and a look's time passes."""
+        for worker in list(self.workers.values()):
+            await worker.turn()
+            self.check_nobody_shares()
+        self.clock.advance(LOOK)
+
+    async def rounds(self, number: int) -> None:
+        for _ in range(number):
+            await self.round()
+
+    def check_nobody_shares(self) -> None:
+        held = [slot for worker in self.workers.values() for slot in worker.held()]
+        assert len(held) == len(set(held)), "a slot is held by two"
+
+    def check_shared_out(self) -> None:
+        """All slots are held, each by one worker that lives, and evenly."""
+        self.check_nobody_shares()
+        shares = [worker.held() for worker in self.workers.values()]
+        assert sorted(slot for share in shares for slot in share) == sorted(SLOTS)
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(names)
+def test_shares_are_whole_disjoint_and_even(workers: list[str]) -> None:
+    """Whatever the order in which the workers are known."""
+    shares = share_out(SLOTS, workers)
+    assert sorted(slot for share in shares.values() for slot in share) == sorted(SLOTS)
+    sizes = [len(share) for share in shares.values()]
+    assert max(sizes) - min(sizes) <= 1
+    assert share_out(SLOTS, workers[::-1]) == shares
+
+
+@given(names, st.integers(1, 2**40), st.integers(1, LEASE_SLOTS))
+def test_the_shards_of_one_namespace_are_spread(
+    workers: list[str], namespace_id: int, shards: int
+) -> None:
+    """However few: neighbours in the list of slots go to different workers."""
+    shares = share_out(SLOTS, workers)
+    holders = {slot: worker for worker, share in shares.items() for slot in share}
+    held = [holders[slot_of(namespace_id, shard)] for shard in range(shards)]
+    least, rest = divmod(shards, len(workers))
+    # A run of slots has a piece of a round of dealing at each end, and where the list ends.
+    for worker in workers:
+        assert held.count(worker) <= least + bool(rest) + 2
+
+
+def test_a_shard_has_one_slot_and_never_the_one_of_maintenance() -> None:
+    """A namespace's shards lie in as many slots as there are, if it has so many."""
+    slots = [slot_of(7, shard) for shard in range(LEASE_SLOTS)]
+    assert sorted(slots) == sorted(each for each in SLOTS if each != MAINTENANCE)
+    assert slot_of(7, LEASE_SLOTS) == slot_of(7, 0)
+
+
+def test_no_two_workers_have_the_same_name() -> None:
+    """Not even two of one process."""
+    assert worker_id() != worker_id()
+
+
+@given(st.lists(st.tuples(st.sampled_from("jdlt"), st.integers(0, 7)), max_size=25))
+def test_whoever_comes_and_goes_the_slots_end_up_shared_out(steps: list[tuple[str, int]]) -> None:
+    """Join, die, leave, take a turn: soon after the last of it every slot has one holder."""
+
+    async def play() -> None:
+        crew = Crew()
+        crew.join("first")
+        for number, (step, which) in enumerate(steps):
+            picked = sorted(crew.workers)[which % len(crew.workers)] if crew.workers else None
+            if step == "j":
+                crew.join(f"w{number}")
+            elif picked is None:
+                continue
+            elif step == "d":
+                crew.die(picked)
+            elif step == "l":
+                await crew.workers.pop(picked).leave()
+            else:
+                await crew.workers[picked].turn()
+                crew.clock.advance(LOOK // 2)
+            crew.check_nobody_shares()
+        if not crew.workers:
+            crew.join("last")
+        # Who died keeps its slots for a lease's time, and is taken for alive as long.
+        await crew.rounds(LEASE_TIME // LOOK + 3)
+        crew.check_shared_out()
+
+    asyncio.run(play())
+
+
+async def test_one_worker_holds_everything_after_its_first_turn() -> None:
+    """There is nobody to wait for."""
+    crew = Crew()
+    await crew.join("a").turn()
+    crew.check_shared_out()
+
+
+async def test_a_joining_worker_has_its_part_after_three_looks() -> None:
+    """It tells that it is there; the others give back what is its own now; it takes that."""
+    crew = Crew()
+    for name in ("a", "b"):
+        crew.join(name)
+    await crew.rounds(3)
+    crew.check_shared_out()
+    crew.join("c")
+    await crew.rounds(3)
+    crew.check_shared_out()
+
+
+async def test_a_dead_workers_slots_are_taken_within_the_lease_time_and_a_look() -> None:
+    """Not before its time is over: it may only be slow."""
+    crew = Crew()
+    for name in ("a", "b"):
+        crew.join(name)
+    await crew.rounds(3)
+    dead = crew.workers["b"].held()
+    crew.die("b")
+    await crew.rounds(LEASE_TIME // LOOK - 3)
+    assert not set(crew.workers["a"].held()) & set(dead)
+    await crew.rounds(4)
+    crew.check_shared_out()
+
+
+async def test_a_worker_that_leaves_is_followed_at_the_next_look() -> None:
+    """Nobody waits for its leases to run out."""
+    crew = Crew()
+    for name in ("a", "b"):
+        crew.join(name)
+    await crew.rounds(3)
+    leaving = crew.workers.pop("b")
+    await leaving.leave()
+    assert leaving.held() == []
+    await crew.round()
+    crew.check_shared_out()
+
+
+async def test_a_worker_that_was_suspended_holds_nothing_when_it_wakes() -> None:
+    """Its own clock ran on: it knows without asking that its time is over."""
+    crew = Crew()
+    worker = crew.join("a")
+    await worker.turn()
+    crew.clock.advance(LEASE_TIME - 1)
+    assert len(worker.held()) == len(SLOTS)
+    crew.clock.advance(1)
+    assert worker.held() == []
+
+
+async def test_a_lease_is_renewed_long_before_it_runs_out() -> None:
+    """Three times in its time: one failure does not cost it."""
+    crew = Crew()
+    worker = crew.join("a")
+    for _ in range(60):
+        await worker.turn()
+        crew.clock.advance(LOOK)
+        assert len(worker.held()) == len(SLOTS)
+
+
+class Broken(MemoryStore):
+    """Leases that fail when they are told to: before they do anything, or after."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.fails = ""
+        self.after = False
+
+    async def heartbeat(self, worker: str, ttl_us: int) -> Sequence[str]:
+        live: Sequence[str] = await self._perhaps("heartbeat", super().heartbeat(worker, ttl_us))
+        return live
+
+    async def acquire(self, slots: Sequence[str], worker: str, ttl_us: int) -> Sequence[bool]:
+        work = super().acquire(slots, worker, ttl_us)
+        answers: Sequence[bool] = await self._perhaps("acquire", work)
+        return answers
+
+    async def release(self, slots: Sequence[str], worker: str) -> None:
+        await self._perhaps("release", super().release(slots, worker))
+
+    async def _perhaps(self, step: str, work: Any) -> Any:
+        if step == self.fails and not self.after:
+            work.close()
+            raise StoreUnavailableError("a fault that a test planted")
+        result = await work
+        if step == self.fails:
+            raise StoreUnavailableError("a fault that a test planted")
+        return result
+
+
+async def test_while_the_leases_fail_only_what_is_held_is_held() -> None:
+    """For the rest of its time, and by no one's word but the worker's own clock."""
+    clock = FakeClock(START_US)
+    store = Broken(clock)
+    worker = Leases(store, clock, "a", lease_time_us=LEASE_TIME)
+    await worker.turn()
+    store.fails = "heartbeat"
+    for _ in range(LEASE_TIME // LOOK):
+        assert len(worker.held()) == len(SLOTS)
+        with pytest.raises(StoreUnavailableError):
+            await worker.turn()
+        clock.advance(LOOK)
+    assert worker.held() == []
+    store.fails = ""
+    await worker.turn()
+    assert len(worker.held()) == len(SLOTS)
+
+
+@pytest.mark.parametrize("step", ["heartbeat", "acquire", "release"])
+async def test_an_answer_that_is_lost_leaves_no_slot_behind(step: str) -> None:
+    """What the store may hold for a worker that does not know of it is taken, or given back."""
+    clock = FakeClock(START_US)
+    store = Broken(clock)
+    a, b = (Leases(store, clock, name, lease_time_us=LEASE_TIME) for name in "ab")
+    await b.turn()
+    store.fails, store.after = step, True
+    for worker in (a, b, a, b):
+        with suppress(StoreUnavailableError):
+            await worker.turn()
+    store.fails = ""
+    for _ in range(3):
+        for worker in (a, b):
+            await worker.turn()
+    assert sorted([*a.held(), *b.held()]) == sorted(SLOTS)
+    await a.leave()
+    await b.leave()
+    assert dict(await store.holders()) == {}
+
+
+async def test_trouble_is_told_while_it_lasts() -> None:
+    """The worker goes on taking turns, and says when it is over."""
+    clock = FakeClock(START_US)
+    store = Broken(clock)
+    store.fails = "acquire"
+    worker = Leases(store, clock, "a", lease_time_us=3_000)
+    stop = asyncio.Event()
+    keeping = asyncio.create_task(worker.keep(stop))
+
+    async def told() -> bool:
+        return worker.trouble == "a fault that a test planted"
+
+    async def over() -> bool:
+        return worker.trouble is None
+
+    await eventually(told, "the trouble is told")
+    store.fails = ""
+    await eventually(over, "the trouble is over")
+    stop.set()
+    await keeping
+    assert len(worker.held()) == len(SLOTS)
