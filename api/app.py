@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from fastapi import FastAPI
 
-from api.answers import problem_reply
 from api.call import Receive, Scope, Send
 from api.counters import CounterRoutes
 from api.front import Front, Route
+from api.health import Health
 from api.metrics import Metrics
 from api.namespaces import NamespaceRoutes
-from api.openapi import DOCS, operation, responses
-from api.problems import problems_page
 from api.reports import ReportRoutes
+from api.site import site_of
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.durations import format_duration
-from counter.errors import (
-    CounterError,
-    MethodNotAllowedError,
-    NotFoundError,
-    PreconditionFailedError,
-    StartupError,
-    UnavailableError,
-)
-from counter.namespaces import SETTLED_S, check_settings
+from counter.errors import PreconditionFailedError
+from counter.limits import SECOND
+from counter.namespaces import SETTLED_S
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
+from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.types import Dataset
@@ -42,10 +34,6 @@ from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 
 _log = logging.getLogger("counter.api")
-_DESCRIPTION = (
-    "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
-    " one at most once, and a definite answer about a token stays true for ever."
-)
 
 
 @dataclass(slots=True)
@@ -56,50 +44,84 @@ class Application:
     service: CounterService
     worker: RollupWorker
     store: Store
+    cache: Cache
     settings: Settings
     clock: Clock
+    #: None where the store's clock is this process's own.
+    guard: ClockGuard | None
+    health: Health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)
 
     @asynccontextmanager
     async def running(self, *, rollup: bool) -> AsyncIterator[None]:
-        """Open the store, have slices and the default namespace there, and roll up if asked."""
-        try:
-            # Before anything is made: what a first start fixes is fixed for ever.
-            check_settings(self.settings.default_namespace(), self.settings.dataset())
-        except CounterError as error:
-            raise StartupError(error.detail) from error
-        await self.store.open()
-        try:
-            await self.service.namespaces.refresh()
-            await self._have_default_namespace()
-            await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
+        """Open store and cache, have slices and the default namespace there, watch what other
+        processes and the clock do, and roll up if asked. Raises StartupError."""
+        self.health.rolls_up = rollup
+        async with AsyncExitStack() as stack:
+            await self.store.open()
+            stack.push_async_callback(self.store.close)
+            await self.cache.open()
+            stack.push_async_callback(self.cache.close)
+            await self._prepare()
             stop = asyncio.Event()
-            work = asyncio.create_task(self.worker.run(stop)) if rollup else None
+            tasks = []
+            if self.guard is not None:
+                tasks.append(asyncio.create_task(self.guard.run(stop)))
+            if not self.store.transactional:
+                tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
+            if rollup:
+                tasks.append(asyncio.create_task(self.worker.run(stop)))
             try:
                 yield
             finally:
                 stop.set()
-                if work is not None:
-                    await work
-        finally:
-            await self.store.close()
+                await self._end(tasks)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait for *tasks*, which were asked to stop, for as long as a drain may take."""
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self.settings.drain_timeout / SECOND)
+        for task in late:
+            _log.warning("background work did not end in time, and is left as it is")
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _prepare(self) -> None:
+        """Have there what requests need. Other processes may do the same at the same time."""
+        if self.guard is not None:
+            await self.guard.measure()
+        await self.service.namespaces.refresh()
+        await self._have_default_namespace()
+        now_us = self.clock.now_us()
+        for dataset in await self.store.datasets():
+            slices = await self.store.slices(dataset)
+            if self.store.transactional or not any(
+                each.start_us <= now_us < each.end_us for each in slices
+            ):
+                # Else a worker looks after them, one for all.
+                await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
+                return
 
     async def _have_default_namespace(self) -> None:
-        """Make it at the first start, which is the one that finds no slice yet."""
+        """Make it at the first start on a data directory, which is the one that finds no slice
+        yet; over Cassandra, at any start that does not find it."""
         dataset = self.settings.dataset()
+        first = True
         for each in await self.store.datasets():
-            if each.name != dataset.name:
-                continue
-            self._tell_what_stands(each, dataset)
-            if await self.store.slices(each):
-                return
+            if each.name == dataset.name:
+                self._tell_what_stands(each, dataset)
+                first = not await self.store.slices(each)
         namespaces = self.service.namespaces
-        try:
-            await namespaces.create("default", self.settings.default_namespace())
-        except PreconditionFailedError:
-            await namespaces.refresh()
+        missing = all(each.name != "default" for each in namespaces.all())
+        if missing and (first or self.settings.store == "cassandra"):
+            settings = await namespaces.fitted(self.settings.default_namespace())
+            try:
+                await namespaces.create("default", settings)
+            except PreconditionFailedError:
+                await namespaces.refresh()
 
     def _tell_what_stands(self, standing: Dataset, asked: Dataset) -> None:
         for name in ("retention", "slice", "write_timeout"):
@@ -121,13 +143,15 @@ def create_app(
 ) -> Application:
     """Wire everything. A test wires the same thing with other adapters.
 
-    The lifespan opens the store; with ``rollup=False`` the worker is there and is not started.
+    The lifespan opens store and cache; with ``rollup=False`` the worker is there and stands still.
     """
     clock = clock or SystemClock()
-    store = store or SqliteStore(settings.data, clock, [settings.dataset()])
+    store = store or SqliteStore(settings.data, clock, settings.datasets())
     cache = cache or MemoryCache(clock, entries_max=settings.cache_entries_max)
-    service = CounterService(store, cache, clock)
+    guard = None if store.transactional else ClockGuard(store, clock)
+    service = CounterService(store, cache, clock, guard)
     worker = RollupWorker(store, cache, clock, service.namespaces)
+    health = Health(store, cache, worker, guard)
     routes = _routes(settings, service, store, clock)
 
     @asynccontextmanager
@@ -135,9 +159,9 @@ def create_app(
         async with application.running(rollup=rollup):
             yield
 
-    site = _site(routes, store, worker, Metrics(service), lifespan)
+    site = site_of(routes, health, Metrics(service, health, guard), lifespan)
     front = Front(routes, service.namespaces, site, body_bytes_max=settings.body_bytes_max)
-    application = Application(front, service, worker, store, settings, clock)
+    application = Application(front, service, worker, store, cache, settings, clock, guard, health)
     return application
 
 
@@ -166,80 +190,3 @@ def _routes(settings: Settings, service: CounterService, store: Store, clock: Cl
         Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete, latest=True),
         Route("POST", "/v1/tokens", namespaces.tokens),
     ]
-
-
-def _site(
-    routes: list[Route],
-    store: Store,
-    worker: RollupWorker,
-    metrics: Metrics,
-    lifespan: Callable[[FastAPI], object],
-) -> FastAPI:
-    """What is not hot: documentation, health, metrics. The routes of ``/v1`` are registered for the
-    OpenAPI document only."""
-    site = FastAPI(
-        title="Distributed counter",
-        version="0.1.0",
-        description=_DESCRIPTION,
-        lifespan=lifespan,  # type: ignore[arg-type]
-    )
-    for route in routes:
-        doc = DOCS[route.method, route.path]
-        site.add_api_route(
-            route.path,
-            _documented,
-            methods=[route.method],
-            summary=doc.summary,
-            status_code=doc.status,
-            response_class=Response,
-            responses=responses(doc),
-            openapi_extra=operation(doc, route.path),
-            name=f"{route.method} {route.path}",
-        )
-
-    @site.get("/healthz", summary="The process is alive")
-    async def healthz() -> dict[str, str]:
-        return {"status": "alive"}
-
-    @site.get("/readyz", summary="The store can be written", response_model=None)
-    async def readyz() -> Response:
-        try:
-            await store.ping()
-        except CounterError as error:
-            return _response(error)
-        if worker.trouble is not None:
-            return _response(UnavailableError(f"the rollup does not work: {worker.trouble}"))
-        return JSONResponse({"status": "ready", "store": "ok", "rollup": "ok"})
-
-    @site.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
-    async def exposition() -> Response:
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    @site.get("/problems", summary="What each problem means", response_class=HTMLResponse)
-    async def problems() -> HTMLResponse:
-        return HTMLResponse(problems_page())
-
-    @site.exception_handler(404)
-    async def not_found(request: Request, _error: Exception) -> Response:
-        return _response(NotFoundError(f"there is nothing at {request.url.path[:200]!r}"))
-
-    @site.exception_handler(405)
-    async def not_allowed(request: Request, _error: Exception) -> Response:
-        detail = f"the method {request.method[:20]} is not supported here; use GET"
-        return _response(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
-
-    return site
-
-
-def _response(error: CounterError) -> Response:
-    reply = problem_reply(error)
-    headers = {name.decode(): value.decode() for name, value in reply.headers}
-    media = reply.content_type.decode()
-    return Response(reply.body, reply.status, headers, media_type=media)
-
-
-async def _documented() -> Response:
-    """Stands for a route of ``/v1`` in the OpenAPI document; the front answers it before this."""
-    return _response(NotFoundError("the routes of /v1 are answered elsewhere"))

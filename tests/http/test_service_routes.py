@@ -1,11 +1,19 @@
 """What operators and newcomers find beside the counters."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from tests.support.app import App
+from counter.errors import CacheUnavailableError
+from counter.types import ClockReading
+from tests.support.app import App, store_that_fails
+from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
+from tests.support.times import SECOND
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"])
@@ -49,6 +57,13 @@ async def test_every_route_is_in_the_document_with_an_example(rest: Rest) -> Non
         assert {"200", "201", "202", "204"} & operation["responses"].keys(), route
 
 
+async def metric(rest: Rest, name: str) -> float | None:
+    """The value of a metric without labels; None where it is not there."""
+    text = (await rest.http.get("/metrics")).text
+    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
 async def test_metrics_count_what_was_done(rest: Rest, app: App) -> None:
     await rest.add("c", 1, fresh(app.clock.now_us()))
     text = (await rest.http.get("/metrics")).text
@@ -56,10 +71,68 @@ async def test_metrics_count_what_was_done(rest: Rest, app: App) -> None:
     assert re.search(r"^\w*add\w*{?.*} [1-9]", text, re.MULTILINE), text
 
 
-async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App) -> None:
-    from tests.support.app import store_that_fails
+async def test_it_is_ready_where_all_works(rest: Rest) -> None:
+    answer = await rest.http.get("/readyz")
+    assert answer.json() == {
+        "status": "ready",
+        "store": "ok",
+        "cache": "ok",
+        "rollup": "elsewhere",
+    }
+    assert await metric(rest, "counter_store_up") == 1
+    assert await metric(rest, "counter_cache_up") == 1
 
+
+async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App) -> None:
     with store_that_fails(app, "ping"):
         answer = await rest.http.get("/readyz")
-        assert answer.status_code == 503
+        assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
         assert (await rest.http.get("/healthz")).status_code == 200
+        assert await metric(rest, "counter_store_up") == 0
+    assert (await rest.http.get("/readyz")).status_code == 200
+
+
+async def test_it_is_ready_and_says_so_where_only_the_cache_is_down(rest: Rest, app: App) -> None:
+    """All processes share the cache: taken out for it, they would all be out at once."""
+    with cache_that_is_down(app):
+        answer = await rest.http.get("/readyz")
+        assert answer.status_code == 200
+        assert (answer.json()["status"], answer.json()["cache"]) == ("degraded", "planted")
+        assert await metric(rest, "counter_cache_up") == 0
+        assert await metric(rest, "counter_store_up") == 1
+    assert (await rest.http.get("/readyz")).json()["cache"] == "ok"
+
+
+async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: App) -> None:
+    application = app.application
+    application.health.rolls_up = True
+    with patch.object(application.health, "_worker", SimpleNamespace(trouble="planted")):
+        answer = await rest.http.get("/readyz")
+    assert_problem(answer, 503, "unavailable", applied=None, retry="same_token", names=("planted",))
+
+
+async def test_it_is_not_ready_where_its_clock_is_wrong(rest: Rest, app: App) -> None:
+    guard = app.application.guard
+    if guard is None:
+        assert await metric(rest, "counter_clock_offset_seconds") is None
+        return
+    ahead = ClockReading(60 * SECOND, 0)
+    with patch.object(app.store, "read_clock", AsyncMock(return_value=ahead)):
+        await guard.measure()
+    answer = await rest.http.get("/readyz")
+    assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
+    answer = await rest.add("c", 1, fresh(app.clock.now_us()))
+    assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
+    assert await metric(rest, "counter_clock_offset_seconds") == 60
+    assert await metric(rest, "counter_clock_out_of_bounds") == 1
+    await guard.measure()
+    assert (await rest.http.get("/readyz")).status_code == 200
+    assert await metric(rest, "counter_clock_out_of_bounds") == 0
+
+
+@contextmanager
+def cache_that_is_down(app: App) -> Iterator[None]:
+    """A cache that cannot be reached."""
+    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
+    with patch.object(app.application.cache, "ping", down):
+        yield

@@ -69,6 +69,11 @@ class App:
         return Rest(self.http)
 
     @property
+    def application(self) -> Any:
+        """The wired parts."""
+        return self._app
+
+    @property
     def store(self) -> Any:
         return self._app.store
 
