@@ -1,7 +1,8 @@
-"""How an event gets in: mark, age check, event, deadline, in this order and no other."""
+"""How an event gets in: guard and mark, age check, event, deadline, in this order and no other."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from counter import limits
@@ -12,17 +13,18 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.marks import MarkMemory
-from counter.ports import Clock, Store
-from counter.types import AtomicMark, Event, Mark, Namespace, Written
+from counter.ports import Cache, Clock, Store
+from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
 
 
 class EventWriter:
     """Writes events that are on time. What is late it leaves alone, and says so."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, cache: Cache) -> None:
         self._store = store
         self._clock = clock
+        self._cache = cache
         self._marked = MarkMemory()
         self._waiting = 0
 
@@ -66,20 +68,26 @@ class EventWriter:
         try:
             if self._store.transactional:
                 return await self._store.append(namespace, events)
-            await self._leave_marks(namespace, events)
+            told, _ = await asyncio.gather(
+                self._told(namespace, events), self._leave_marks(namespace, events)
+            )
             # The deadline's clock first: a pause between the two must count against it.
             began_us = self._clock.boottime_us()
             now_us = self._clock.now_us()
-            fresh = [
-                index
-                for index, event in enumerate(events)
-                if not self.is_late(namespace, event.event_time_us, now_us)
-            ]
+            outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
+            fresh: list[int] = []
+            for index, event in enumerate(events):
+                if self.is_late(namespace, event.event_time_us, now_us):
+                    continue
+                if told[index] is Guarded.OTHER:
+                    outcomes[index] = Written.CONFLICT
+                else:
+                    fresh.append(index)
             written = await self._store.append(namespace, [events[index] for index in fresh])
             self._check_deadline(namespace, began_us)
-            outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
             for index, outcome in zip(fresh, written, strict=True):
-                outcomes[index] = outcome
+                seen = _is_replay(outcome, told[index])
+                outcomes[index] = Written.REPLAYED if seen else outcome
             return outcomes
         finally:
             self.leave(len(events))
@@ -90,6 +98,9 @@ class EventWriter:
         try:
             if self._store.transactional:
                 return await self._store.append_atomic(namespace, events)
+            told = await self._told(namespace, events)
+            if Guarded.OTHER in told:
+                return Written.CONFLICT
             time_us = events[0].event_time_us
             window_us = window_of(time_us, namespace.settings.rollup_window_us)
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
@@ -99,9 +110,16 @@ class EventWriter:
                 return Written.LATE
             outcome = await self._store.append_atomic(namespace, events)
             self._check_deadline(namespace, began_us)
-            return outcome
+            seen = any(_is_replay(outcome, each) for each in told)
+            return Written.REPLAYED if seen else outcome
         finally:
             self.leave(len(events))
+
+    async def _told(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
+        """What the guard says of each event's token: only where the store itself would not tell."""
+        if namespace.settings.payload_check is not PayloadCheck.GUARD:
+            return [Guarded.UNTOLD] * len(events)
+        return await self._cache.guard(namespace, events)
 
     async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Make the events' marks durable; one that is known to be is not written again."""
@@ -126,3 +144,9 @@ class EventWriter:
                 " ask again with the same token",
                 retry_after_us=limits.SECOND,
             )
+
+
+def _is_replay(outcome: Written | UnavailableError, told: Guarded) -> bool:
+    """A token that was seen before is a replay, where the store cannot tell. Seen is not written:
+    the event was written all the same."""
+    return outcome is Written.UNTOLD and told is Guarded.SAME
