@@ -83,6 +83,8 @@ class EventWriter:
                     outcomes[index] = Written.CONFLICT
                 else:
                     fresh.append(index)
+            if not fresh:
+                return outcomes
             written = await self._store.append(namespace, [events[index] for index in fresh])
             self._check_deadline(namespace, began_us)
             for index, outcome in zip(fresh, written, strict=True):

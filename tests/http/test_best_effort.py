@@ -36,6 +36,39 @@ async def test_a_retry_counts_twice_even_with_a_token(loose: Rest, app: App) -> 
     assert await loose.count("c") == 2
 
 
+async def test_the_same_retry_counts_once_where_adds_are_events(
+    rest: Rest, loose: Rest, app: App
+) -> None:
+    """The trade, side by side: one token, sent twice to each kind of counter."""
+    events = rest.within("events")
+    assert (await events.create("EVENTUAL")).status_code == 201
+    token = fresh(app.clock.now_us())
+    for namespace in (events, loose):
+        for _ in range(2):
+            assert (await namespace.add("c", 1, token)).status_code == 200
+    assert await events.count("c") == 1
+    assert await loose.count("c") == 2
+    assert "retry_safe" not in (await events.add("c", 1, token)).json()
+
+
+async def test_every_answer_says_that_it_is_not_retry_safe(loose: Rest, app: App) -> None:
+    """Whatever is done, with a token or without, to a counter that is there or not."""
+    token = fresh(app.clock.now_us())
+    answers = [
+        (await loose.add("c", 1)).json(),
+        (await loose.add("c", 1, token)).json(),
+        (await loose.add("c", 1, key="order:1")).json(),
+        (await loose.add("c", 1, verb="add-and-get")).json(),
+        (await loose.get("c")).json(),
+        (await loose.get("c", "0s")).json(),
+        (await loose.get("never")).json(),
+        (await loose.clear("c")).json(),
+        *(await loose.batch_add([{"counter": "c", "delta": 1}])).json()["results"],
+        *(await loose.batch_get(["c", "never"])).json()["results"],
+    ]
+    assert [each for each in answers if each.get("retry_safe") is not False] == []
+
+
 async def test_add_and_get_answers_the_value_after_it(loose: Rest) -> None:
     await loose.add("c", 3)
     answer = await loose.add("c", -5, verb="add-and-get")
