@@ -21,8 +21,9 @@ from counter.ports import Clock
 from counter.storage.cassandra.coalesced import Coalesced
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.documents import dataset_of, slice_from
+from counter.storage.cassandra.ground import ControlKeyspace
 from counter.storage.cassandra.options import CassandraOptions
-from counter.storage.cassandra.schema import events_table, keyspace_of
+from counter.storage.cassandra.tables import events_table, keyspace_of
 from counter.types import Dataset, Namespace, Placement, Slice
 
 #: The write timestamp of what is deleted for ever, whatever is written after it: ids of namespaces
@@ -60,6 +61,7 @@ class CassandraBase:
         self._options = options
         self._clock = clock
         self._connection = Connection(options)
+        self._control = ControlKeyspace(self._connection, options.keyspace)
         self._shelves: dict[int, Shelf] = {}
         self._statements: dict[tuple[int, str, int, int], Any] = {}
         #: Ids of namespaces that this process saw standing, and then saw gone.
@@ -89,29 +91,19 @@ class CassandraBase:
         """A SERIAL read: it sees what any compare-and-set that returned before has set."""
         return await self._prepared(self._shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
 
-    async def _control(
-        self, cql: str, consistency: int = ConsistencyLevel.QUORUM, *, idempotent: bool = True
-    ) -> Any:
-        """A statement on the control keyspace, the template's {control}."""
-        return await self._prepared(None, cql, 0, consistency, idempotent=idempotent)
-
     async def _prepared(
         self,
-        shelf: Shelf | None,
+        shelf: Shelf,
         cql: str,
         start_us: int,
         consistency: int,
         *,
         idempotent: bool = True,
     ) -> Any:
-        key = (shelf.dataset.id if shelf else 0, cql, start_us, consistency)
+        key = (shelf.dataset.id, cql, start_us, consistency)
         known = self._statements.get(key)
         if known is None:
-            text = cql.format(
-                control=self._options.keyspace,
-                keyspace=shelf.keyspace if shelf else "",
-                table=events_table(start_us),
-            )
+            text = cql.format(keyspace=shelf.keyspace, table=events_table(start_us))
             known = await self._connection.prepare(text, consistency, idempotent=idempotent)
             self._statements[key] = known
         return known
@@ -129,10 +121,7 @@ class CassandraBase:
 
     async def _load_datasets(self) -> None:
         """Learn all datasets, and their slices."""
-        connection = self._connection
-        for name, dataset_id, text in await connection.one(
-            (await self._control(_DATASETS)).bind(())
-        ):
+        for name, dataset_id, text in await self._control.read(_DATASETS):
             if dataset_id not in self._shelves:
                 dataset, placement = dataset_of(name, dataset_id, text)
                 shelf = Shelf(
@@ -143,12 +132,11 @@ class CassandraBase:
                     ConsistencyLevel.name_to_value[placement.read_consistency],
                 )
                 shelf.reload = Coalesced(partial(self._load_slices, shelf))
-                self._shelves[dataset_id] = shelf
                 await shelf.reload()
+                self._shelves[dataset_id] = shelf
 
     async def _load_slices(self, shelf: Shelf) -> None:
-        statement = await self._control(_SLICES)
-        rows = await self._connection.one(statement.bind((shelf.dataset.id,)))
+        rows = await self._control.read(_SLICES, shelf.dataset.id)
         # A partition without slices still gives a row, for its static column.
         slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
         dropped_us = (rows[0][2] or 0) if rows else 0
@@ -189,8 +177,7 @@ class CassandraBase:
 
     async def dropped_before(self, dataset: Dataset) -> int:
         """Read anew: what it is in memory may be old. See :class:`counter.ports.ControlPlane`."""
-        statement = await self._control(_DROPPED)
-        rows = await self._connection.one(statement.bind((dataset.id,)))
+        rows = await self._control.read(_DROPPED, dataset.id)
         return (rows[0][1] or 0) if rows else 0
 
     # Namespaces.

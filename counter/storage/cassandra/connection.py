@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -193,6 +193,10 @@ class Connection:
     async def simple(self, cql: str) -> Sequence[_Row]:
         """Run a read that is not worth preparing."""
         return await self.one(SimpleStatement(cql, is_idempotent=True))
+
+    def nodes_by_datacenter(self) -> Mapping[str, int]:
+        """How many nodes each data center has, whether they are up or not."""
+        return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())
 
     async def clock_of_a_node(self, now: Callable[[], int]) -> tuple[int, int, int]:
         """*now* before, the time that a node gives, and *now* after, in microseconds; another node

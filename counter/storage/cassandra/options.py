@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from counter.limits import SECOND
 from counter.types import Dataset, Placement
 
-DEFAULT_PORT = 9042
+if TYPE_CHECKING:
+    from counter.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,21 @@ class CassandraOptions:
     tls: Tls | None = None
     read_timeout_us: int = 2 * SECOND
     datasets: Sequence[tuple[Dataset, Placement]] = ()
+
+
+def options_of(settings: Settings) -> CassandraOptions:
+    """What *settings* say of Cassandra."""
+    tls = None
+    if settings.tls_ca is not None:
+        tls = Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    password = settings.cassandra_password
+    placements = settings.placements()
+    return CassandraOptions(
+        contact_points=settings.contact_endpoints(),
+        local_datacenter=settings.local_datacenter,
+        keyspace=settings.keyspace,
+        username=settings.cassandra_username,
+        password=None if password is None else password.get_secret_value(),
+        tls=tls,
+        datasets=[(each, placements[each.name]) for each in settings.datasets()],
+    )

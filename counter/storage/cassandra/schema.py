@@ -1,90 +1,288 @@
-"""The tables: a control keyspace, and a keyspace for each dataset.
+"""``counter schema apply``: creates what is missing, changes what may change, says what it did.
 
-Every table has an id made from its name, so that two processes that create it at once, or one that
-tries again after a time-out, create the same table.
+Every step may be done twice, and by several processes at once: tables have ids made from their
+names, rows are inserted if they are not there, and what others did meanwhile is read at SERIAL.
 """
 
 from __future__ import annotations
 
-import re
-import uuid
+import os
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-SCHEMA_VERSION: Final = 1
-_NAMESPACE: Final = uuid.UUID("9b0b6d6e-53c5-4f0a-8a53-6c2f1d1f6f6e")
-
-#: Tables of the control keyspace. ``op`` tells whose compare-and-set made a row what it is.
-CONTROL_TABLES: Mapping[str, str] = {
-    "meta": "name text PRIMARY KEY, value text, op blob",
-    "sequences": "name text PRIMARY KEY, next bigint, time bigint, issuer blob, op blob",
-    "datasets": "name text PRIMARY KEY, id int, document text, op blob",
-    "namespaces": "name text PRIMARY KEY, id bigint, version bigint, document text, op blob",
-    # Deleted ones, until their data are gone.
-    "departed": "id bigint PRIMARY KEY, document text",
-    "slices": (
-        "dataset int, start bigint, document text, op blob, dropped_before bigint static,"
-        " PRIMARY KEY (dataset, start)"
-    ),
-    "leases": "slot text PRIMARY KEY, worker text, op blob",
-    "workers": "everyone tinyint, worker text, PRIMARY KEY (everyone, worker)",
-}
-
-#: Tables of a dataset's keyspace.
-DATASET_TABLES: Mapping[str, str] = {
-    "dirty": (
-        "namespace bigint, shard int, window_start bigint, counter text, recount bigint,"
-        " PRIMARY KEY ((namespace, shard, window_start), counter, recount)"
-    ),
-    # The items of an atomic add are one cell; two lists under one token are two rows.
-    "atomic_marks": (
-        "namespace bigint, shard int, window_start bigint,"
-        " event_time bigint, event_id blob, atom blob, items blob,"
-        " PRIMARY KEY ((namespace, shard, window_start), event_time, event_id, atom)"
-    ),
-    # Written with the watermark itself as write timestamp: it only moves forward.
-    "watermarks": ("namespace bigint, shard int, through bigint, PRIMARY KEY (namespace, shard)"),
-    # What one read or one batch must see together; kinds are in counts.py.
-    "counts": (
-        "namespace bigint, counter text, kind tinyint, t bigint, u bigint, cell blob,"
-        " PRIMARY KEY ((namespace, counter), kind, t, u)"
-    ),
-    # The counter is empty where the token is an atomic add's.
-    "resolutions": (
-        "namespace bigint, counter text, event_time bigint, event_id blob,"
-        " outcome text, fingerprint blob, op blob,"
-        " PRIMARY KEY ((namespace, counter, event_time, event_id))"
-    ),
-    "keys": (
-        "namespace bigint, nonce blob, time bigint, expires bigint, op blob,"
-        " PRIMARY KEY ((namespace, nonce))"
-    ),
-    "names": (
-        "namespace bigint, bucket int, counter text, PRIMARY KEY ((namespace, bucket), counter)"
-    ),
-}
-
-#: A slice's table. delta and clear are told apart by which is there; a row with neither is void.
-EVENTS_TABLE: Final = (
-    "namespace bigint, counter text, time_bucket bigint, event_bucket int,"
-    " event_time bigint, event_id blob, item int, delta bigint, clear tinyint, atom blob,"
-    " PRIMARY KEY ((namespace, counter, time_bucket, event_bucket), event_time, event_id, item)"
+from counter.durations import format_duration
+from counter.errors import StartupError, UnavailableError
+from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.documents import dataset_of, dataset_text
+from counter.storage.cassandra.ground import ControlKeyspace, Row
+from counter.storage.cassandra.options import CassandraOptions, options_of
+from counter.storage.cassandra.placing import (
+    Replicas,
+    replicas_of,
+    replicas_of_all,
+    replicas_text,
+    replication_cql,
 )
-EVENTS_OPTIONS: Final = "CLUSTERING ORDER BY (event_time DESC, event_id ASC, item ASC)"
+from counter.storage.cassandra.sequences import DATASETS, NAMESPACES, TOKENS, Sequences
+from counter.storage.cassandra.tables import (
+    CONTROL_TABLES,
+    DATASET_TABLES,
+    SCHEMA_VERSION,
+    Table,
+    columns_of,
+    create_table,
+    is_keyspace,
+    keyspace_of,
+)
+from counter.types import Dataset, Placement
 
-_KEYSPACE: Final = re.compile(r"[a-z][a-z0-9_]{0,47}", re.ASCII)
+if TYPE_CHECKING:
+    from counter.config import Settings
+
+_VERSION: Final = "SELECT value, op FROM {control}.meta WHERE name = 'schema'"
+_FIRST_VERSION: Final = (
+    "INSERT INTO {control}.meta (name, value, op) VALUES ('schema', ?, ?) IF NOT EXISTS"
+)
+_NEXT_VERSION: Final = (
+    "UPDATE {control}.meta SET value = ?, op = ? WHERE name = 'schema' IF value = ?"
+)
+_DATASET: Final = "SELECT id, document, op FROM {control}.datasets WHERE name = ?"
+_DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
+_NEW_DATASET: Final = (
+    "INSERT INTO {control}.datasets (name, id, document, op) VALUES (?, ?, ?, ?) IF NOT EXISTS"
+)
+_CHANGED_DATASET: Final = (
+    "UPDATE {control}.datasets SET document = ?, op = ? WHERE name = ? IF document = ?"
+)
+_NOTHING_DROPPED: Final = (
+    "UPDATE {control}.slices SET dropped_before = 0 WHERE dataset = ? IF dropped_before = null"
+)
+_DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
+
+#: Writers and workers must agree on these for as long as the dataset's events are kept.
+_FIXED: Final = ("retention_us", "slice_us", "write_timeout_us", "clock_skew_max_us")
+#: A slice keeps what it was made with; the next one is made with these.
+_OF_NEW_SLICES: Final = ("time_bucket_us", "event_buckets")
 
 
-def keyspace_of(control: str, dataset: str) -> str:
-    """The keyspace of a dataset's data."""
-    return f"{control}_{dataset}".replace("-", "_")
+async def apply_schema(settings: Settings) -> list[str]:
+    """Apply the schema where *settings* point; what was done, a line each. Raises StartupError."""
+    options = options_of(settings)
+    connection = Connection(options)
+    await connection.open()
+    try:
+        return await apply(connection, options)
+    finally:
+        await connection.close()
 
 
-def events_table(start_us: int) -> str:
-    """The table of the slice that starts at *start_us*."""
-    return f"events_{start_us}"
+async def apply(connection: Connection, options: CassandraOptions) -> list[str]:
+    """The same over an open connection."""
+    try:
+        return await _Applying(connection, options).run()
+    except UnavailableError as error:
+        raise StartupError(f"the schema cannot be applied: {error.detail}") from error
 
 
-def table_id(keyspace: str, table: str) -> uuid.UUID:
-    """The id of a table, the same wherever it is created."""
-    return uuid.uuid5(_NAMESPACE, f"{keyspace}.{table}")
+async def check_version(connection: Connection, control: ControlKeyspace) -> None:
+    """Raise StartupError, saying what to do, unless the schema is of this program's version."""
+    version = await _version(connection, control)
+    if version is None:
+        raise StartupError(
+            f"Cassandra has no keyspace {control.keyspace!r} of this service:"
+            " run `counter schema apply`, or correct --keyspace"
+        )
+    if version < SCHEMA_VERSION:
+        raise StartupError(
+            f"keyspace {control.keyspace!r} has schema version {version}; this program needs"
+            f" {SCHEMA_VERSION}: run `counter schema apply`"
+        )
+
+
+async def _version(connection: Connection, control: ControlKeyspace) -> int | None:
+    """The version that stands, None where there is none. A newer one than this program's raises
+    StartupError: a newer program knows better."""
+    cql = (
+        "SELECT table_name FROM system_schema.tables"
+        f" WHERE keyspace_name = '{control.keyspace}' AND table_name = 'meta'"
+    )
+    row = await control.settled(_VERSION) if await connection.simple(cql) else None
+    if row is None:
+        return None
+    version = int(row[0])
+    if version > SCHEMA_VERSION:
+        raise StartupError(
+            f"keyspace {control.keyspace!r} has schema version {version}; this program knows"
+            f" {SCHEMA_VERSION}: start the newer program that made it"
+        )
+    return version
+
+
+class _Applying:
+    """One run: a line is told for each thing that is done, and for each that is not."""
+
+    def __init__(self, connection: Connection, options: CassandraOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._control = ControlKeyspace(connection, options.keyspace)
+        self._sequences = Sequences(self._control)
+        self._told: list[str] = []
+
+    async def run(self) -> list[str]:
+        self._check_names()
+        version = await _version(self._connection, self._control)
+        nodes = self._connection.nodes_by_datacenter()
+        replicas = {
+            dataset.name: replicas_of(dataset.name, placement, nodes)
+            for dataset, placement in self._options.datasets
+        }
+        await self._have_keyspace(self._control.keyspace, replicas_of_all(replicas.values()))
+        await self._have_tables(self._control.keyspace, CONTROL_TABLES)
+        for name in (TOKENS, NAMESPACES, DATASETS):
+            await self._sequences.begin(name)
+        for dataset, placement in self._options.datasets:
+            await self._have_keyspace(self._keyspace_of(dataset.name), replicas[dataset.name])
+            await self._have_tables(self._keyspace_of(dataset.name), DATASET_TABLES)
+            await self._have_dataset(dataset, placement)
+        # Those, too, that this process was told nothing of.
+        for name, number, _ in await self._control.read(_DATASETS):
+            await self._have_tables(self._keyspace_of(name), DATASET_TABLES)
+            await self._begin_slices(number)
+        # Last: a store that finds this version finds all of it.
+        await self._have_version(version)
+        return self._told or ["nothing to do: the schema is as it should be"]
+
+    def _keyspace_of(self, dataset: str) -> str:
+        return keyspace_of(self._control.keyspace, dataset)
+
+    def _check_names(self) -> None:
+        names: dict[str, str] = {}
+        for dataset, _ in self._options.datasets:
+            keyspace = self._keyspace_of(dataset.name)
+            if not is_keyspace(keyspace):
+                raise StartupError(
+                    f"dataset {dataset.name!r} would lie in keyspace {keyspace!r}, whose name must"
+                    " be a letter and at most 47 more of a-z, 0-9 and _: give it another name"
+                )
+            if keyspace in names:
+                raise StartupError(
+                    f"datasets {names[keyspace]!r} and {dataset.name!r} would both lie in keyspace"
+                    f" {keyspace!r}: give one of them another name"
+                )
+            names[keyspace] = dataset.name
+
+    async def _have_keyspace(self, keyspace: str, replicas: Replicas) -> None:
+        """Create it, or have it replicated as is asked for."""
+        cql = f"SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = '{keyspace}'"
+        rows = await self._connection.simple(cql)
+        replication = replication_cql(replicas)
+        if not rows:
+            await self._connection.ddl(
+                f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}"
+            )
+            self._told.append(f"created keyspace {keyspace}, replicas {replicas_text(replicas)}")
+            return
+        standing = {name: int(count) for name, count in rows[0][0].items() if name != "class"}
+        if standing != replicas:
+            await self._connection.ddl(
+                f"ALTER KEYSPACE {keyspace} WITH replication = {replication}"
+            )
+            self._told.append(
+                f"keyspace {keyspace} had replicas {replicas_text(standing)} and now has"
+                f" {replicas_text(replicas)}: run `nodetool repair --full {keyspace}` on every"
+                " node; until that is done, reads may miss what was written before"
+            )
+
+    async def _have_tables(self, keyspace: str, tables: Mapping[str, Table]) -> None:
+        """Create what is missing, and add columns that an earlier version did not have."""
+        cql = (
+            "SELECT table_name, column_name FROM system_schema.columns"
+            f" WHERE keyspace_name = '{keyspace}'"
+        )
+        columns = set(await self._connection.simple(cql))
+        standing = {table for table, _ in columns}
+        created = [name for name in tables if name not in standing]
+        for name in created:
+            await self._connection.ddl(create_table(keyspace, name, tables[name]))
+        if created:
+            self._told.append(f"created tables of {keyspace}: {', '.join(created)}")
+        for name in standing.intersection(tables):
+            for column, kind in columns_of(tables[name]).items():
+                if (name, column) not in columns:
+                    await self._connection.ddl(
+                        f"ALTER TABLE {keyspace}.{name} ADD IF NOT EXISTS {column} {kind}"
+                    )
+                    self._told.append(f"added column {column} to {keyspace}.{name}")
+
+    async def _have_dataset(self, dataset: Dataset, placement: Placement) -> None:
+        """Insert it, or have it as is asked for where it may be changed."""
+        seen_by = (_DATASET, (dataset.name,))
+        row = await self._control.settled(_DATASET, dataset.name)
+        if row is None:
+            block = await self._sequences.take(DATASETS)
+            op = os.urandom(16)
+            values = (dataset.name, block.first, dataset_text(dataset, placement), op)
+            applied, row = await self._control.compare(
+                _NEW_DATASET, values, seen_by=seen_by, mine=op, at=2
+            )
+            if applied:
+                self._told.append(f"created dataset {dataset.name}")
+                return
+        if row is not None:
+            await self._change_dataset(row, dataset, placement)
+
+    async def _change_dataset(self, row: Row, asked: Dataset, placement: Placement) -> None:
+        number, text, _ = row
+        standing, placed = dataset_of(asked.name, number, text)
+        for name in _FIXED:
+            old, new = getattr(standing, name), getattr(asked, name)
+            if old != new:
+                self._told.append(
+                    f"dataset {asked.name}: {name.removesuffix('_us')} stays"
+                    f" {format_duration(old)} as it was first set, and does not become"
+                    f" {format_duration(new)}"
+                )
+        changed = replace(standing, **{name: getattr(asked, name) for name in _OF_NEW_SLICES})
+        if (changed, placement) == (standing, placed):
+            return
+        op = os.urandom(16)
+        applied, _ = await self._control.compare(
+            _CHANGED_DATASET,
+            (dataset_text(changed, placement), op, asked.name, text),
+            seen_by=(_DATASET, (asked.name,)),
+            mine=op,
+            at=2,
+        )
+        if not applied:
+            self._told.append(f"dataset {asked.name} was changed by another process meanwhile")
+            return
+        if changed != standing:
+            self._told.append(
+                f"dataset {asked.name}: time_bucket and event_buckets hold from the next slice that"
+                " is made; restart the processes that roll up"
+            )
+        for name in ("write_consistency", "read_consistency"):
+            old, new = getattr(placed, name), getattr(placement, name)
+            if old != new:
+                self._told.append(
+                    f"dataset {asked.name}: {name} was {old} and is now {new}: stop every process,"
+                    " API and rollup, before any of them starts again with it"
+                )
+
+    async def _begin_slices(self, number: int) -> None:
+        """Say that nothing is dropped: compare-and-sets of slices compare with it."""
+        seen_by = (_DROPPED, (number,))
+        await self._control.compare(_NOTHING_DROPPED, (number,), seen_by=seen_by, mine=0, at=1)
+
+    async def _have_version(self, version: int | None) -> None:
+        if version == SCHEMA_VERSION:
+            return
+        op = os.urandom(16)
+        text = str(SCHEMA_VERSION)
+        cql, values = _FIRST_VERSION, [text, op]
+        if version is not None:
+            cql, values = _NEXT_VERSION, [text, op, str(version)]
+        applied, _ = await self._control.compare(cql, values, seen_by=(_VERSION, ()), mine=op, at=1)
+        if applied:
+            self._told.append(f"the schema of {self._control.keyspace} has version {text}")
