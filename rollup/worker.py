@@ -13,7 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from counter.errors import NamespaceUnknownError, TokenPendingError, UnavailableError
+from counter.errors import (
+    NamespaceUnknownError,
+    StoreUnavailableError,
+    TokenPendingError,
+    UnavailableError,
+)
 from counter.limits import MILLISECOND, ROLLUP_CONCURRENCY, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
@@ -37,7 +42,6 @@ _BATCH: Final = 16
 _SHARDS_AT_ONCE_MAX: Final = 16
 _PAUSE_MIN_US: Final = 50 * MILLISECOND
 _PAUSE_MAX_US: Final = 500 * MILLISECOND
-_NAMESPACES_EVERY_US: Final = SECOND
 _MAINTENANCE_EVERY_US: Final = SECOND
 _SURPRISE: Final = "a pass failed in a way that it should not; see the log"
 
@@ -86,7 +90,7 @@ class RollupWorker:
         self._batches = BatchRoller(store, cache, self.limiter, batch_counters=batch)
         self._atomics = AtomicSettler(store, Resolver(store, clock, guard), self.limiter)
         self._maintenance = Maintenance(store, clock, namespaces)
-        self._refreshed_us = self._maintained_us = -SECOND
+        self._maintained_us = -_MAINTENANCE_EVERY_US
         self._stop = asyncio.Event()
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
         #: passed stays passed, whoever else works on the shard.
@@ -108,7 +112,10 @@ class RollupWorker:
         return dict(self._passed_us)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until *stop* is set; then finish what is under way and give the leases back."""
+        """Work until *stop* is set; then finish what is under way and give the leases back.
+
+        Where other processes change namespaces too, :meth:`Namespaces.run` must run beside it.
+        """
         self._stop = stop
         enough = asyncio.Event()
         keeping = None
@@ -136,7 +143,8 @@ class RollupWorker:
 
         Raises the first failure, after all that can be done is done.
         """
-        await self._refresh()
+        if not self._store.transactional:
+            await self._namespaces.refresh()
         done: list[int | Exception] = []
         if self._holds(MAINTENANCE):
             done.append(await self._attempt(MAINTENANCE, MAINTENANCE, self._maintain))
@@ -149,18 +157,9 @@ class RollupWorker:
     async def _look(self) -> int:
         """Start what is due and not under way."""
         now_us = self._clock.boottime_us()
-        if now_us - self._refreshed_us >= _NAMESPACES_EVERY_US:
-            await self._attempt("namespaces", "namespaces", self._refresh)
         if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:
             self._start(MAINTENANCE, MAINTENANCE, self._maintain)
         self._start_due()
-        return 0
-
-    async def _refresh(self) -> int:
-        """Learn which namespaces other processes made, changed and deleted."""
-        if not self._store.transactional:
-            await self._namespaces.refresh()
-        self._refreshed_us = self._clock.boottime_us()
         return 0
 
     async def _maintain(self) -> int:
@@ -175,7 +174,11 @@ class RollupWorker:
         return self._leases is None or self._leases.holds(slot_of(*key))
 
     def _start_due(self) -> list[_Task]:
-        """Start a pass over each shard that has a closed window, the longest behind first."""
+        """Start a pass over each shard that has a closed window, the longest behind first.
+
+        Raises StoreUnavailableError where no window may be closed by what is known of namespaces.
+        """
+        self._check_namespaces()
         now_us = self._clock.now_us()
         ours: set[_Key] = set()
         due: list[tuple[int, _Shard, Namespace]] = []
@@ -197,7 +200,7 @@ class RollupWorker:
             del self._troubles[key]
         due.sort(key=lambda each: each[0])
         return [
-            self._start(key, f"{namespace.name}/{key[1]}", partial(self._pass, namespace, key))
+            self._start(key, f"{namespace.name}/{key[1]}", partial(self._pass, namespace.name, key))
             for _, key, namespace in due
         ]
 
@@ -208,9 +211,19 @@ class RollupWorker:
             task.add_done_callback(lambda _: self._under_way.pop(key))
         return task
 
-    async def _pass(self, namespace: Namespace, key: _Shard) -> int:
+    def _check_namespaces(self) -> None:
+        """Raise StoreUnavailableError where their settings may have changed unheard of."""
+        if not self._namespaces.is_fresh:
+            raise StoreUnavailableError(
+                "the namespaces could not be read anew for too long; no window is closed by what"
+                " may have changed since"
+            )
+
+    async def _pass(self, name: str, key: _Shard) -> int:
         async with self._lanes:
-            if self._stop.is_set() or not self._holds_shard(key):
+            # As it is now: it may have waited for long.
+            namespace = self._namespaces.get(name)
+            if namespace.id != key[0] or not self._goes_on(key):
                 return 0
             return await self.roll_shard(namespace, key[1])
 
@@ -251,6 +264,7 @@ class RollupWorker:
         if self._guard is not None:
             # A clock that is ahead would close windows that events still land in.
             self._guard.check(namespace.dataset)
+        self._check_namespaces()
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
         watermark_us = (await self._store.watermarks(namespace))[shard]
         closed_us = closed_through(namespace, now_us)
@@ -264,7 +278,8 @@ class RollupWorker:
                 break
             watermark_us = some.through_us
             await self._store.advance(namespace, shard, watermark_us)
-            if some.marks:
+            # The first time in any case: a crash may have left some.
+            if some.marks or key not in self._passed_us:
                 await self._store.drop_marks(namespace, shard, watermark_us)
             if not self._goes_on(key):
                 break

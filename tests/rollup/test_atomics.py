@@ -1,0 +1,98 @@
+"""Atomic adds that something went wrong with: the worker settles them before it sums."""
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import StoreUnavailableError, TokenPendingError
+from counter.limits import MINUTE, SECOND
+from counter.resolution import Resolver
+from counter.types import AtomicMark, Event, Namespace
+from counter.windows import window_of
+from tests.rollup.world import CLOSING, DATASET, WINDOW, World
+
+ITEMS = [("a", 1), ("b", 2)]
+
+
+async def leave_half(world: World, namespace: Namespace) -> None:
+    """Have the API's process die when one item of an atomic add has landed."""
+    works = world.store.append
+
+    async def lands_half(of: Namespace, events: Sequence[Event]) -> Any:
+        await works(of, events[:1])
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(world.store, "append_atomic", lands_half),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, world.token())
+
+
+async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None:
+    """The mark lies in the shard of each item."""
+    world = World()
+    namespace = await world.begin()
+    for _ in range(3):
+        await leave_half(world, namespace)
+    a, b = await world.shared("a", "b")
+    for _ in range(2):
+        world.clock.advance(CLOSING)
+        await world.turns(a, b)
+        for each in (a, b):
+            await each.worker.tick()
+    assert await world.rolled_up(namespace) == {"a": 3, "b": 6}
+
+
+async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
+    """Its window is settled and its events are gone: there is nothing to make whole. A server that
+    was suspended may leave a mark so late."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    a = world.process()
+    old_us = world.clock.now_us()
+    events = tuple(
+        Event(name, old_us, b"n" * 16, 1, delta, atom=b"all of it") for name, delta in ITEMS
+    )
+    world.clock.advance(DATASET.retention_us + 2 * DATASET.slice_us)
+    mark = AtomicMark(window_of(world.clock.now_us() + MINUTE, WINDOW), events)
+    await world.store.mark_atomic(namespace, mark)
+    for _ in range(12):
+        world.clock.advance(2 * SECOND)
+        await a.worker.tick()
+    assert await world.store.dropped_before(DATASET) > old_us
+    assert min(await world.store.watermarks(namespace)) < mark.window_us
+    world.clock.advance(2 * MINUTE)
+    await world.add("c", 7)
+    world.clock.advance(CLOSING)
+    await a.worker.tick()
+    assert (await world.rolled_up(namespace))["c"] == 7
+    assert a.worker.trouble is None
+
+
+async def test_one_that_may_still_be_in_flight_holds_up_its_window_and_none_before() -> None:
+    """A worker's clock may say that the window is closed before its resolver's does."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("early", 1)
+    world.clock.advance(2 * WINDOW)
+    await leave_half(world, namespace)
+    window_us = window_of(world.clock.now_us(), WINDOW)
+    world.clock.advance(2 * WINDOW)
+    await world.add("late", 1)
+    world.clock.advance(CLOSING)
+    a = world.process()
+    pending = TokenPendingError("a planted doubt")
+    with patch.object(Resolver, "resolve", side_effect=pending):
+        with pytest.raises(TokenPendingError):
+            await a.worker.tick()
+        assert await world.rolled_up(namespace) == {"early": 1}
+        assert list(await world.store.watermarks(namespace)) == [window_us - 1]
+        assert a.worker.trouble == "a planted doubt"
+    for _ in range(2):
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+    assert await world.rolled_up(namespace) == {"early": 1, "a": 1, "b": 2, "late": 1}
+    assert a.worker.trouble is None

@@ -1,0 +1,263 @@
+"""Several workers over one store: they share the work, and it comes out right where they do not."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counter.limits import SECOND
+from rollup.leases import SLOTS
+from tests.rollup.world import CLOSING, LEASE_TIME, World
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def small_reads(marks: int) -> Iterator[None]:
+    """Have a pass read so few marks at a time that it is made of many parts."""
+    with patch("rollup.worker._MARKS_PER_READ", marks):
+        yield
+
+
+async def test_two_workers_share_the_counters() -> None:
+    """Each rolls up its part, nothing is done twice, and all of it is done."""
+    world = World()
+    namespace = await world.begin()
+    expected = await world.add_many(200)
+    a, b = await world.shared("a", "b")
+    world.clock.advance(CLOSING)
+    await world.turns(a, b)
+    await asyncio.gather(a.worker.tick(), b.worker.tick())
+    assert await world.rolled_up(namespace) == expected
+    shares = [each.worker.tally["counters"] for each in (a, b)]
+    assert sum(shares) == 200
+    assert min(shares) > 50
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5))
+def test_workers_that_know_nothing_of_each_other_count_right(seed: int, reads: int) -> None:
+    """All of them roll up everything, at once, each at its own pace."""
+
+    async def play() -> None:
+        world = World()
+        namespace = await world.begin(shards=2)
+        expected: dict[str, int] = {}
+        processes = [world.process(seed=seed + each) for each in range(3)]
+        for number in range(4):
+            for name in ("a", "b", f"c{number}"):
+                await world.add(name, number)
+                expected[name] = expected.get(name, 0) + number
+            world.clock.advance(CLOSING // 2)
+            await asyncio.gather(*(each.worker.tick() for each in processes))
+        world.clock.advance(CLOSING)
+        await asyncio.gather(*(each.worker.tick() for each in processes))
+        assert await world.rolled_up(namespace) == expected
+
+    with small_reads(reads):
+        asyncio.run(play())
+
+
+@pytest.mark.parametrize("where", ["dirty", "heads", "sums", "apply", "apply done", "advance"])
+async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> None:
+    """Another worker does the batch, and more; then the first one goes on where it was."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add_many(20)
+    a = world.process("a")
+    await world.turns(a)
+    world.clock.advance(CLOSING)
+    await world.turns(a)
+    a.road.hold_in = where
+    slow = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    await world.add("c7", 100)
+    world.clock.advance(LEASE_TIME + CLOSING)
+    b = world.process("b")
+    await world.turns(b)
+    await b.worker.tick()
+    expected = {f"c{each}": each for each in range(20)} | {"c7": 107}
+    assert await world.rolled_up(namespace) == expected
+    watermarks = await world.store.watermarks(namespace)
+    a.road.open.set()
+    await slow
+    assert await world.rolled_up(namespace) == expected
+    assert await world.store.watermarks(namespace) == watermarks
+    world.clock.advance(CLOSING)
+    await world.turns(b)
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) == expected
+
+
+async def test_a_worker_begins_nothing_more_of_a_shard_that_it_lost() -> None:
+    """What it was at it finishes; the rest is the next one's."""
+    world = World()
+    await world.begin(shards=1)
+    await world.add_many(20)
+    a = world.process("a")
+    world.clock.advance(CLOSING)
+    await world.turns(a)
+    a.road.hold_in = "apply"
+    with small_reads(5):
+        slow = asyncio.create_task(a.worker.tick())
+        await a.road.held.wait()
+        world.clock.advance(LEASE_TIME)
+        a.road.open.set()
+        await slow
+    assert a.worker.tally["counters"] == 5
+
+
+async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
+    """As soon as its leases ran out, from wherever it was killed."""
+    world = World()
+    namespace = await world.begin()
+    expected = await world.add_many(100)
+    a, b = await world.shared("a", "b")
+    world.clock.advance(CLOSING)
+    await world.turns(a, b)
+    a.road.hold_at = a.road.steps + 40
+    dying = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) != expected
+    world.clock.advance(LEASE_TIME)
+    await world.turns(b)
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) == expected
+
+
+async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leaves() -> None:
+    """Its slots are free at once, and nothing is half done."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    expected = await world.add_many(10)
+    a = world.process("a")
+    await a.namespaces.refresh()
+    world.clock.advance(CLOSING)
+    await a.namespaces.refresh()
+    a.road.hold_in = "apply"
+    stop = asyncio.Event()
+    running = asyncio.create_task(a.worker.run(stop))
+    await a.road.held.wait()
+    stop.set()
+    await asyncio.sleep(0)
+    assert not running.done()
+    assert len(await world.store.holders()) == len(SLOTS)
+    a.road.open.set()
+    await running
+    assert await world.rolled_up(namespace) == expected
+    assert dict(await world.store.holders()) == {}
+    assert list(await world.store.heartbeat("b", LEASE_TIME)) == ["b"]
+
+
+async def test_a_worker_without_a_lease_does_nothing() -> None:
+    """Not even look after the slices."""
+    world = World()
+    namespace = await world.begin()
+    await world.add_many(10)
+    a = world.process("a")
+    await world.turns(a)
+    idle = world.process("idle")
+    world.clock.advance(CLOSING)
+    with patch.object(world.store, "make_slice", side_effect=AssertionError):
+        world.clock.advance(30 * 60 * SECOND)
+        assert await idle.worker.tick() == 0
+    assert await world.rolled_up(namespace) == {}
+
+
+async def test_a_shard_that_has_nothing_to_close_is_not_read() -> None:
+    """Looking often costs the store nothing."""
+    world = World()
+    await world.begin()
+    await world.add_many(10)
+    a = world.process()
+    world.clock.advance(CLOSING)
+    assert await a.worker.tick() == 10
+    with patch.object(world.store, "watermarks", side_effect=AssertionError):
+        assert await a.worker.tick() == 0
+
+
+async def test_a_deleted_namespace_ends_its_shards_work_and_no_other() -> None:
+    """Deleted by another process, in the middle of a pass."""
+    world = World()
+    doomed = await world.begin()
+    kept = await world.create("kept")
+    for name in ("n", "kept"):
+        await world.add("c", 5, namespace=name)
+    a = world.process()
+    world.clock.advance(CLOSING)
+    a.road.hold_in = "heads"
+    rolling = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    await world.api.namespaces.delete(doomed)
+    a.road.open.set()
+    await rolling
+    assert await world.rolled_up(kept) == {"c": 5}
+    assert a.worker.trouble is None
+    await a.worker.tick()
+    assert set(a.worker.passed_through()) == {(kept.id, shard) for shard in range(16)}
+
+
+async def test_a_namespace_made_by_another_process_is_rolled_up() -> None:
+    """From the next look at the directory on; one made anew under an old name, too."""
+    world = World()
+    first = await world.begin()
+    a = world.process()
+    await a.worker.tick()
+    await world.api.namespaces.delete(first)
+    second = await world.create("n", shards=1)
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    await a.worker.tick()
+    assert await world.rolled_up(second) == {"c": 5}
+
+
+async def test_no_window_is_closed_by_an_old_copy_of_the_directory() -> None:
+    """The accept limit may have grown since: adds could land in the window still."""
+    world = World()
+    namespace = await world.begin()
+    await world.add("c", 5)
+    a = world.process()
+    await a.namespaces.refresh()
+    world.clock.advance(CLOSING)
+    stop = asyncio.Event()
+    running = asyncio.create_task(a.worker.run(stop))
+
+    async def told() -> bool:
+        return "namespaces" in (a.worker.trouble or "")
+
+    await eventually(told, "the worker says what it lacks")
+    stop.set()
+    await running
+    assert await world.rolled_up(namespace) == {}
+
+
+@pytest.mark.parametrize("method", ["watermarks", "dirty", "sums", "apply", "advance"])
+async def test_trouble_of_one_shard_holds_up_no_other(method: str) -> None:
+    """It is told, and over when the shard can be rolled up again."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    other = await world.create("other", shards=1)
+    for name in ("n", "other"):
+        await world.add("c", 5, namespace=name)
+    a = world.process()
+    world.clock.advance(CLOSING)
+    works = getattr(world.store, method)
+
+    async def fails_for_one(of: Any, *arguments: Any, **named: Any) -> Any:
+        if of.id == namespace.id:
+            raise ZeroDivisionError("a bug that a test planted")
+        return await works(of, *arguments, **named)
+
+    with patch.object(world.store, method, fails_for_one), pytest.raises(ZeroDivisionError):
+        await a.worker.tick()
+    assert await world.rolled_up(other) == {"c": 5}
+    assert a.worker.trouble is not None
+    await a.worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 5}
+    assert a.worker.trouble is None
