@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -47,6 +47,26 @@ def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
         f'"delta":{added.delta},"event_time":"{to_rfc3339(added.event_time_us)}",'
         f'"replayed":{_REPLAYED_TEXT[added.replayed]}{extra}}}'
     )
+
+
+def added_texts(namespace: Namespace, outcomes: Iterable[Added | CounterError]) -> list[str]:
+    """The outcomes of many adds, each in JSON: :func:`added_text`, or a problem."""
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        return [_outcome_text(namespace, each) for each in outcomes]
+    name = namespace.name
+    return [
+        f'{{"namespace":"{name}","counter":{json_text(each[0])},"delta":{each[1]},'
+        f'"event_time":"{to_rfc3339(each[2])}","replayed":false}}'
+        if isinstance(each, Added) and each[3] is False
+        else _outcome_text(namespace, each)
+        for each in outcomes
+    ]
+
+
+def _outcome_text(namespace: Namespace, outcome: Added | CounterError) -> str:
+    if isinstance(outcome, CounterError):
+        return problem_bytes(outcome).decode()
+    return added_text(namespace, outcome)
 
 
 def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:

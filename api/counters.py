@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pydantic_core
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from api.answers import (
     added_reply,
     added_text,
+    added_texts,
     cleared_reply,
     count_reply,
     count_text,
@@ -30,10 +31,11 @@ from counter.clock import parse_rfc3339, to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.limits import NONCE_BYTES, TIME_MAX_US, TIME_MIN_US
-from counter.service import Add, Added, CounterService, Credential
-from counter.types import Namespace, Token
+from counter.service import Add, CounterService, Credential
+from counter.types import Token
 
 _UUID_CHARS: Final = 36
+_BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 
 
 class CounterRoutes:
@@ -105,11 +107,11 @@ class CounterRoutes:
             )
         items = self._batch_items(await call.body(), ndjson)
         adds = [item for item in items if isinstance(item, Add)]
-        outcomes = iter(await self._service.add_many(namespace, adds))
-        texts = [
-            _outcome_text(namespace, next(outcomes) if isinstance(item, Add) else item)
-            for item in items
-        ]
+        outcomes = await self._service.add_many(namespace, adds)
+        if len(adds) < len(items):
+            left = iter(outcomes)
+            outcomes = [next(left) if isinstance(item, Add) else item for item in items]
+        texts = added_texts(namespace, outcomes)
         if ndjson:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
@@ -152,17 +154,18 @@ def token_of(body: TokenBody | None) -> Token | None:
     """The token of a body. Raises InvalidBodyError, naming the field, the value and the bound."""
     if body is None:
         return None
+    text = body["token"]
     try:
-        nonce = bytes.fromhex(_hex_of(body.token))
+        nonce = bytes.fromhex(_hex_of(text))
         if len(nonce) != NONCE_BYTES:
             raise ValueError("it has spaces in it")
     except ValueError as error:
         raise InvalidBodyError(
-            f"idempotency_token.token is {body.token!r}, not a nonce of 128 bits: write it as a"
+            f"idempotency_token.token is {text!r}, not a nonce of 128 bits: write it as a"
             " UUID or as 32 hexadecimal digits",
             field="idempotency_token.token",
         ) from error
-    text = body.generation_time
+    text = body["generation_time"]
     try:
         time_us = parse_rfc3339(text)
         if not TIME_MIN_US <= time_us <= TIME_MAX_US:
@@ -201,11 +204,11 @@ def _staleness(call: Call) -> int | None:
 
 def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:
     try:
-        token: Credential = token_of(item.idempotency_token)
+        token: Credential = token_of(item.get("idempotency_token"))
     except CounterError as error:
         error.detail = f"items.{index}.{error.detail}"
         return error
-    return Add(item.counter, item.delta, token)
+    return Add(item["counter"], item["delta"], token)
 
 
 def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
@@ -218,7 +221,7 @@ def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
 
 def _batch_item(raw: bytes, index: int) -> Add | CounterError:
     try:
-        item = BatchAddItem.model_validate_json(raw)
+        item = _BATCH_ADD_ITEM.validate_json(raw)
     except ValidationError as error:
         return body_error(error, ("items", index))
     return _add_of(item, index)
@@ -231,9 +234,3 @@ def _name_problem(name: str, index: int) -> str | None:
     except ValueError as error:
         return problem_bytes(InvalidBodyError(f"counters.{index}: {error}")).decode()
     return None
-
-
-def _outcome_text(namespace: Namespace, outcome: Added | CounterError) -> str:
-    if isinstance(outcome, CounterError):
-        return problem_bytes(outcome).decode()
-    return added_text(namespace, outcome)

@@ -138,21 +138,26 @@ class CounterService:
         events: list[Event] = []
         late: list[int] = []
         now_us = self._clock.now_us()
+        first_us, last_us = self._writer.surely_on_time(namespace, now_us)
         for index, (counter, delta, credential) in enumerate(adds):
             if not isinstance(credential, Token):
                 late.append(index)
                 continue
             nonce, time_us = credential
-            try:
-                if self._writer.is_late(namespace, time_us, now_us):
-                    late.append(index)
+            if not first_us <= time_us <= last_us:
+                try:
+                    if self._writer.is_late(namespace, time_us, now_us):
+                        late.append(index)
+                        continue
+                except CounterError as error:
+                    results[index] = error
                     continue
-            except CounterError as error:
-                results[index] = error
-                continue
             fresh.append(index)
             events.append(Event(counter, time_us, nonce, 0, delta))
         answers = await self._write_each(namespace, events)
+        if len(fresh) == len(adds) and None not in answers:
+            # Nearly always: nothing is late, nothing has no token.
+            return [each for each in answers if each is not None]
         for index, answer in zip(fresh, answers, strict=True):
             results[index] = answer
             if answer is None:
@@ -308,6 +313,9 @@ class CounterService:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
             return [error] * len(events)
+        if outcomes.count(Written.NEW) == len(events):
+            self.tally["original"] += len(events)
+            return [Added(event[0], event[4], event[1], False) for event in events]
         return [
             self._answer(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
         ]
@@ -315,9 +323,6 @@ class CounterService:
     def _answer(
         self, event: Event, outcome: Written | UnavailableError
     ) -> Added | CounterError | None:
-        if outcome is Written.NEW:
-            self.tally["original"] += 1
-            return Added(event[0], event[4], event[1], False)
         if outcome is Written.LATE:
             return None
         try:

@@ -43,6 +43,11 @@ class EventWriter:
             )
         return False
 
+    def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
+        """The first and last instant of tokens that need no closer look by :meth:`is_late`."""
+        shortest_us = min(era.accept_limit_us for era in namespace.eras)
+        return now_us - shortest_us, now_us + namespace.settings.future_limit_us
+
     def admit(self, events: int) -> None:
         """Take room for *events* in the queue, to be left again when they are done.
 

@@ -212,15 +212,16 @@ class SqliteAppends(SqliteBase):
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> Mapping[str, int]:
         known = self._ids.of(namespace.id)
-        missing = list(dict.fromkeys(event[0] for event in events if event[0] not in known))
-        if not missing:
+        names = {event[0]: None for event in events}
+        if names.keys() <= known.keys():
             return known
+        missing = [name for name in names if name not in known]
         begin(connection)
         make_counters(connection, namespace.id, missing)
         found = counter_ids(connection, namespace.id, missing)
         for name, counter_id in found.items():
             self._ids.learn(namespace.id, name, counter_id)
-        return {event[0]: known.get(event[0]) or found[event[0]] for event in events}
+        return {name: known.get(name) or found[name] for name in names}
 
     def _leave_marks(
         self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -62,7 +63,7 @@ def insert(connection: sqlite3.Connection, into: str, chunk: Sequence[Sequence[A
 
     One step a row would hand the interpreter lock back and forth at every row.
     """
-    flat = [cell for row in chunk for cell in row]
+    flat = list(chain.from_iterable(chunk))
     connection.execute(_insert_sql(into, len(chunk[0]), len(chunk)), flat)
 
 
