@@ -1,7 +1,7 @@
 """What is odd on the wire: it is answered truly or not at all, and opens no way around a check."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.app import running
+from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.server import Server, serving
 from tests.support.times import MINUTE
@@ -83,34 +84,43 @@ async def test_the_reply_to_a_head_request_comes_at_once(server: Server) -> None
     assert b"connection: close" not in head
 
 
+class Sleepy:
+    """The writer's clock: the process sleeps for a minute after its first reading, once armed."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.armed = False
+
+    def now_us(self) -> int:
+        return self._read(self._clock.now_us)
+
+    def boottime_us(self) -> int:
+        return self._read(self._clock.boottime_us)
+
+    def _read(self, read: Callable[[], int]) -> int:
+        instant_us = read()
+        if self.armed:
+            self.armed = False
+            self._clock.advance(MINUTE)
+        return instant_us
+
+
 async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothing(
     tmp_path: Path,
 ) -> None:
     """Paused there for longer than a window takes to close, the event would be in no count."""
     async with running("memory", tmp_path) as app:
-        clock, mark = app.clock, app.store.mark
+        sleepy, mark = Sleepy(app.clock), app.store.mark
 
         async def marks(*arguments: object) -> None:
             await mark(*arguments)
-            for name in ("now_us", "boottime_us"):
-                stops = patch.object(clock, name, pausing(getattr(clock, name)))
-                stops.start()
-                patches.append(stops)
+            sleepy.armed = True
 
-        def pausing(reads: object) -> object:
-            def read() -> int:
-                for each in patches:
-                    each.stop()
-                patches.clear()
-                instant_us: int = reads()  # type: ignore[operator]
-                clock.advance(MINUTE)
-                return instant_us
-
-            return read
-
-        patches: list = []  # type: ignore[type-arg]
-        token = fresh(clock.now_us())
-        with patch.object(app.store, "mark", marks):
+        token = fresh(app.clock.now_us())
+        with (
+            patch.object(app.application.service._writer, "_clock", sleepy),
+            patch.object(app.store, "mark", marks),
+        ):
             answer = await app.rest.add("c", 1, token)
         assert answer.json()["code"] == "write_timeout"
         assert (await app.rest.add("c", 1, token)).status_code == 410
