@@ -112,7 +112,7 @@ def serve(flags: ServeFlags | None = None) -> None:
     """
     from api.serve import serve as run
 
-    with _told():
+    with told():
         run(_ready(flags).settings)
 
 
@@ -124,7 +124,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
     """
     from rollup.process import run
 
-    with _told():
+    with told():
         raise SystemExit(run(_ready(flags).settings))
 
 
@@ -134,7 +134,7 @@ def apply(flags: StoreFlags | None = None) -> None:
 
     Exit codes: 0 if all is there, 2 if it cannot be done.
     """
-    with _told():
+    with told():
         settings = _ready(flags).settings
         if settings.store == "sqlite":
             print(f"SQLite needs no schema to be applied: {settings.data} is made at the start")
@@ -151,7 +151,7 @@ def check(flags: ServeFlags | None = None) -> None:
 
     Exit codes: 0 if they are right, 2 with every error if not.
     """
-    with _told():
+    with told():
         print(effective(load(_given(flags))), end="")
 
 
@@ -162,14 +162,19 @@ def _given(flags: StoreFlags | None) -> dict[str, str]:
 def _ready(flags: StoreFlags | None) -> Loaded:
     """The settings, with logging set up by them. Raises StartupError."""
     loaded = load(_given(flags))
-    logging.basicConfig(format=_LOG_FORMAT, level=loaded.settings.log_level.upper())
+    log_to_stderr(loaded.settings)
     for each in loaded.warnings:
         logging.getLogger("counter.config").warning("%s", each)
     return loaded
 
 
+def log_to_stderr(settings: Settings) -> None:
+    """Have what is logged written to standard error, from the level of *settings* on."""
+    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
+
+
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """End with EXIT_CANNOT_START where something cannot start, having said why."""
     try:
         yield

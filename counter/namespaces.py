@@ -77,6 +77,8 @@ class Namespaces:
                 if not failed:
                     _log.warning("namespaces cannot be read anew: %s", error.detail)
                 failed = True
+            except Exception:
+                _log.exception("namespaces were read anew in a way that should not fail")
             try:
                 await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
             except TimeoutError:

@@ -24,6 +24,9 @@ _TIMEOUT_S: Final = 5.0
 _FAILURES_MAX: Final = 15
 #: What a clock that nobody steps may gain or lose while it runs: 200 µs a second, plenty.
 _DRIFT_PER_S_US: Final = 200
+#: Two clocks are never read at the same instant: less than this is no difference.
+_NOISE_US: Final = MILLISECOND
+_PAIRS_MAX: Final = 3
 
 
 class _Measured(NamedTuple):
@@ -82,12 +85,14 @@ class ClockGuard:
         except (CounterError, TimeoutError) as error:
             self._failures += 1
             _log.warning("the store's clock cannot be read: %s", error or "it took too long")
+        except Exception:
+            # Nothing may end the guard: what it said last would stand for ever.
+            self._failures += 1
+            _log.exception("the store's clock was read in a way that should not fail")
         else:
             self._failures = 0
             best = min(readings, key=lambda each: each.error_us)
-            self._take(
-                _Measured(*best, self._clock.now_us(), self._clock.boottime_us()),
-            )
+            self._take(_Measured(*best, *self._both_clocks()))
         self._tell()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -99,6 +104,17 @@ class ClockGuard:
             except TimeoutError:
                 continue
 
+    def _both_clocks(self) -> tuple[int, int]:
+        """The wall clock and the other one, read with as little between them as a busy machine
+        lets have."""
+        pairs = []
+        for _ in range(_PAIRS_MAX):
+            before_us = self._clock.boottime_us()
+            wall_us = self._clock.now_us()
+            after_us = self._clock.boottime_us()
+            pairs.append((after_us - before_us, wall_us, before_us))
+        return min(pairs)[1:]
+
     def _take(self, new: _Measured) -> None:
         """Hold the surer of what is known and *new*; *new* where the two cannot both be true.
 
@@ -109,7 +125,8 @@ class ClockGuard:
         if old is not None:
             age_s = (new.boottime_us - old.boottime_us) // SECOND
             doubt_us = old.error_us + age_s * _DRIFT_PER_S_US
-            agree = abs(new.offset_us - self.offset_us) <= new.error_us + doubt_us
+            apart_us = abs(new.offset_us - self.offset_us)
+            agree = apart_us <= new.error_us + doubt_us + _NOISE_US
             if agree and doubt_us < new.error_us:
                 return
         self._measured = new
@@ -127,7 +144,7 @@ class ClockGuard:
                 " slow for that bound"
             )
         offset_us = self.offset_us
-        if abs(offset_us) - measured.error_us <= bound_us:
+        if abs(offset_us) - measured.error_us - _NOISE_US <= bound_us:
             return None
         return (
             f"this server's clock is {_text(abs(offset_us))}"

@@ -1,0 +1,239 @@
+"""Several API processes on one port, and the process that keeps them there.
+
+uvicorn's own supervisor does not fit: it starts what dies again at once and for ever, and what it
+started lives on where it is killed itself. Here each worker has a pipe to its supervisor: through
+it the worker says that it is ready, and learns that the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Final, Protocol
+
+from counter.config import Settings
+from counter.limits import SECOND
+
+_log = logging.getLogger("counter.workers")
+_READY: Final = b"ready"
+_PAUSE_MIN_S: Final = 0.5
+_PAUSE_MAX_S: Final = 15.0
+#: How long a worker may take for its end besides draining requests and background work.
+_GRACE_S: Final = 5.0
+
+
+class Parent:
+    """A worker's end of the pipe to its supervisor."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def say_ready(self) -> None:
+        """Tell that requests are taken."""
+        with suppress(OSError):
+            self._pipe.send_bytes(_READY)
+
+    def when_gone(self, act: Callable[[], None]) -> None:
+        """Call *act* from the running loop when the supervisor is gone, however it went."""
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self._pipe.fileno())
+            act()
+
+        # It never writes: all that can be read is the end.
+        loop.add_reader(self._pipe.fileno(), gone)
+
+
+class Worker(Protocol):
+    """A process as its supervisor sees it."""
+
+    ready: asyncio.Event
+    ended: asyncio.Event
+
+    @property
+    def exit_code(self) -> int:
+        """What it ended with; less than 0 for a signal."""
+        ...
+
+    def send(self, number: int) -> None:
+        """Send it the signal *number*, unless it has ended."""
+        ...
+
+
+class Supervisor:
+    """Keeps *count* workers running until it is told to end."""
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[int], Worker],
+        *,
+        drain_s: float,
+        pause_min_s: float = _PAUSE_MIN_S,
+    ) -> None:
+        self._count = count
+        self._start = start
+        self._drain_s = drain_s
+        self._pause_min_s = pause_min_s
+        self._live: dict[int, Worker] = {}
+        self._stop = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None]) -> int:
+        """Run all of them; *ready* is called once, when each is ready or has failed to be.
+
+        The first one starts alone: where it cannot, none can, and its exit code is returned. Else
+        0, when all have ended after :meth:`end`.
+        """
+        first = self._begin(0)
+        await _either(first.ready, first.ended)
+        if first.ended.is_set() and not first.ready.is_set():
+            return 0 if self._stop.is_set() else max(1, first.exit_code)
+        others = [] if self._stop.is_set() else range(1, self._count)
+        workers = [first, *(self._begin(number) for number in others)]
+        keepers = [asyncio.create_task(self._keep(n, each)) for n, each in enumerate(workers)]
+        await asyncio.gather(*(_either(each.ready, each.ended) for each in workers))
+        if not self._stop.is_set():
+            ready()
+        await self._stop.wait()
+        _, late = await asyncio.wait(keepers, timeout=self._drain_s)
+        if late:
+            _log.error("%d workers did not end in time, and are killed", len(late))
+            self._send(signal.SIGKILL)
+            await asyncio.wait(keepers)
+        for each in keepers:
+            each.result()
+        return 0
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Have the workers end in order; a second SIGINT has them end at once."""
+        again = self._stop.is_set() and number == signal.SIGINT
+        self._stop.set()
+        self._send(signal.SIGINT if again else signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        for worker in self._live.values():
+            worker.send(number)
+
+    def _begin(self, number: int) -> Worker:
+        worker = self._live[number] = self._start(number)
+        return worker
+
+    async def _keep(self, number: int, worker: Worker) -> None:
+        """Start worker *number* again whenever it ends, later each time it is never ready."""
+        pause_s = self._pause_min_s
+        while True:
+            await worker.ended.wait()
+            if self._stop.is_set():
+                return
+            pause_s = self._pause_min_s if worker.ready.is_set() else min(2 * pause_s, _PAUSE_MAX_S)
+            _log.error(
+                "worker %d %s; it is started again in %g s",
+                *(number, _how(worker.exit_code), pause_s),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), pause_s)
+            if self._stop.is_set():
+                return
+            worker = self._begin(number)
+
+
+class _Process:
+    """A worker in a process of its own; see :class:`Worker`."""
+
+    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+        self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._process = process
+        self._pipe = pipe
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pipe.fileno(), self._hear)
+        self._loop.add_reader(process.sentinel, self._end)
+
+    @property
+    def exit_code(self) -> int:
+        return self._process.exitcode or 0
+
+    def send(self, number: int) -> None:
+        pid = self._process.pid
+        if pid is not None and not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _hear(self) -> None:
+        self._loop.remove_reader(self._pipe.fileno())
+        with suppress(EOFError, OSError):
+            if self._pipe.poll() and self._pipe.recv_bytes() == _READY:
+                self.ready.set()
+
+    def _end(self) -> None:
+        self._hear()
+        self._loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        self._pipe.close()
+        self.ended.set()
+
+
+def supervise(
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    work: Callable[[Settings, socket.socket, int, Connection], None] | None = None,
+) -> int:
+    """Run ``settings.workers`` processes that do *work* on *listener* until SIGTERM or SIGINT.
+
+    Returns the exit code. They are spawned, not forked: nothing of this process is in them but what
+    they are given.
+    """
+    context = get_context("spawn")
+
+    def start(number: int) -> _Process:
+        ours, theirs = context.Pipe()
+        with theirs:
+            process = context.Process(
+                target=work or work_as_one,
+                args=(settings, listener, number, theirs),
+                name=f"counter-{number}",
+            )
+            process.start()
+        return _Process(process, ours)
+
+    async def keep() -> int:
+        drain_s = 2 * settings.drain_timeout / SECOND + _GRACE_S
+        supervisor = Supervisor(settings.workers, start, drain_s=drain_s)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, supervisor.end, number)
+        return await supervisor.run(ready)
+
+    return asyncio.run(keep())
+
+
+def work_as_one(settings: Settings, listener: socket.socket, number: int, pipe: Connection) -> None:
+    """What a spawned process does: serve, and tell why where it cannot."""
+    from api.serve import serve_as_worker
+    from counter.cli import log_to_stderr, told
+
+    log_to_stderr(settings)
+    with told():
+        serve_as_worker(settings, listener, number, Parent(pipe))
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Wait until one of *events* is set."""
+    waiting = [asyncio.create_task(each.wait()) for each in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+def _how(exit_code: int) -> str:
+    return f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"

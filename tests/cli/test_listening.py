@@ -1,0 +1,42 @@
+"""Where a process cannot listen, it says what is wrong: the port or the address."""
+
+import socket
+
+import pytest
+
+from api.serve import listen
+from counter.errors import StartupError
+
+
+def refusal(host: str, port: int) -> str:
+    with pytest.raises(StartupError) as caught, listen(host, port):
+        pass
+    return str(caught.value)
+
+
+def test_a_taken_port_is_the_ports_fault() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} is taken: choose another one with --port" in refusal("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "127.0.0.1.5", "a" * 80, "::zz"])
+def test_a_bad_address_is_not_the_ports_fault(host: str) -> None:
+    """Regression: it said to choose another port."""
+    message = refusal(host, 0)
+    assert "with --host" in message
+    assert "with --port" not in message
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    """203.0.113.0/24 is for documents: nobody has it."""
+    message = refusal("203.0.113.7", 0)
+    assert "this machine has no address 203.0.113.7" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_it_listens_where_it_can(host: str) -> None:
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("there is no IPv6 here")
+    with listen(host, 0) as listener:
+        assert listener.getsockname()[1] > 0
