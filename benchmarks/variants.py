@@ -16,16 +16,11 @@ from cyclopts import App
 from api import serve
 from api.app import Application, create_app
 from api.call import Call, Reply
-from api.counters import CounterRoutes
 from api.front import Front, Route
-from counter.clock import SystemClock
 from counter.config import Settings
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.service import Add, Added, CounterService, Credential
-from counter.storage.memory import MemoryCache, MemoryStore
 from counter.types import Namespace, Token
-
-_ONE = "/v1/namespaces/{ns}/counters/{c}"
 
 
 class UnstoredService(CounterService):
@@ -60,32 +55,24 @@ class UnstoredService(CounterService):
 
 
 def no_storage_app(settings: Settings) -> Application:
-    """The application with its routes of adds over a service that writes nothing."""
-    clock = SystemClock()
-    application = create_app(settings, store=MemoryStore(clock), clock=clock)
-    service = UnstoredService(application.store, MemoryCache(clock), clock)
-    service.namespaces = application.service.namespaces
-    service.tally = application.service.tally
-    routes = CounterRoutes(service, batch_items_max=settings.batch_items_max)
-    paths = [
-        Route("POST", f"{_ONE}/add", routes.add),
-        Route("POST", "/v1/namespaces/{ns}/batch/add", routes.batch_add),
-    ]
-    application.front = Front(paths, application.front, body_bytes_max=settings.body_bytes_max)
-    return application
+    """The application over a service that writes nothing."""
+    with patch("api.app.CounterService", UnstoredService):
+        return create_app(settings)
 
 
 def bare_app(settings: Settings, body: bytes) -> Application:
-    """The application with its route of gets answering *body*."""
-    clock = SystemClock()
-    application = create_app(settings, store=MemoryStore(clock), clock=clock)
+    """The application with its route of gets, and no other, answering *body*."""
+    application = create_app(settings)
     reply = Reply(200, body)
 
     async def constant(_call: Call) -> Reply:
         return reply
 
     application.front = Front(
-        [Route("GET", _ONE, constant)], application.front, body_bytes_max=settings.body_bytes_max
+        [Route("GET", "/v1/namespaces/{ns}/counters/{c}", constant)],
+        application.service.namespaces,
+        application.front,
+        body_bytes_max=settings.body_bytes_max,
     )
     return application
 
