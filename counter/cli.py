@@ -122,10 +122,16 @@ def rollup(flags: RollupFlags | None = None) -> None:
 
     Exit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start.
     """
-    from rollup.process import run
-
     with told():
-        raise SystemExit(run(_ready(flags).settings))
+        settings = _ready(flags).settings
+        if settings.store == "sqlite":
+            raise StartupError(
+                "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
+                " in its own; give --store cassandra"
+            )
+        from rollup.process import run
+
+        raise SystemExit(run(settings))
 
 
 @schema.command

@@ -1,0 +1,352 @@
+"""Settings: what wins over what, how values are written, and what is refused with which words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from counter.config import Settings
+from counter.config_report import load
+from counter.config_rules import warnings_of
+from counter.config_values import endpoint, memcached_servers
+from counter.errors import StartupError
+from counter.types import Dataset, PayloadCheck, Placement
+from tests.support.times import DAY, HOUR, MILLISECOND, SECOND
+
+CASSANDRA: dict[str, Any] = {"store": "cassandra", "contact_points": "127.0.0.1"}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory, and an environment, in which nothing is set."""
+    monkeypatch.chdir(tmp_path)
+
+
+def made(**values: Any) -> Settings:
+    """Settings of a cluster, as text gives them."""
+    return Settings(**CASSANDRA, **values)
+
+
+def refusal(**values: Any) -> str:
+    """What is said of settings that must not be taken."""
+    with pytest.raises(StartupError) as caught:
+        load(values)
+    return str(caught.value)
+
+
+class TestSources:
+    """Flags, else the environment, else a file, else defaults."""
+
+    def test_a_flag_wins_over_the_environment_and_that_over_a_file(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Path("counter.toml").write_text('port = 1\nhost = "file"\ndata = "file"')
+        monkeypatch.setenv("COUNTER_PORT", "2")
+        monkeypatch.setenv("COUNTER_HOST", "environment")
+        loaded = load({"port": "3"})
+        settings = loaded.settings
+        assert (settings.port, settings.host, str(settings.data)) == (3, "environment", "file")
+        assert settings.workers == 1
+        assert loaded.origins == {
+            "port": "flag --port",
+            "host": "environment COUNTER_HOST",
+            "data": "file counter.toml",
+        }
+
+    @pytest.mark.parametrize("by", ["flag", "environment"])
+    def test_a_file_is_named_by_flag_or_environment(
+        self, by: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Path("counter.toml").write_text("port = 1")
+        Path("other.toml").write_text("port = 2")
+        if by == "environment":
+            monkeypatch.setenv("COUNTER_CONFIG", "other.toml")
+            assert load({}).settings.port == 2
+        else:
+            assert load({"config": "other.toml"}).settings.port == 2
+
+    def test_a_named_file_that_is_not_there_is_refused(self) -> None:
+        assert "'none.toml' is not there" in refusal(config="none.toml")
+
+    def test_a_file_that_is_no_toml_is_refused_with_the_place(self) -> None:
+        Path("counter.toml").write_text("port = 1\nhost = \ndata = 2")
+        assert "counter.toml: it is not TOML" in refusal()
+        assert "line 2" in refusal()
+
+    def test_a_file_names_no_other_file(self) -> None:
+        Path("counter.toml").write_text('config = "other.toml"')
+        assert "there can be only one" in refusal()
+
+    def test_an_unknown_name_in_the_file_is_refused_with_the_near_one(self) -> None:
+        Path("counter.toml").write_text('retentoin = "7d"')
+        assert refusal() == (
+            "retentoin (file counter.toml): there is no such setting; is it retention?"
+        )
+
+    def test_an_unknown_name_in_the_environment_is_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COUNTER_RETENTOIN", "7d")
+        assert load({}).warnings == (
+            "COUNTER_RETENTOIN in the environment is no setting; is it COUNTER_RETENTION?",
+        )
+
+    def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A compose file hands on what is not set as the empty text."""
+        monkeypatch.setenv("COUNTER_PORT", "")
+        loaded = load({})
+        assert loaded.settings.port == 8080
+        assert loaded.origins == {}
+
+    def test_every_error_is_told_with_its_value_and_its_origin(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last one is what orchestrators put there for a service named counter."""
+        Path("counter.toml").write_text('retention = "1m"')
+        monkeypatch.setenv("COUNTER_PORT", "tcp://10.0.0.1:80")
+        assert refusal(slice="soon").splitlines() == [
+            "port (environment COUNTER_PORT): Input should be a valid integer, unable to parse"
+            " string as an integer (it is 'tcp://10.0.0.1:80')",
+            "retention (file counter.toml): it is 1m; it must be from 10m to 365d",
+            "slice (flag --slice): 'soon' is not a duration; write it like 5s, 250ms, 1h30m or 7d",
+        ]
+
+
+class TestDefaults:
+    """What depends on the store."""
+
+    def test_sqlite_is_one_process_with_its_own_clock(self) -> None:
+        settings = Settings()
+        assert settings.rollup
+        assert settings.shards == 1
+        assert settings.dataset() == Dataset(
+            id=0,
+            name="default",
+            retention_us=7 * DAY,
+            slice_us=DAY,
+            time_bucket_us=DAY,
+            event_buckets=1,
+            write_timeout_us=SECOND,
+            clock_skew_max_us=0,
+        )
+
+    def test_cassandra_is_many_with_a_clock_each(self) -> None:
+        settings = Settings(**CASSANDRA)
+        assert not settings.rollup
+        assert settings.shards == 16
+        dataset = settings.dataset()
+        assert dataset.clock_skew_max_us == 500 * MILLISECOND
+        assert dataset.time_bucket_us == HOUR
+        assert dataset.write_timeout_us == 2 * SECOND
+        assert settings.placements() == {"default": Placement((("", 3),))}
+
+    def test_a_default_gives_way(self) -> None:
+        settings = made(rollup=True, shards=4, clock_skew_max="1s")
+        assert (settings.rollup, settings.shards, settings.clock_skew_max) == (True, 4, SECOND)
+
+    def test_new_namespaces_get_what_is_set(self) -> None:
+        settings = made(payload_check="strict", shards=2, clock_skew_max="5s", rollup_window="1m")
+        namespace = settings.default_namespace()
+        assert namespace.payload_check is PayloadCheck.STRICT
+        assert namespace.shards == 2
+        assert namespace.rollup_window_us == 60 * SECOND
+        assert namespace.future_limit_us == 10 * SECOND
+
+
+class TestValues:
+    """How they are written."""
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("cassandra", ("cassandra", 9042)),
+            ("10.0.0.1:9043", ("10.0.0.1", 9043)),
+            ("::1", ("::1", 9042)),
+            ("[::1]:9043", ("::1", 9043)),
+        ],
+    )
+    def test_a_contact_point_is_a_host_and_may_have_a_port(
+        self, text: str, expected: tuple[str, int]
+    ) -> None:
+        assert endpoint(text, 9042) == expected
+
+    @pytest.mark.parametrize("text", ["", ":9042", "host:", "host:0", "host:70000", "a b", "a:b"])
+    def test_anything_else_is_refused(self, text: str) -> None:
+        assert "is not host or host:port" in refusal(store="cassandra", contact_points=text)
+
+    def test_contact_points_are_a_list_or_text_with_commas(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = [("one", 9042), ("two", 9043)]
+        assert Settings(**CASSANDRA | {"contact_points": ["one", "two:9043"]}).contact_endpoints()
+        monkeypatch.setenv("COUNTER_CONTACT_POINTS", "one, two:9043")
+        assert Settings(store="cassandra").contact_endpoints() == expected
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (3, (("", 3),)),
+            ("3", (("", 3),)),
+            ("dc1:3,dc2:2", (("dc1", 3), ("dc2", 2))),
+            ("dc1=3", (("dc1", 3),)),
+            ({"dc1": 3}, (("dc1", 3),)),
+        ],
+    )
+    def test_replication_is_a_number_or_one_for_each_data_center(
+        self, value: Any, expected: tuple[tuple[str, int], ...]
+    ) -> None:
+        assert Settings(**CASSANDRA, replication=value).replication == expected
+
+    @pytest.mark.parametrize("value", [0, 17, "", "dc1:", "dc1:x", ":3", {}, True, 1.5, "-1"])
+    def test_any_other_replication_is_refused(self, value: Any) -> None:
+        assert "replication" in refusal(**CASSANDRA, replication=value)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("memory", ()),
+            ("memcached://one", (("one", 11211),)),
+            ("memcached://one:1,two:2/", (("one", 1), ("two", 2))),
+        ],
+    )
+    def test_a_cache_is_in_memory_or_at_servers(
+        self, text: str, expected: tuple[tuple[str, int], ...]
+    ) -> None:
+        assert memcached_servers(text) == expected
+
+    @pytest.mark.parametrize(
+        "text",
+        ["redis://one", "memcached://", "memcached://a/b", "memcached://me:pw@one", "Memory"],
+    )
+    def test_any_other_cache_is_refused(self, text: str) -> None:
+        assert "cache" in refusal(cache=text)
+
+    @pytest.mark.parametrize("value", [5, 5.0, True])
+    def test_a_duration_without_a_unit_is_refused(self, value: Any) -> None:
+        assert "a duration needs a unit" in refusal(retention=value)
+
+    def test_a_consistency_that_may_miss_an_acknowledged_add_is_refused(self) -> None:
+        assert "write_consistency" in refusal(**CASSANDRA, write_consistency="ONE")
+        assert "read_consistency" in refusal(**CASSANDRA, read_consistency="LOCAL_ONE")
+
+
+class TestRelations:
+    """What must fit each other."""
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"store": "cassandra"}, ["contact_points is empty", "--contact-points"]),
+            ({"contact_points": "one"}, ["store is sqlite", "--store cassandra"]),
+            ({"workers": 2}, ["workers is 2", "one process", "--workers 1"]),
+            ({"accept_limit": "2d"}, ["accept_limit is 2d", "1h"]),
+            ({"slice": "10d"}, ["slice is 10d", "retention of 7d"]),
+            ({"rollup_window": "7s"}, ["rollup_window 7s", "slice of 1d"]),
+            ({"time_bucket": "7h"}, ["time_bucket is 7h", "slice of 1d"]),
+            ({"tls_cert": __file__}, ["tls_cert and tls_key belong together"]),
+            ({"tls_cert": __file__, "tls_key": __file__}, ["--tls-ca"]),
+            ({"cassandra_username": "me"}, ["'me'", "COUNTER_CASSANDRA_PASSWORD"]),
+            ({"cassandra_password": "hush"}, ["no cassandra_username"]),
+            ({"port": 9000, "metrics_port": 9000}, ["metrics_port 9000 and port 9000 meet"]),
+            (
+                {"replication": "dc1:3", "local_datacenter": "dc9"},
+                ["'dc9'", "replication names dc1"],
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_with_values_and_the_fix(
+        self, values: dict[str, Any], words: list[str]
+    ) -> None:
+        message = refusal(**values)
+        assert [word for word in words if word not in message] == [], message
+
+    def test_a_password_has_one_source(self, tmp_path: Path) -> None:
+        path = tmp_path / "password"
+        path.write_text("from the file\n")
+        login = {**CASSANDRA, "cassandra_username": "me", "cassandra_password_file": path}
+        settings = Settings(**login)
+        assert settings.cassandra_password is not None
+        assert settings.cassandra_password.get_secret_value() == "from the file"
+        assert "keep one of them" in refusal(**login, cassandra_password="hush")
+
+    def test_a_file_that_cannot_be_read_is_named(self) -> None:
+        message = refusal(**CASSANDRA, tls_ca="none.pem")
+        assert "tls_ca" in message
+        assert "'none.pem' cannot be read: No such file" in message
+
+    @pytest.mark.parametrize("shown", [repr, str, Settings.model_dump_json])
+    def test_a_password_is_never_shown(self, shown: Any) -> None:
+        settings = made(cassandra_username="me", cassandra_password="hush")
+        assert "hush" not in shown(settings)
+
+    def test_a_password_is_not_shown_by_a_refusal_either(self) -> None:
+        values = {**CASSANDRA, "cassandra_password": "hush"}
+        assert "hush" not in refusal(**values)
+        with pytest.raises(ValidationError) as caught:
+            Settings(**values)
+        assert "hush" not in str(caught.value)
+
+
+class TestDatasets:
+    """Tables ``[datasets.NAME]`` of the file."""
+
+    def test_what_they_leave_out_is_as_for_the_default(self) -> None:
+        Path("counter.toml").write_text(
+            'store = "cassandra"\ncontact_points = ["one"]\nclock_skew_max = "1s"\n'
+            '[datasets.videos]\nretention = "30d"\nreplication = {dc1 = 3, dc2 = 2}\n'
+            '[datasets.brief]\nretention = "1h"\nslice = "10m"\nwrite_consistency = "ALL"\n'
+        )
+        settings = Settings()
+        default, brief, videos = settings.datasets()
+        assert [default.name, brief.name, videos.name] == ["default", "brief", "videos"]
+        assert (videos.retention_us, videos.slice_us) == (30 * DAY, DAY)
+        assert (brief.slice_us, brief.time_bucket_us) == (HOUR // 6, HOUR // 6)
+        assert {each.clock_skew_max_us for each in settings.datasets()} == {SECOND}
+        assert settings.placements() == {
+            "default": Placement((("", 3),)),
+            "brief": Placement((("", 3),), "ALL"),
+            "videos": Placement((("dc1", 3), ("dc2", 2))),
+        }
+
+    @pytest.mark.parametrize(
+        ("name", "own", "words"),
+        [
+            ("default", {}, ["'default'", "outside of [datasets.NAME]"]),
+            ("Videos", {}, ["'Videos'", "[a-z]"]),
+            ("videos", {"retention": "1m"}, ["datasets.videos.retention", "10m"]),
+            ("videos", {"slices": "1d"}, ["datasets.videos.slices", "is it slice?"]),
+            ("videos", {"retention": "1h"}, ["dataset 'videos': slice is 1d", "retention of 1h"]),
+            ("videos", {"slice": "90m", "time_bucket": "1h"}, ["time_bucket is 1h"]),
+            ("videos", {"slice": "1m", "clock_skew_max": "40s"}, ["clock_skew_max is 40s"]),
+            ("v" * 31, {}, ["48"]),
+        ],
+    )
+    def test_what_is_wrong_with_one_is_told_with_its_name(
+        self, name: str, own: dict[str, Any], words: list[str]
+    ) -> None:
+        message = refusal(**CASSANDRA, keyspace="k" * 20, datasets={name: own})
+        assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({}, "BEST_EFFORT"),
+        ({"replication": 1}, "one copy"),
+        ({"replication": "dc1:3,dc2:3"}, "EACH_QUORUM"),
+    ],
+)
+def test_what_is_often_a_mistake_is_told(values: dict[str, Any], word: str) -> None:
+    told = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
+    assert word in told
+
+
+def test_a_cluster_as_it_should_be_is_told_nothing() -> None:
+    settings = made(
+        cache="memcached://one",
+        replication="dc1:3,dc2:3",
+        write_consistency="EACH_QUORUM",
+    )
+    assert list(warnings_of(settings)) == []
+    assert list(warnings_of(Settings())) == []
