@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cassandra.cluster import NoHostAvailable
 
-from scripts.cluster_jars import ROOT
+from scripts.cluster_jars import CASSANDRA, ROOT
 from scripts.cluster_nodes import Cluster, Shape, make_temporary
 from scripts.cluster_process import ClusterError
-from tests.support.cluster import running_cluster
+from tests.support.cluster import running_cluster, session_of
 from tests.support.waiting import eventually
 
 SMALL = Shape(nodes=0, memcached=1)
@@ -100,3 +101,21 @@ async def test_a_temporary_cluster_dies_with_a_killed_test_run(tmp_path: Path) -
         return cluster.memcached[0].pid() is None and not directory.exists()
 
     await eventually(gone, "the cluster ends")
+
+
+def version_of(cluster: Cluster, password: str | None = None) -> str:
+    """What the first node says that it is."""
+    with session_of(cluster, password) as session:
+        [row] = session.execute("SELECT release_version FROM system.local")
+    return str(row.release_version)
+
+
+def test_a_node_runs_the_pinned_version(cassandra: Cluster) -> None:
+    assert version_of(cassandra) == CASSANDRA
+
+
+def test_a_node_with_passwords_asks_for_one(cassandra_with_passwords: Cluster) -> None:
+    assert version_of(cassandra_with_passwords, "cassandra") == CASSANDRA
+    for wrong in (None, "wrong"):
+        with pytest.raises(NoHostAvailable):
+            version_of(cassandra_with_passwords, wrong)

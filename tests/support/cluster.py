@@ -6,9 +6,11 @@ one is skipped at a desk and fails in the gate.
 """
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from tests.support.needs import miss
 
 #: Three nodes take most of a minute to start on a small machine, and the first start fetches jars.
 TIMEOUT_S = 600
+_LOGIN_TIMEOUT_S = 60.0
 SLOW_FIXTURES = frozenset({"cassandra", "cassandra_with_passwords", "three_nodes", "breakable"})
 
 
@@ -36,6 +39,42 @@ def running_cluster(shape: Shape) -> Iterator[Cluster]:
         yield cluster
 
 
+@contextmanager
+def session_of(cluster: Cluster, password: str | None = None) -> Iterator[Any]:
+    """The bare driver, connected to the first node, as ``cassandra`` where there is a password."""
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, ExecutionProfile
+    from cassandra.cluster import Cluster as Driver
+    from cassandra.policies import WhiteListRoundRobinPolicy
+
+    first = cluster.contact_points[:1]
+    profile = ExecutionProfile(load_balancing_policy=WhiteListRoundRobinPolicy(first))
+    driver = Driver(
+        first,
+        port=cluster.shape.cassandra_port,
+        auth_provider=PlainTextAuthProvider("cassandra", password) if password else None,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        protocol_version=5,
+    )
+    with driver, driver.connect() as session:
+        yield session
+
+
+def _wait_for_login(cluster: Cluster) -> None:
+    """A node makes its first user a moment after it answers."""
+    from cassandra.cluster import NoHostAvailable
+
+    deadline_s = time.monotonic() + _LOGIN_TIMEOUT_S
+    while True:
+        try:
+            with session_of(cluster, "cassandra"):
+                return
+        except NoHostAvailable:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+
+
 @pytest.fixture(scope="session")
 def cassandra() -> Iterator[Cluster]:
     """One Cassandra node. Never to be broken: use ``breakable``."""
@@ -45,8 +84,9 @@ def cassandra() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cassandra_with_passwords() -> Iterator[Cluster]:
-    """One node that asks for a password: cassandra/cassandra."""
+    """One node that asks for a password: cassandra/cassandra can log in."""
     with running_cluster(Shape(nodes=1, memcached=0, auth=True)) as cluster:
+        _wait_for_login(cluster)
         yield cluster
 
 
