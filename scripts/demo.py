@@ -1,8 +1,9 @@
 """Counts every name in Python's own standard library, for real, and compares each count.
 
 Over a million adds go through the batch endpoint of a real service, while clients time out, hedge,
-repeat and overtake each other, and the service is killed with `kill -9` three times. Whatever goes
-wrong on the way, every counter must in the end hold exactly what `collections.Counter` holds.
+repeat and overtake each other, and what serves them is killed with `kill -9` in the midst of it.
+Whatever goes wrong on the way, every counter must in the end hold exactly what
+`collections.Counter` holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -23,17 +26,18 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
+from scripts.cluster_process import ClusterError
 from scripts.demo_batches import Feed, Outbox
 from scripts.demo_clients import Client, DemoError, Tally
+from scripts.demo_cluster import ManyProcesses
+from scripts.demo_deployment import Deployment, Outage
 from scripts.demo_names import read_names
+from scripts.demo_process import ServiceError
 from scripts.demo_reading import EXACT, Reader
 from scripts.demo_report import Show, counts_table, differing, make_console, totals_table
-from scripts.demo_service import Service, ServiceError
+from scripts.demo_service import OneProcess
 
-CLIENTS: Final = 8
-#: How long the service stays down after each kill. The second time is longer than the accept limit:
-#: whatever was in flight then comes late and has to be resolved.
-DOWN_S: Final = (0.0, 6.0, 0.0)
+StoreKind = Literal["sqlite", "cassandra"]
 REPEATED_SHARE_MIN: Final = 0.2
 COUNTING_TIMEOUT_S: Final = 900.0
 
@@ -50,54 +54,66 @@ class Options:
 class Demo:
     """One run: read the names, count them under fire, read back, compare."""
 
-    def __init__(self, options: Options, service: Service, show: Show) -> None:
+    def __init__(self, options: Options, deployment: Deployment, show: Show) -> None:
         self._options = options
-        self._service = service
+        self._deployment = deployment
+        self._load = deployment.load
         self._show = show
         self._tally = Tally()
-        self._kill_requests: asyncio.Queue[int] = asyncio.Queue()
+        self._due = {outage.at: asyncio.Event() for outage in deployment.outages}
+        self._killed: Counter[str] = Counter()
+        self._started_again: Counter[str] = Counter()
 
     async def run(self) -> bool:
         """Whether every count is right and every fault was really injected."""
         begin_s = time.monotonic()
-        names = await read_names(
-            self._options.limit, lambda total: self._show.bar("tokenizing", total)
-        )
+        limit = self._options.limit or self._load.occurrences
+        names = await read_names(limit, lambda total: self._show.bar("tokenizing", total))
         truth = Counter(names.occurrences)
         self._show.say(
             f"{truth.total():,} occurrences of {len(truth):,} names in {names.files:,} files; "
             f"{names.skipped} files skipped: not valid Python, or not readable"
         )
+        if limit and truth.total() == limit:
+            self._show.say(f"that is a part of the library: the first {limit:,} occurrences")
         if not truth:
             raise DemoError("the standard library holds no Python files to count")
-        feed = Feed(names.occurrences, self._options.seed)
+        feed = Feed(
+            names.occurrences,
+            self._options.seed,
+            self._load.batch_items,
+            hedge_all=self._load.hedge_all,
+        )
         # Millions of long-lived strings: the collector need not look at them again and again.
         gc.freeze()
-        await self._service.start()
-        self._show.say(f"serving on {self._service.url}")
+        await self._deployment.start(self._show.say)
         counting_s = await self._count(feed)
         return await self._compare(truth, feed, counting_s, begin_s)
 
     async def _count(self, feed: Feed) -> float:
-        """Send everything while the service is killed and restarted; the seconds it took."""
-        parts = len(DOWN_S) + 1
-        kill_at = [part * feed.adds // parts for part in range(1, parts)]
+        """Send everything while servers are killed and started again; the seconds it took."""
         advance = self._show.bar("counting", feed.adds, lines=10)
 
         def progress(adds: int) -> None:
             advance(adds)
-            while kill_at and self._tally.adds_done >= kill_at[0]:
-                self._kill_requests.put_nowait(kill_at.pop(0))
+            for share, due in self._due.items():
+                if self._tally.adds_done >= share * feed.adds:
+                    due.set()
 
         outbox = Outbox(feed)
         begin_s = time.monotonic()
         try:
             async with asyncio.timeout(COUNTING_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                work = [tasks.create_task(self._kill_and_restart())]
-                for _ in range(CLIENTS):
-                    client = Client(self._service.url, feed, outbox, self._tally, progress)
+                outages = sorted(self._deployment.outages, key=_name)
+                work = [
+                    tasks.create_task(self._break(list(group)))
+                    for _, group in groupby(outages, key=_name)
+                ]
+                for _ in range(self._load.clients):
+                    urls = self._deployment.urls
+                    client = Client(urls, feed, outbox, self._tally, progress)
                     work.append(tasks.create_task(client.run()))
-                watch = tasks.create_task(self._service.watch())
+                watch = tasks.create_task(self._deployment.watch())
                 await asyncio.wait(work)
                 watch.cancel()
         except ExceptionGroup as errors:
@@ -106,23 +122,29 @@ class Demo:
             raise DemoError(f"not done after {COUNTING_TIMEOUT_S:.0f} s: {self._tally}") from None
         return time.monotonic() - begin_s
 
-    async def _kill_and_restart(self) -> None:
-        for down_s in DOWN_S:
-            await self._kill_requests.get()
+    async def _break(self, outages: Iterable[Outage]) -> None:
+        """Kill one server at its times, and bring it back each time."""
+        for outage in outages:
+            server = outage.server
+            await self._due[outage.at].wait()
             # In the midst of a batch, not between two.
             await asyncio.sleep(random.uniform(0.0, 0.2))
-            await self._service.kill()
-            pause = f", and down for {down_s:.0f} s" if down_s else ""
-            self._show.say(f"kill -9, number {self._service.kills}{pause}")
-            await asyncio.sleep(down_s)
+            await server.kill()
+            self._killed[server.name] += 1
+            pause = f", and down for {outage.down_s:.0f} s" if outage.down_s else ""
+            self._show.say(f"kill -9 of {server.name}{pause}")
+            await asyncio.sleep(outage.down_s)
             begin_s = time.monotonic()
-            await self._service.restart()
-            self._show.say(f"started again in {time.monotonic() - begin_s:.1f} s")
+            await server.start()
+            self._started_again[server.name] += 1
+            self._show.say(
+                f"{server.name} runs again, started in {time.monotonic() - begin_s:.1f} s"
+            )
 
     async def _compare(
         self, truth: Counter[str], feed: Feed, counting_s: float, begin_s: float
     ) -> bool:
-        reader = Reader(self._service.url)
+        reader = Reader(self._deployment.urls, self._load.rollup_timeout_s)
         try:
             progress = self._show.bar("reading, exact as of now", len(truth))
             exact = await reader.read(list(truth), EXACT, progress)
@@ -157,11 +179,11 @@ class Demo:
             faults.append(f"{tally.contradictions} answers go against earlier ones; first: {first}")
         if (share := self._repeated_share(feed)) < REPEATED_SHARE_MIN:
             faults.append(f"{share:.1%} of the batches were duplicated or hedged: too few")
-        if self._service.kills != len(DOWN_S) or self._service.restarts != len(DOWN_S):
-            kills, restarts = self._service.kills, self._service.restarts
-            faults.append(f"{kills} kills and {restarts} restarts, not {len(DOWN_S)} of each")
+        planned = Counter(outage.server.name for outage in self._deployment.outages)
+        if self._killed != planned or self._started_again != planned:
+            faults.append(f"killed {self._killed}, started again {self._started_again}")
         try:
-            await self._service.stop()
+            await self._deployment.stop()
         except ServiceError as error:
             faults.append(str(error))
         return faults
@@ -187,27 +209,35 @@ class Demo:
             "adds told to wait (token_pending)": f"{tally.adds_pending:,}",
             "late adds resolved": f"{tally.adds_late:,}",
             "new tokens after a void": f"{tally.adds_voided:,}",
-            "kill -9": f"{self._service.kills}",
-            "restarts": f"{self._service.restarts}",
+            **{f"kill -9 and restart: {name}": f"{n}" for name, n in self._killed.items()},
             "counting": f"{counting_s:.1f} s, {feed.adds / counting_s:,.0f} adds/s",
         }
 
 
-async def run_demo(options: Options, console: Console) -> bool:
+def _name(outage: Outage) -> str:
+    return outage.server.name
+
+
+async def run_demo(options: Options, store: StoreKind, console: Console) -> bool:
     """Run it, and leave neither a process nor a file behind, whatever happens."""
     task = asyncio.current_task()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     folder = Path(tempfile.mkdtemp(prefix="counter-demo-"))
-    service = Service(folder)
+    deployment: Deployment | None = None
     try:
+        if store == "sqlite":
+            deployment = OneProcess(folder)
+        else:
+            deployment = ManyProcesses(folder, options.seed, keep=options.keep)
         with Show(console) as show:
-            return await Demo(options, service, show).run()
+            return await Demo(options, deployment, show).run()
     finally:
-        await service.destroy()
+        if deployment is not None:
+            await deployment.destroy()
         if options.keep:
-            console.print(f"The data and the service's log are in {folder}", soft_wrap=True)
+            console.print(f"The data and the logs are in {folder}", soft_wrap=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -216,7 +246,7 @@ def main(
     *,
     seed: int | None = None,
     limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    store: Literal["sqlite"] = "sqlite",
+    store: StoreKind = "sqlite",
     keep: bool = False,
 ) -> int:
     """Count every name in Python's standard library under fire, and compare each count.
@@ -226,18 +256,19 @@ def main(
     seed
         Decides order and faults; drawn, and printed, if not given.
     limit
-        Count only the first so many occurrences.
+        Count only the first so many occurrences. [all with sqlite; 150,000 with cassandra]
     store
-        What the service keeps its data in.
+        What the service keeps its data in. With cassandra it is three nodes at QUORUM, memcached,
+        two API processes and two rollup workers, and one of each kind is killed.
     keep
-        Keep the data directory and the service's log.
+        Keep the data and the logs.
     """
     console = make_console()
     options = Options(random.randrange(2**32) if seed is None else seed, limit, keep)
-    console.print(f"seed {options.seed}, store {store}, {CLIENTS} clients", highlight=False)
+    console.print(f"seed {options.seed}, store {store}", highlight=False)
     try:
-        return 0 if asyncio.run(run_demo(options, console)) else 1
-    except (DemoError, ServiceError) as error:
+        return 0 if asyncio.run(run_demo(options, store, console)) else 1
+    except (DemoError, ServiceError, ClusterError) as error:
         console.print(f"FAILED: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

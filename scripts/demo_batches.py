@@ -16,12 +16,12 @@ from typing import Final
 from counter.clock import to_rfc3339
 from counter.tokens import TokenGenerator
 
-BATCH_ITEMS: Final = 500
 #: So many batches at least, however few names are to be counted: else nothing goes wrong.
 BATCHES_MIN: Final = 200
 #: Batches that wait for their time; past it no new ones are made.
 WAITING_MAX: Final = 64
 ACCEPT_LIMIT_S: Final = 5.0
+HEDGE_S_MAX: Final = 0.02
 LATE_S: Final = ACCEPT_LIMIT_S + 1.0
 #: One batch of so many comes late on purpose, in the first part of the run: whoever follows the
 #: protocol has to wait for the end of such a one.
@@ -61,25 +61,32 @@ class Batch:
     made_s: float
     plan: Plan
     known: Known = Known.NOTHING
+    #: The number of the next send: each one goes to another process than the one before.
+    turn: int = 0
 
     def pick(self, positions: Sequence[int], plan: Plan, known: Known = Known.NOTHING) -> Batch:
         """A batch of some of these adds, their tokens unchanged."""
         names = [self.names[position] for position in positions]
         items = [self.items[position] for position in positions]
-        return Batch(names, items, self.made_s, plan, known)
+        return Batch(names, items, self.made_s, plan, known, self.turn)
+
+    def take_turn(self) -> int:
+        """The number of a send that begins now."""
+        self.turn += 1
+        return self.turn - 1
 
 
-def draw_plan(seed: int, number: int, batches: int) -> Plan:
+def draw_plan(seed: int, number: int, batches: int, *, hedge: bool = False) -> Plan:
     """The faults of batch *number*: the same for the same seed, whatever the timing.
 
-    Every fourth batch at least is hedged or duplicated.
+    Every fourth batch at least is hedged or duplicated; all are hedged with *hedge*.
     """
     rng = random.Random(seed * 1_000_003 + number)
     hedge_s = duplicate_s = delay_s = give_up_s = None
     retry_s = rng.uniform(0.0, 0.5)
     if number % 4 == 0 or rng.random() < 0.05:
         if rng.random() < 0.5:
-            hedge_s = rng.uniform(0.0, 0.02)
+            hedge_s = rng.uniform(0.0, HEDGE_S_MAX)
         else:
             duplicate_s = rng.uniform(0.0, 3.0)
     if rng.random() < 0.15:
@@ -91,16 +98,21 @@ def draw_plan(seed: int, number: int, batches: int) -> Plan:
             delay_s, give_up_s = LATE_S, None  # never arrived in time: to be voided
         else:
             give_up_s, retry_s = 0.5, LATE_S  # arrived, but nobody knows: to be found
+    if hedge and hedge_s is None:
+        hedge_s = rng.uniform(0.0, HEDGE_S_MAX)
     return Plan(delay_s, give_up_s, retry_s, hedge_s, duplicate_s)
 
 
 class Feed:
     """New batches, a token made for each occurrence the moment its batch is made."""
 
-    def __init__(self, occurrences: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, occurrences: Sequence[str], seed: int, batch_items: int, *, hedge_all: bool = False
+    ) -> None:
         self._occurrences = occurrences
         self._seed = seed
-        self._size = max(1, min(BATCH_ITEMS, len(occurrences) // BATCHES_MIN))
+        self._hedge_all = hedge_all
+        self._size = max(1, min(batch_items, len(occurrences) // BATCHES_MIN))
         self._starts = list(range(0, len(occurrences), self._size))
         random.Random(seed).shuffle(self._starts)
         self._next_token = TokenGenerator().next
@@ -118,12 +130,13 @@ class Feed:
     def __iter__(self) -> Iterator[Batch]:
         for number, start in enumerate(self._starts):
             names = self._occurrences[start : start + self._size]
-            yield self.make(names, draw_plan(self._seed, number, self.batches))
+            plan = draw_plan(self._seed, number, self.batches, hedge=self._hedge_all)
+            yield self.make(names, plan, number)
 
-    def make(self, names: Sequence[str], plan: Plan) -> Batch:
+    def make(self, names: Sequence[str], plan: Plan, turn: int) -> Batch:
         """A batch of adds with tokens of their own, which nobody has seen yet."""
         made_s = time.monotonic()
-        return Batch(names, [self._item(name) for name in names], made_s, plan)
+        return Batch(names, [self._item(name) for name in names], made_s, plan, turn=turn)
 
     def _item(self, name: str) -> str:
         prefix = self._prefixes.get(name)

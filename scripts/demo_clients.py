@@ -62,9 +62,15 @@ class Client:
     """One of several that empty the outbox, each over connections of its own."""
 
     def __init__(
-        self, url: str, feed: Feed, outbox: Outbox, tally: Tally, progress: Callable[[int], None]
+        self,
+        urls: Sequence[str],
+        feed: Feed,
+        outbox: Outbox,
+        tally: Tally,
+        progress: Callable[[int], None],
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        self._urls = [url + ADD_PATH for url in urls]
+        self._http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False)
         self._feed = feed
         self._outbox = outbox
         self._tally = tally
@@ -98,7 +104,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(after_s),
-                self._http.stream("POST", ADD_PATH, **_body(batch)),
+                self._http.stream("POST", self._url(batch), **_body(batch)),
             ):
                 pass
         except TimeoutError:
@@ -109,10 +115,14 @@ class Client:
         self._note_sent(batch)
         self._tally.timeouts += 1
 
+    def _url(self, batch: Batch) -> str:
+        """Where the next send of *batch* goes: never twice in a row to the same of several."""
+        return self._urls[batch.take_turn() % len(self._urls)]
+
     async def _send(self, batch: Batch, delay_s: float = 0.0) -> Reply:
         await asyncio.sleep(delay_s)
         try:
-            response = await self._http.post(ADD_PATH, **_body(batch))
+            response = await self._http.post(self._url(batch), **_body(batch))
         except httpx.TransportError as error:
             self._note_failure(batch, error)
             # Here, and not in the outbox: while the service is down a client begins nothing new.
@@ -157,11 +167,12 @@ class Client:
         """Note one answer in *states*; how long it asks to wait."""
         state = states[position]
         if "code" not in answer:
-            is_new = answer["replayed"] is False
-            if not is_new:
+            # None where the service cannot tell: then it is the first one, unless we know better.
+            replayed = answer["replayed"]
+            if replayed or (replayed is None and state == FRESH):
                 self._tally.collapsed[answer["counter"]] += 1
-            states[position] = FRESH if is_new else (state or REPLAYED)
-            is_wrong = state == VOID or (is_new and state == FRESH)
+            states[position] = (state or REPLAYED) if replayed else FRESH
+            is_wrong = state == VOID or (replayed is False and state == FRESH)
             is_wrong = is_wrong or answer["counter"] != batch.names[position]
         elif answer["applied"] is None and answer["retry"] == "same_token":
             self._tally.adds_pending += answer["code"] == "token_pending"
@@ -192,7 +203,7 @@ class Client:
         if void := [position for position, state in enumerate(states) if state == VOID]:
             self._tally.adds_voided += len(void)
             names = [batch.names[position] for position in void]
-            self._outbox.push(self._feed.make(names, Plan() if unknown else left), 0.0)
+            self._outbox.push(self._feed.make(names, Plan() if unknown else left, batch.turn), 0.0)
             # What was said once must stay true: the voided tokens are asked about again.
             self._outbox.push(batch.pick(void, Plan(), Known.VOID), RETRY_AFTER_S)
 
