@@ -7,6 +7,7 @@ from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from api.answers import problem_reply
@@ -31,11 +32,13 @@ def site_of(
 ) -> FastAPI:
     """The application behind the front. The routes of ``/v1`` are registered for the OpenAPI
     document only."""
-    site = FastAPI(
+    # The documentation's page works where there is no way out to the network, too.
+    site = FastAPIOffline(
         title="Distributed counter",
         version="0.1.0",
         description=_DESCRIPTION,
-        lifespan=lifespan,  # type: ignore[arg-type]
+        redoc_url=None,
+        lifespan=lifespan,
     )
     for route in routes:
         doc = DOCS[route.method, route.path]

@@ -22,6 +22,16 @@ async def test_it_is_there(rest: Rest, path: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+async def test_the_documentation_needs_nothing_from_elsewhere(rest: Rest) -> None:
+    """Regression: the page was blank where the network had no way out."""
+    page = (await rest.http.get("/docs")).text
+    wanted = re.findall(r"(?:src|href)=[\"']([^\"']+)", page)
+    assert len(wanted) >= 3
+    for each in wanted:
+        assert each.startswith("/"), each
+        assert (await rest.http.get(each)).status_code == 200, each
+
+
 ROUTES = (
     "put /v1/namespaces/{ns}",
     "get /v1/namespaces/{ns}",
