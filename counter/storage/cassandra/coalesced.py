@@ -24,6 +24,7 @@ class Coalesced(Generic[_T]):
     async def __call__(self) -> _T:
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
+            self._next.add_done_callback(_look_at)
         # Shielded: one who gives up does not take the work from the others.
         return await asyncio.shield(self._next)
 
@@ -32,3 +33,9 @@ class Coalesced(Generic[_T]):
             await asyncio.wait((before,))
         self._running, self._next = self._next, None
         return await self._work()
+
+
+def _look_at(task: asyncio.Task[_T]) -> None:
+    """All who asked may have given up: then nobody else looks at what it raised."""
+    if not task.cancelled():
+        task.exception()

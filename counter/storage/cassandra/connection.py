@@ -54,7 +54,6 @@ class Connection:
         self._options = options
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
-        self._clocks_read = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def open(self) -> None:
@@ -198,16 +197,15 @@ class Connection:
         """How many nodes each data center has, whether they are up or not."""
         return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())
 
-    async def clock_of_a_node(self, now: Callable[[], int]) -> tuple[int, int, int]:
-        """*now* before, the time that a node gives, and *now* after, in microseconds; another node
-        each time, so that every node's clock is looked at. A node counts whole milliseconds.
+    async def clock_of_a_node(self, number: int, now: Callable[[], int]) -> tuple[int, int, int]:
+        """*now* before, the time that a node gives, and *now* after, in microseconds. A node counts
+        whole milliseconds. Which node follows from *number*, of which each has its turn.
         """
         pools = sorted(self._session.get_pools(), key=lambda pool: str(pool.host))
         nodes = [pool.host for pool in pools if not pool.is_shutdown]
         if not nodes:
             raise StoreUnavailableError("no Cassandra node can be asked for the time")
-        node = nodes[self._clocks_read % len(nodes)]
-        self._clocks_read += 1
+        node = nodes[number % len(nodes)]
         # Called by the driver's thread when the answer is there: the event loop may be busy.
         profile = self._session.execution_profile_clone_update(
             EXEC_PROFILE_DEFAULT,

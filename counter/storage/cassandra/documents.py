@@ -63,10 +63,9 @@ def dataset_id_in(text: str) -> int:
     return dataset_id
 
 
-def namespace_of(
-    name: str, namespace_id: int, version: int, text: str, dataset: Dataset
-) -> Namespace:
-    """The namespace of a row."""
+def namespace_of(row: tuple[str, int, int, str], dataset: Dataset) -> Namespace:
+    """The namespace of a row: name, id, version, document."""
+    name, namespace_id, version, text = row
     body = json.loads(text)
     settings = body["settings"]
     settings["counter_type"] = CounterType(settings["counter_type"])

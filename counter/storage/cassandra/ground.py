@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from cassandra import ConsistencyLevel
 
 from counter.storage.cassandra.connection import Connection
 
 Row = tuple[Any, ...]
+
+#: No row has this ``op``: for a compare-and-set that leaves none.
+NO_OP: Final = b""
 
 
 class ControlKeyspace:

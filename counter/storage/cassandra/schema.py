@@ -6,13 +6,15 @@ names, rows are inserted if they are not there, and what others did meanwhile is
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from counter.durations import format_duration
-from counter.errors import StartupError, UnavailableError
+from counter.errors import SliceMissingError, StartupError, UnavailableError
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.documents import dataset_of, dataset_text
 from counter.storage.cassandra.ground import ControlKeyspace, Row
@@ -39,6 +41,9 @@ from counter.types import Dataset, Placement
 
 if TYPE_CHECKING:
     from counter.config import Settings
+
+_ATTEMPTS_MAX: Final = 5
+_PAUSE_S: Final = 0.5
 
 _VERSION: Final = "SELECT value, op FROM {control}.meta WHERE name = 'schema'"
 _FIRST_VERSION: Final = (
@@ -78,11 +83,21 @@ async def apply_schema(settings: Settings) -> list[str]:
 
 
 async def apply(connection: Connection, options: CassandraOptions) -> list[str]:
-    """The same over an open connection."""
-    try:
-        return await _Applying(connection, options).run()
-    except UnavailableError as error:
-        raise StartupError(f"the schema cannot be applied: {error.detail}") from error
+    """The same over an open connection.
+
+    Where another process does the same, a table may be known and not usable yet, for a moment and
+    in ways that no error tells from others. So what fails is begun again, a few times.
+    """
+    applying = _Applying(connection, options)
+    attempt = 1
+    while True:
+        try:
+            return await applying.run()
+        except UnavailableError as error:
+            if attempt == _ATTEMPTS_MAX:
+                raise StartupError(f"the schema cannot be applied: {error.detail}") from error
+        await asyncio.sleep(random.uniform(0, attempt * _PAUSE_S))
+        attempt += 1
 
 
 async def check_version(connection: Connection, control: ControlKeyspace) -> None:
@@ -107,7 +122,13 @@ async def _version(connection: Connection, control: ControlKeyspace) -> int | No
         "SELECT table_name FROM system_schema.tables"
         f" WHERE keyspace_name = '{control.keyspace}' AND table_name = 'meta'"
     )
-    row = await control.settled(_VERSION) if await connection.simple(cql) else None
+    if not await connection.simple(cql):
+        return None
+    try:
+        row = await control.settled(_VERSION)
+    except SliceMissingError:
+        # Being created at this moment: it can be seen before it can be used.
+        return None
     if row is None:
         return None
     version = int(row[0])
@@ -127,11 +148,12 @@ class _Applying:
         self._options = options
         self._control = ControlKeyspace(connection, options.keyspace)
         self._sequences = Sequences(self._control)
+        self._version: int | None = None
         self._told: list[str] = []
 
     async def run(self) -> list[str]:
         self._check_names()
-        version = await _version(self._connection, self._control)
+        self._version = await _version(self._connection, self._control)
         nodes = self._connection.nodes_by_datacenter()
         replicas = {
             dataset.name: replicas_of(dataset.name, placement, nodes)
@@ -150,7 +172,7 @@ class _Applying:
             await self._have_tables(self._keyspace_of(name), DATASET_TABLES)
             await self._begin_slices(number)
         # Last: a store that finds this version finds all of it.
-        await self._have_version(version)
+        await self._have_version()
         return self._told or ["nothing to do: the schema is as it should be"]
 
     def _keyspace_of(self, dataset: str) -> str:
@@ -203,7 +225,9 @@ class _Applying:
         columns = set(await self._connection.simple(cql))
         standing = {table for table, _ in columns}
         created = [name for name in tables if name not in standing]
-        for name in created:
+        # Where no version stands yet, a table that can be seen may be one that another process is
+        # creating and that cannot be used yet: to create it again waits for that.
+        for name in tables if self._version is None else created:
             await self._connection.ddl(create_table(keyspace, name, tables[name]))
         if created:
             self._told.append(f"created tables of {keyspace}: {', '.join(created)}")
@@ -275,14 +299,17 @@ class _Applying:
         seen_by = (_DROPPED, (number,))
         await self._control.compare(_NOTHING_DROPPED, (number,), seen_by=seen_by, mine=0, at=1)
 
-    async def _have_version(self, version: int | None) -> None:
-        if version == SCHEMA_VERSION:
+    async def _have_version(self) -> None:
+        if self._version == SCHEMA_VERSION:
             return
         op = os.urandom(16)
         text = str(SCHEMA_VERSION)
         cql, values = _FIRST_VERSION, [text, op]
-        if version is not None:
-            cql, values = _NEXT_VERSION, [text, op, str(version)]
+        if self._version is not None:
+            cql, values = _NEXT_VERSION, [text, op, str(self._version)]
         applied, _ = await self._control.compare(cql, values, seen_by=(_VERSION, ()), mine=op, at=1)
         if applied:
             self._told.append(f"the schema of {self._control.keyspace} has version {text}")
+        else:
+            # Another process was there first, and must not have been a newer one.
+            await _version(self._connection, self._control)
