@@ -54,6 +54,7 @@ class CassandraSettings:
     nodes: int
     auth: bool
     heap_mb: int
+    quick: bool
 
 
 def cassandra_node(
@@ -124,6 +125,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "java",
         *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
         *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
+        *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),
         f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
         *(f"-D{name}={value}" for name, value in properties.items()),
         *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),

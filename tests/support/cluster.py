@@ -78,14 +78,14 @@ def _wait_for_login(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def cassandra() -> Iterator[Cluster]:
     """One Cassandra node. Never to be broken: use ``breakable``."""
-    with running_cluster(Shape(nodes=1, memcached=0)) as cluster:
+    with running_cluster(Shape(nodes=1, memcached=0, quick=True)) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def cassandra_with_passwords() -> Iterator[Cluster]:
     """One node that asks for a password: cassandra/cassandra can log in."""
-    with running_cluster(Shape(nodes=1, memcached=0, auth=True)) as cluster:
+    with running_cluster(Shape(nodes=1, memcached=0, auth=True, quick=True)) as cluster:
         _wait_for_login(cluster)
         yield cluster
 
@@ -93,7 +93,7 @@ def cassandra_with_passwords() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def three_nodes() -> Iterator[Cluster]:
     """Three nodes and a memcached, for tests that break nothing."""
-    with running_cluster(Shape(nodes=3, memcached=1)) as cluster:
+    with running_cluster(Shape(nodes=3, memcached=1, quick=True)) as cluster:
         yield cluster
 
 
