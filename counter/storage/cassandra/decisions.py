@@ -1,0 +1,142 @@
+"""The compare-and-set tables: what was decided about late tokens, and the times of keys.
+
+All of it is SERIAL, across data centers too: a decision is one for ever.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from counter.errors import UnavailableError
+from counter.limits import DAY, HOUR, SECOND
+from counter.storage.cassandra.base import CassandraBase
+from counter.types import Decision, Event, Namespace, Outcome
+
+_TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
+_DECIDE: Final = (
+    "INSERT INTO {keyspace}.resolutions"
+    " (namespace, counter, event_time, event_id, outcome, fingerprint, op)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
+)
+_DECIDED: Final = f"SELECT outcome, fingerprint, op FROM {{keyspace}}.resolutions WHERE {_TOKEN_IS}"
+_RESERVE: Final = (
+    "INSERT INTO {keyspace}.keys (namespace, nonce, time, expires, op) VALUES (?, ?, ?, ?, ?)"
+    " IF NOT EXISTS USING TTL ?"
+)
+#: All cells, so that the time to live starts again for each of them.
+_REPLACE: Final = (
+    "UPDATE {keyspace}.keys USING TTL ? SET time = ?, expires = ?, op = ?"
+    " WHERE namespace = ? AND nonce = ? IF op = ?"
+)
+_RESERVED: Final = "SELECT time, expires, op FROM {keyspace}.keys WHERE namespace = ? AND nonce = ?"
+_OP: Final = 2
+#: Rows of keys are told to be expired by what they say. The servers delete them this much later.
+_TTL_MARGIN_US: Final = HOUR
+#: Longer than any key is remembered. The servers refuse times to live of decades.
+_TTL_MAX_US: Final = 366 * DAY
+_ATTEMPTS_MAX: Final = 5
+
+
+class CassandraDecisions(CassandraBase):
+    """:class:`counter.ports.DecisionStore`."""
+
+    async def decide(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        dataset, token, op = namespace.dataset, _token_of(namespace, events), uuid.uuid4().bytes
+        # It outlives the event, which is dropped with its slice at latest when retention is over.
+        ttl_us = 2 * dataset.retention_us + dataset.slice_us
+        insert = await self._to_compare(dataset, _DECIDE)
+        applied, standing = await self._connection.compare_and_set(
+            insert.bind(
+                (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
+            ),
+            lambda: self._as_compared(namespace, _DECIDED, token),
+            op,
+            _OP,
+        )
+        if applied:
+            return decision
+        if standing is None:
+            raise _vanished("a decision")
+        return _decision_of(standing)
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        standing = await self._as_compared(namespace, _DECIDED, _token_of(namespace, events))
+        return _decision_of(standing) if standing is not None else None
+
+    async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+    ) -> int:
+        insert = await self._to_compare(namespace.dataset, _RESERVE)
+        for _ in range(_ATTEMPTS_MAX):
+            op = uuid.uuid4().bytes
+            values = (namespace.id, nonce, now_us, expires_us, op, _ttl_s(now_us, expires_us))
+            applied, standing = await self._set_key(namespace, nonce, insert.bind(values), op)
+            if applied:
+                return now_us
+            if standing is not None:
+                time_us, until_us, seen = standing
+                if until_us > now_us:
+                    return int(time_us)
+                if await self._replace(namespace, nonce, seen, now_us, expires_us):
+                    return now_us
+        raise _vanished("a reservation")
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        standing = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
+        seen = standing[_OP] if standing is not None and standing[0] == old_us else None
+        if seen is not None and await self._replace(namespace, nonce, seen, now_us, expires_us):
+            return now_us
+        return await self.reserve(namespace, nonce, now_us, expires_us)
+
+    async def _replace(
+        self, namespace: Namespace, nonce: bytes, seen: bytes, now_us: int, expires_us: int
+    ) -> bool:
+        """Put another time in the place of what the compare-and-set *seen* left there."""
+        update, op = await self._to_compare(namespace.dataset, _REPLACE), uuid.uuid4().bytes
+        values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, namespace.id, nonce, seen)
+        applied, _ = await self._set_key(namespace, nonce, update.bind(values), op)
+        return applied
+
+    async def _set_key(
+        self, namespace: Namespace, nonce: bytes, statement: Any, op: bytes
+    ) -> tuple[bool, Sequence[Any] | None]:
+        return await self._connection.compare_and_set(
+            statement,
+            lambda: self._as_compared(namespace, _RESERVED, (namespace.id, nonce)),
+            op,
+            _OP,
+        )
+
+    async def _as_compared(
+        self, namespace: Namespace, cql: str, key: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
+        """The row that every compare-and-set so far has made."""
+        select = await self._to_settle(namespace.dataset, cql)
+        rows = await self._connection.one(select.bind(key))
+        return rows[0] if rows else None
+
+
+def _token_of(namespace: Namespace, events: Sequence[Event]) -> tuple[Any, ...]:
+    """A token's scope: its counter, or the whole namespace where it is an atomic add's."""
+    first = events[0]
+    scope = first.counter if first.atom is None else ""
+    return (namespace.id, scope, first.event_time_us, first.event_id)
+
+
+def _decision_of(row: Sequence[Any]) -> Decision:
+    return Decision(Outcome(row[0]), row[1])
+
+
+def _ttl_s(now_us: int, expires_us: int) -> int:
+    left_us = max(0, expires_us - now_us) + _TTL_MARGIN_US
+    return min(left_us, _TTL_MAX_US) // SECOND
+
+
+def _vanished(what: str) -> UnavailableError:
+    return UnavailableError(f"{what} changes while it is read", retry_after_us=100_000)

@@ -1,0 +1,176 @@
+"""The event log on Cassandra: writing, finding and voiding; folds and scans are beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from counter.errors import SliceMissingError, UnavailableError
+from counter.storage.cassandra.folds import EventFolds
+from counter.storage.cassandra.gathering import batch_of
+from counter.storage.cassandra.rows import (
+    DELETE,
+    INSERT,
+    SELECT,
+    Place,
+    cells_of,
+    event_of,
+    form_of,
+    key_of,
+    place_of,
+)
+from counter.storage.cassandra.scans import EventScans
+from counter.storage.cassandra.strict import StrictWrites
+from counter.storage.cassandra.writes import Lane
+from counter.types import Event, Namespace, PayloadCheck, Written
+
+
+class CassandraEvents(StrictWrites, EventFolds, EventScans):
+    """:class:`counter.ports.EventStore`, its marks excepted; not transactional.
+
+    Where payloads are checked strictly, events that are appended go in by compare-and-set. Items
+    of atomic adds never do: a compare-and-set cannot span partitions. The two do not meet, for
+    their item keys differ.
+    """
+
+    transactional = False
+
+    async def append(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
+        self._must_stand(namespace)
+        places = await self._places(namespace, events)
+        if namespace.settings.payload_check is PayloadCheck.STRICT:
+            inserted = await self._insert_new(namespace, places, events)
+            return [_told(outcome) for outcome in inserted]
+        firsts = {(event.counter, *event[1:4]): at for at, event in reversed([*enumerate(events)])}
+        alone = list(firsts.values())
+        results = await self._rows.put(
+            [
+                (
+                    (namespace.dataset.write_timeout_us, *places[at]),
+                    await self._insert_of(namespace, places[at], events[at]),
+                )
+                for at in alone
+            ]
+        )
+        outcomes = dict(zip(alone, map(_told, results), strict=True))
+        answers: list[Written | UnavailableError] = []
+        for event in events:
+            first = firsts[(event.counter, *event[1:4])]
+            outcome = outcomes[first]
+            if outcome is Written.UNTOLD and not event.same_payload(events[first]):
+                outcome = Written.CONFLICT
+            answers.append(outcome)
+        return answers
+
+    async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        self._must_stand(namespace)
+        places = await self._places(namespace, events)
+        outcome = Written.UNTOLD
+        if namespace.settings.payload_check is PayloadCheck.STRICT:
+            found = await self._found(namespace, places, events)
+            outcome = _compared(events, found)
+            if outcome is Written.CONFLICT:
+                return outcome
+        inserts = [
+            await self._insert_of(namespace, place, event)
+            for place, event in zip(places, events, strict=True)
+        ]
+        timeout_us = namespace.dataset.write_timeout_us
+        await self._connection.one(batch_of(inserts, logged=True), timeout_us)
+        return outcome
+
+    async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        return await self._found(namespace, await self._places(namespace, events), events)
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        places = await self._places(namespace, events)
+        plain: list[tuple[Lane, object]] = []
+        strict: list[int] = []
+        for at, (place, event) in enumerate(zip(places, events, strict=True)):
+            if _is_strict(namespace, event):
+                strict.append(at)
+            else:
+                insert = await self._insert_of(namespace, place, event)
+                plain.append(((None, *place), insert))
+        inserted = await self._insert_new(
+            namespace, [places[at] for at in strict], [events[at] for at in strict]
+        )
+        for outcome in inserted:
+            if isinstance(outcome, Exception):
+                raise outcome
+        await self._write(plain)
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        places = await self._places(namespace, events)
+        await asyncio.gather(
+            *(
+                self._void_one(namespace, place, event)
+                for place, event in zip(places, events, strict=True)
+            )
+        )
+
+    async def _void_one(self, namespace: Namespace, place: Place, event: Event) -> None:
+        if _is_strict(namespace, event):
+            await self._void_strictly(namespace.dataset, place, event)
+            return
+        delete = await self._to_write(namespace.dataset, DELETE, place.start_us)
+        stamp_us = max(self._stamp(), event.event_time_us + 1)
+        await self._connection.one(delete.bind((stamp_us, *key_of(place, event))))
+
+    async def _places(self, namespace: Namespace, events: Sequence[Event]) -> list[Place]:
+        """Where each event lies. Raises SliceMissingError."""
+        dataset, places = namespace.dataset, []
+        for event in events:
+            each = await self._slice_of(dataset, event.event_time_us)
+            places.append(place_of(each, namespace.id, event))
+        return places
+
+    async def _insert_of(self, namespace: Namespace, place: Place, event: Event) -> object:
+        """The plain insert of *event*, at its own time."""
+        insert = await self._to_write(namespace.dataset, INSERT[form_of(event)], place.start_us)
+        return insert.bind((*key_of(place, event), *cells_of(event), event.event_time_us))
+
+    async def _found(
+        self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
+    ) -> list[Event | None]:
+        """What stands under each identity; where it is compared and set, nothing may be missed
+        that is under way."""
+        strict = namespace.settings.payload_check is PayloadCheck.STRICT
+        prepare = self._to_settle if strict else self._to_read
+        selects = []
+        for place, event in zip(places, events, strict=True):
+            select = await prepare(namespace.dataset, SELECT, place.start_us)
+            selects.append(select.bind(key_of(place, event)))
+        try:
+            results = await self._connection.rows(selects)
+        except SliceMissingError:
+            await self._reload_slices(namespace.dataset)
+            raise
+        return [
+            event_of(event.counter, event[1:4], *rows[0]) if rows else None
+            for event, rows in zip(events, results, strict=True)
+        ]
+
+
+def _is_strict(namespace: Namespace, event: Event) -> bool:
+    """Whether *event* is written by compare-and-set."""
+    return event.item_key == 0 and namespace.settings.payload_check is PayloadCheck.STRICT
+
+
+def _told(outcome: Written | Exception | None) -> Written | UnavailableError:
+    """An outcome of one event; raises what is no fault of the store."""
+    if outcome is None:
+        return Written.UNTOLD
+    if isinstance(outcome, Exception) and not isinstance(outcome, UnavailableError):
+        raise outcome
+    return outcome
+
+
+def _compared(events: Sequence[Event], found: Sequence[Event | None]) -> Written:
+    """What a write of all the *events* is over what was found of them."""
+    pairs = list(zip(events, found, strict=True))
+    if any(stored is not None and not stored.same_payload(event) for event, stored in pairs):
+        return Written.CONFLICT
+    return Written.REPLAYED if all(stored for _, stored in pairs) else Written.NEW

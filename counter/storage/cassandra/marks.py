@@ -1,0 +1,245 @@
+"""Marks and watermarks: what is to be rolled up, and up to where it has been.
+
+A mark bears the time of its writing. When its window is closed, whoever deletes it is later by any
+clock. Marks that are left behind, by a crash or because they landed late, lie at or before the
+watermark, where nobody looks: they do no harm, and their time to live is there to have them go one
+day. It is far longer than any outage of the rollup, for a mark that stands is all that knows of
+its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from counter.limits import DAY, SECOND
+from counter.partitions import shard_of
+from counter.ports import Clock
+from counter.storage.cassandra.base import unknown
+from counter.storage.cassandra.coalesced import Coalesced
+from counter.storage.cassandra.codec import pack_items, unpack_items
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.writes import CassandraWrites, Lane
+from counter.types import AtomicMark, Mark, Namespace
+from counter.windows import window_of
+
+GARBAGE_TTL_S: Final = 2 * 365 * DAY // SECOND
+
+_WINDOW_IS: Final = "namespace = ? AND shard = ? AND window_start = ?"
+_WINDOW_IN: Final = "namespace = ? AND shard = ? AND window_start IN ?"
+_MARK: Final = (
+    "INSERT INTO {keyspace}.dirty (namespace, shard, window_start, counter, recount)"
+    f" VALUES (?, ?, ?, ?, ?) USING TTL {GARBAGE_TTL_S} AND TIMESTAMP ?"
+)
+_MARK_ATOMIC: Final = (
+    "INSERT INTO {keyspace}.atomic_marks"
+    " (namespace, shard, window_start, event_time, event_id, atom, items)"
+    f" VALUES (?, ?, ?, ?, ?, ?, ?) USING TTL {GARBAGE_TTL_S} AND TIMESTAMP ?"
+)
+_NAME: Final = (
+    "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, ?, ?) USING TIMESTAMP ?"
+)
+_COLUMNS: Final = "SELECT window_start, counter, recount FROM {keyspace}.dirty"
+_DIRTY: Final = f"{_COLUMNS} WHERE {_WINDOW_IS} AND (counter, recount) > (?, ?) LIMIT ?"
+_ANY_DIRTY: Final = (
+    f"SELECT window_start FROM {{keyspace}}.dirty WHERE {_WINDOW_IN} PER PARTITION LIMIT 1"
+)
+_ATOMIC: Final = (
+    "SELECT window_start, event_time, event_id, atom, items FROM {keyspace}.atomic_marks"
+    f" WHERE {_WINDOW_IN}"
+)
+_DELETES: Final = tuple(
+    f"DELETE FROM {{keyspace}}.{table} USING TIMESTAMP ? WHERE {_WINDOW_IS}"
+    for table in ("dirty", "atomic_marks")
+)
+_WATERMARKS: Final = "SELECT through FROM {keyspace}.watermarks WHERE namespace = ?"
+_ADVANCE: Final = (
+    "INSERT INTO {keyspace}.watermarks (namespace, shard, through) VALUES (?, ?, ?)"
+    " USING TIMESTAMP ?"
+)
+
+#: Counters whose name this process knows to be listed; forgetting one is safe.
+_NAMES_MAX: Final = 200_000
+#: Windows that one statement names.
+_WINDOWS_MAX: Final = 64
+#: Before all counters of a window: no name is empty.
+_FIRST: Final = ("", 0)
+#: A process that drops marks for the first time drops those of so many windows: what another one
+#: that crashed rolled up last, and did not come to drop.
+_LEFT_BEHIND: Final = 64
+
+
+class CassandraMarks(CassandraWrites):
+    """Marks, of :class:`counter.ports.EventStore` and :class:`counter.ports.RollupStore`, and the
+    watermarks."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self._listed: dict[tuple[int, str], None] = {}
+        #: By namespace id and shard: windows that were seen to hold marks and are not dropped yet.
+        self._seen: dict[tuple[int, int], set[int]] = {}
+        self._has_dropped: set[tuple[int, int]] = set()
+        self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
+
+    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        dataset = namespace.dataset
+        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
+            await self._slice_of(dataset, window_us)
+        insert = await self._to_write(dataset, _MARK)
+        rows: list[tuple[Lane, Any]] = []
+        for window_us, counter, recount_us in marks:
+            shard = shard_of(counter, namespace.settings.shards)
+            lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
+            values = (*lane[2:], counter, recount_us, self._stamp())
+            rows.append((lane, insert.bind(values)))
+        await self._write_listed(namespace, rows, [mark.counter for mark in marks])
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        dataset, events = namespace.dataset, mark.events
+        for time_us in {event.event_time_us for event in events}:
+            await self._slice_of(dataset, time_us)
+        insert = await self._to_write(dataset, _MARK_ATOMIC)
+        first, items = events[0], pack_items(events)
+        token = (first.event_time_us, first.event_id, first.atom or b"")
+        rows: list[tuple[Lane, Any]] = []
+        for shard in {shard_of(event.counter, namespace.settings.shards) for event in events}:
+            lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
+            values = (*lane[2:], *token, items, self._stamp())
+            rows.append((lane, insert.bind(values)))
+        await self._write_listed(namespace, rows, [event.counter for event in events])
+
+    async def _write_listed(
+        self, namespace: Namespace, rows: list[tuple[Lane, Any]], counters: Iterable[str]
+    ) -> None:
+        """Write *rows*, and with them the names of those *counters* that may not be listed yet."""
+        dataset, listed = namespace.dataset, self._listed
+        new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
+        if new:
+            insert = await self._to_write(dataset, _NAME)
+            for counter in new:
+                bucket = shard_of(counter, namespace.settings.shards)
+                lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
+                values = (namespace.id, bucket, counter, self._stamp())
+                rows.append((lane, insert.bind(values)))
+        await self._write(rows)
+        for counter in new:
+            listed[(namespace.id, counter)] = None
+        while len(listed) > _NAMES_MAX:
+            del listed[next(iter(listed))]
+
+    async def fence(self) -> int:
+        return self._clock.now_us()
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        read = self._watermarks.get(namespace.id)
+        if read is None:
+
+            async def read_now() -> Sequence[int]:
+                select = await self._to_read(namespace.dataset, _WATERMARKS)
+                rows = await self._connection.one(select.bind((namespace.id,)))
+                if len(rows) < namespace.settings.shards:
+                    raise unknown(namespace)
+                return [through_us for (through_us,) in rows]
+
+            read = self._watermarks[namespace.id] = Coalesced(read_now)
+        return await read()
+
+    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        insert = await self._to_write(namespace.dataset, _ADVANCE)
+        values = (namespace.id, shard, through_us, through_us)
+        await self._connection.one(insert.bind(values))
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        marks: list[Mark] = []
+        position = _FIRST
+        if start is not None and start.window_us > after_us:
+            after_us, position = start.window_us - 1, (start.counter, start.recount_us)
+        windows = self._windows(namespace, after_us, through_us)
+        select = await self._to_read(namespace.dataset, _DIRTY)
+        width = 1
+        while windows and len(marks) < limit:
+            some, windows = windows[:width], windows[width:]
+            for window_us in await self._some_dirty(namespace, shard, some):
+                left = limit - len(marks)
+                if left:
+                    values = (namespace.id, shard, window_us, *position, left)
+                    rows = await self._connection.one(select.bind(values))
+                    marks += [Mark(*row) for row in rows]
+                position = _FIRST
+            width = min(2 * width, _WINDOWS_MAX)
+        self._note_seen(namespace, shard, marks)
+        return marks
+
+    async def _some_dirty(
+        self, namespace: Namespace, shard: int, windows: Sequence[int]
+    ) -> Sequence[int]:
+        """Those of *windows* that hold marks, in order; a single one is not worth asking for."""
+        if len(windows) == 1:
+            return windows
+        select = await self._to_read(namespace.dataset, _ANY_DIRTY)
+        rows = await self._connection.one(select.bind((namespace.id, shard, windows)))
+        return sorted(window_us for (window_us,) in rows)
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        select = await self._to_read(namespace.dataset, _ATOMIC)
+        windows = self._windows(namespace, after_us, through_us)
+        found = await self._connection.rows(
+            [
+                select.bind((namespace.id, shard, windows[at : at + _WINDOWS_MAX]))
+                for at in range(0, len(windows), _WINDOWS_MAX)
+            ]
+        )
+        marks = [
+            AtomicMark(window_us, unpack_items(items, time_us, event_id, atom or None))
+            for rows in found
+            for window_us, time_us, event_id, atom, items in rows or ()
+        ]
+        self._note_seen(namespace, shard, marks)
+        return sorted(marks, key=_window)
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        key = (namespace.id, shard)
+        seen = self._seen.setdefault(key, set())
+        if key not in self._has_dropped:
+            after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
+            seen.update(self._windows(namespace, after_us, through_us))
+        done = sorted(window_us for window_us in seen if window_us <= through_us)
+        stamp_us = self._stamp()
+        deletes = []
+        for cql in _DELETES:
+            delete = await self._to_write(namespace.dataset, cql)
+            deletes += [delete.bind((stamp_us, namespace.id, shard, at)) for at in done]
+        await self._connection.rows(deletes)
+        seen.difference_update(done)
+        self._has_dropped.add(key)
+
+    def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
+        """The starts of windows in ``(after_us, through_us]``, from the first slice on: there are
+        none before it that anybody could sum, and no marks that are still to be rolled up."""
+        size_us = namespace.settings.rollup_window_us
+        slices = self._shelf(namespace.dataset).slices
+        if slices:
+            after_us = max(after_us, slices[0].start_us - 1)
+        return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)
+
+    def _note_seen(
+        self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
+    ) -> None:
+        """Remember where there is something to drop."""
+        seen = self._seen.setdefault((namespace.id, shard), set())
+        seen.update(mark.window_us for mark in marks)
+
+
+def _window(mark: Mark | AtomicMark) -> int:
+    return mark.window_us
