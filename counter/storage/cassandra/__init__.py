@@ -1,0 +1,23 @@
+"""The store of a cluster: Apache Cassandra, through cassandra-driver.
+
+It has no transactions: marks, events, decisions and counts are writes of their own, and one that
+was given up may land later. The core's protocol is made for that; what each table is for is told in
+``tables.py``.
+"""
+
+from __future__ import annotations
+
+from counter.errors import StartupError
+
+try:
+    import cassandra.cluster  # noqa: F401
+except ImportError as error:
+    raise StartupError(
+        f"the Cassandra driver is missing ({error}):"
+        " install it with pip install 'distributed-counter[cassandra]'"
+    ) from error
+
+from counter.storage.cassandra.options import CassandraOptions, options_of
+from counter.storage.cassandra.store import CassandraStore
+
+__all__ = ["CassandraOptions", "CassandraStore", "options_of"]

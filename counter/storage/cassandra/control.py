@@ -1,0 +1,175 @@
+"""Namespaces, datasets and numbers in Cassandra.
+
+A namespace is one row under its name. All but its id and version are one cell, a document: what
+must agree changes by one compare-and-set of the version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from counter.errors import InvalidParameterError
+from counter.ports import Clock
+from counter.storage.cassandra.coalesced import Coalesced
+from counter.storage.cassandra.documents import dataset_id_in, namespace_of, namespace_text
+from counter.storage.cassandra.gathering import batch_of
+from counter.storage.cassandra.ground import NO_OP
+from counter.storage.cassandra.listing import CassandraListing
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.purge import CassandraPurge
+from counter.storage.cassandra.sequences import NAMESPACES, TOKENS, Sequences
+from counter.storage.cassandra.slices import CassandraSlices
+from counter.types import Dataset, Era, Namespace, NamespaceSettings, TokenBlock
+from counter.windows import first_watermark
+
+_ALL: Final = "SELECT name, id, version, document FROM {control}.namespaces"
+_ROW: Final = "SELECT id, version, document, op FROM {control}.namespaces WHERE name = ?"
+_CREATE: Final = (
+    "INSERT INTO {control}.namespaces (name, id, version, document, op) VALUES (?, ?, 1, ?, ?)"
+    " IF NOT EXISTS"
+)
+_UPDATE: Final = (
+    "UPDATE {control}.namespaces SET version = ?, document = ?, op = ? WHERE name = ?"
+    " IF id = ? AND version = ?"
+)
+_DELETE: Final = "DELETE FROM {control}.namespaces WHERE name = ? IF id = ? AND version = ?"
+_WATERMARK: Final = (
+    "INSERT INTO {keyspace}.watermarks (namespace, shard, through) VALUES (?, ?, ?)"
+    " USING TIMESTAMP ?"
+)
+
+#: Rows of one batch: a namespace has up to SHARDS_MAX watermarks, in one partition.
+_BATCH: Final = 100
+
+
+class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
+    """See :class:`counter.ports.ControlPlane`."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self._sequences = Sequences(self._control)
+        #: (count, time, where the block goes) of each lease that waits for the next round trip.
+        self._asked: list[tuple[int, int, asyncio.Future[TokenBlock]]] = []
+        self._lease = Coalesced(self._lease_all)
+
+    async def datasets(self) -> Sequence[Dataset]:
+        await self._load_datasets()
+        return [shelf.dataset for _, shelf in sorted(self._shelves.items())]
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        before = set(self._standing)
+        rows = await self._control.read(_ALL)
+        if not {dataset_id_in(row[3]) for row in rows} <= self._shelves.keys():
+            await self._load_datasets()
+        found = [
+            namespace_of(row, self._shelves[dataset_id_in(row[3])].dataset) for row in sorted(rows)
+        ]
+        self._see_namespaces(before, [each.id for each in found])
+        return found
+
+    async def create_namespace(
+        self, name: str, settings: NamespaceSettings, now_us: int
+    ) -> Namespace | None:
+        if await self._control.settled(_ROW, name) is not None:
+            return None
+        dataset = await self._dataset_named(settings.dataset)
+        number = (await self._sequences.take(NAMESPACES)).first
+        eras = (Era(0, settings.accept_limit_us),)
+        namespace = Namespace(number, name, settings, eras, dataset, now_us, version=1)
+        # Before anybody can know the namespace: one without watermarks is one that is deleted.
+        await self._lay_watermarks(namespace)
+        op = os.urandom(16)
+        applied, _ = await self._control.compare(
+            _CREATE,
+            (name, number, namespace_text(namespace), op),
+            seen_by=(_ROW, (name,)),
+            mine=op,
+            at=3,
+        )
+        if not applied:
+            await self._take_watermarks_away(dataset, number)
+            return None
+        self._standing.add(number)
+        return namespace
+
+    async def update_namespace(
+        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
+    ) -> Namespace | None:
+        eras = tuple(era for era in namespace.eras if era.from_us < era_from_us)
+        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
+            eras += (Era(era_from_us, settings.accept_limit_us),)
+        updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
+        op = os.urandom(16)
+        applied, _ = await self._control.compare(
+            _UPDATE,
+            (
+                *(updated.version, namespace_text(updated), op),
+                *(namespace.name, namespace.id, namespace.version),
+            ),
+            seen_by=(_ROW, (namespace.name,)),
+            mine=op,
+            at=3,
+        )
+        return updated if applied else None
+
+    async def delete_namespace(self, namespace: Namespace) -> bool:
+        row = await self._control.settled(_ROW, namespace.name)
+        if row is None or row[:2] != (namespace.id, namespace.version):
+            return False
+        # Noted before it is gone: else a crash between the two would leave its data for ever.
+        await self._note_departure(namespace)
+        applied, row = await self._control.compare(
+            _DELETE,
+            (namespace.name, namespace.id, namespace.version),
+            seen_by=(_ROW, (namespace.name,)),
+            mine=NO_OP,
+            at=3,
+        )
+        if not applied and row is not None and row[0] == namespace.id:
+            return False
+        self._standing.discard(namespace.id)
+        self._gone.add(namespace.id)
+        await self._take_watermarks_away(namespace.dataset, namespace.id)
+        return True
+
+    async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
+        future: asyncio.Future[TokenBlock] = asyncio.get_running_loop().create_future()
+        self._asked.append((count, now_us, future))
+        await self._lease()
+        return future.result()
+
+    async def _lease_all(self) -> None:
+        """One compare-and-set for all who wait; each gets a part, in the order they came."""
+        asked, self._asked = self._asked, []
+        latest_us = max(now_us for _, now_us, _ in asked)
+        total = sum(count for count, _, _ in asked)
+        block = await self._sequences.take(TOKENS, total, latest_us)
+        first = block.first
+        for count, _, future in asked:
+            if not future.done():
+                future.set_result(TokenBlock(block.issuer, first, block.time_us))
+            first += count
+
+    async def _dataset_named(self, name: str) -> Dataset:
+        known = await self.datasets()
+        for each in known:
+            if each.name == name:
+                return each
+        names = ", ".join(each.name for each in known)
+        raise InvalidParameterError(f"no dataset is named {name!r}; there are: {names}")
+
+    async def _lay_watermarks(self, namespace: Namespace) -> None:
+        """One for each shard. Its own time is the write timestamp: it only moves forward."""
+        settings = namespace.settings
+        through_us = first_watermark(namespace.dataset, settings, namespace.created_at_us)
+        statement = await self._to_write(namespace.dataset, _WATERMARK)
+        rows = [
+            statement.bind((namespace.id, shard, through_us, through_us))
+            for shard in range(settings.shards)
+        ]
+        batches = [batch_of(rows[at : at + _BATCH]) for at in range(0, len(rows), _BATCH)]
+        await self._connection.rows(batches)

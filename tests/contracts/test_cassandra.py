@@ -1,0 +1,205 @@
+"""The Cassandra adapter keeps the contracts.
+
+One keyspace serves all cases, for creating one takes seconds. What a case could see of the one
+before it is forgotten when its store opens. Data stay, under ids of namespaces that are never used
+again.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from counter.limits import HOUR, MINUTE, SECOND
+from counter.ports import Store
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.documents import slice_text
+from counter.storage.cassandra.ground import NO_OP
+from counter.storage.cassandra.schema import apply
+from counter.types import Decision, Namespace, Outcome, Placement
+from scripts.cluster_nodes import Cluster
+from tests.contracts import suites
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SLICES_END,
+    add,
+    nonce,
+    slice_at,
+    write,
+)
+from tests.contracts.control_cases import purge
+from tests.support.clock import FakeClock
+
+_LISTS = {"namespaces": "name", "departed": "id", "leases": "slot"}
+
+
+class FreshStore(CassandraStore):
+    """A store that opens as if it were new."""
+
+    async def open(self) -> None:
+        await super().open()
+        for table, key in _LISTS.items():
+            for (value,) in await self._control.read(f"SELECT {key} FROM {{control}}.{table}"):
+                await self._set(f"DELETE FROM {{control}}.{table} WHERE {key} = ? IF EXISTS", value)
+        for (worker,) in await self._control.read("SELECT worker FROM {control}.workers"):
+            await self.leave(worker)
+        (dataset,) = await self.datasets()
+        for start_us, text in await self._control.read(
+            "SELECT start, document FROM {control}.slices WHERE dataset = ?", dataset.id
+        ):
+            usual = start_us is None or FIRST_SLICE <= start_us < SLICES_END
+            if start_us is not None and not (usual and text == slice_text(slice_at(start_us))):
+                await self._set(
+                    "DELETE FROM {control}.slices WHERE dataset = ? AND start = ? IF EXISTS",
+                    *(dataset.id, start_us),
+                )
+        await self._set(
+            "UPDATE {control}.slices SET dropped_before = 0 WHERE dataset = ?"
+            " IF dropped_before != 0",
+            dataset.id,
+        )
+
+    async def _set(self, cql: str, *values: object) -> None:
+        await self._control.compare(
+            cql,
+            values,
+            seen_by=("SELECT value, op FROM {control}.meta WHERE name = 'schema'", ()),
+            mine=NO_OP,
+            at=1,
+        )
+
+
+@pytest.fixture(scope="session")
+def options(cassandra: Cluster) -> CassandraOptions:
+    """A keyspace with the schema and the dataset of the cases."""
+    options = CassandraOptions(
+        contact_points=[
+            (host, cassandra.shape.cassandra_port) for host in cassandra.contact_points
+        ],
+        keyspace="contracts",
+        datasets=[(DATASET, Placement())],
+    )
+
+    async def create() -> None:
+        connection = Connection(options)
+        await connection.open()
+        await apply(connection, options)
+        await connection.close()
+
+    asyncio.run(create())
+    return options
+
+
+class OnCassandra:
+    """How the suites get a Cassandra store."""
+
+    @pytest.fixture(autouse=True)
+    def keyspace(self, options: CassandraOptions) -> None:
+        self.options = options
+
+    def new_store(self, clock: FakeClock, directory: Path) -> Store:
+        return FreshStore(self.options, clock)
+
+
+class TestEvents(OnCassandra, suites.EventCases):
+    """Identities, collapse, conflicts."""
+
+
+class TestFolds(OnCassandra, suites.FoldCases):
+    """Sums and tails."""
+
+
+class TestScans(OnCassandra, suites.ScanCases):
+    """Scans."""
+
+
+class TestAtomics(OnCassandra, suites.AtomicCases):
+    """Atomic adds."""
+
+
+class TestMarks(OnCassandra, suites.MarkCases):
+    """Dirty marks."""
+
+
+class TestWatermarks(OnCassandra, suites.WatermarkCases):
+    """Watermarks and the fence."""
+
+
+class TestCounts(OnCassandra, suites.CountsCases):
+    """Checkpoints, rows, recounts."""
+
+
+class TestDecisions(OnCassandra, suites.DecisionCases):
+    """Late tokens."""
+
+
+class TestReservations(OnCassandra, suites.ReservationCases):
+    """Keys without a time."""
+
+
+class TestNamespaces(OnCassandra, suites.NamespaceCases):
+    """Namespaces."""
+
+
+class TestSlices(OnCassandra, suites.SliceCases):
+    """Slices."""
+
+
+class TestListing(OnCassandra, suites.ListingCases):
+    """Listing counters."""
+
+
+class TestLeases(OnCassandra, suites.LeaseCases):
+    """Leases of sequence numbers."""
+
+
+class TestWorkerLeases(OnCassandra, suites.WorkerLeaseCases):
+    """Leases of background work."""
+
+
+class TestPurge(OnCassandra, suites.PurgeCases):
+    """Purging. Keys and decisions are not looked for: Cassandra deletes them by its own clock."""
+
+    async def test_expired_keys_go_and_others_stay(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Each goes within two hours of its expiry, not before; a replaced one as the new one."""
+        for n in range(5):
+            await store.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+        await store.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
+        await purge(store, NOW + 3 * HOUR)
+        for n, hours in enumerate((9, 1, 2, 3, 4)):
+            for cell in ("time", "expires", "op"):
+                left_s = await self.left_s(store, f"{cell}) FROM {{}}.keys", namespace, nonce(n))
+                assert 0 <= left_s * SECOND - hours * HOUR <= 2 * HOUR
+
+    async def test_a_decision_lives_as_long_as_its_event(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """It is made while the event is kept, and outlives the slice that the event is in."""
+        event = add(at=FIRST_SLICE + 5 * MINUTE)
+        decision = Decision(Outcome.APPLIED, b"")
+        await write(store, namespace, event)
+        await store.decide(namespace, [event], decision)
+        await purge(store, NOW)
+        assert await store.decided(namespace, [event]) == decision
+        left_s = await self.left_s(store, "outcome) FROM {}.resolutions", namespace)
+        assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
+        assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us
+
+    async def left_s(
+        self, store: Store, what: str, namespace: Namespace, key: bytes | None = None
+    ) -> int:
+        """How many seconds *what* is left to live."""
+        assert isinstance(store, CassandraStore)
+        which = f"namespace = {namespace.id}" + (f" AND nonce = 0x{key.hex()}" if key else "")
+        cql = f"SELECT TTL({what.format('contracts_default')} WHERE {which} ALLOW FILTERING"
+        ((left_s,),) = await store._connection.simple(cql)
+        return int(left_s)
+
+
+class TestNonTransactional(OnCassandra, suites.NonTransactionalCases):
+    """What a store without transactions does."""
