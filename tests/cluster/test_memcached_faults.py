@@ -5,9 +5,12 @@ The breaker goes by a fake clock: a server is left alone until the test lets a s
 
 import asyncio
 import random
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -244,6 +247,24 @@ async def test_a_name_that_leads_nowhere_is_a_server_that_is_down(clock: FakeClo
     await cache.open()
     assert "memcached at no such host:11211" in str(cache.trouble)
     assert list(await cache.get_many(SPACE, ["c"])) == [None]
+    await cache.close()
+
+
+async def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
+    memcached: Cluster, clock: FakeClock
+) -> None:
+    """As `localhost` does to ::1 first, where the server may not listen."""
+    host, _, port = memcached.memcached_addresses[0].partition(":")
+    stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    found = [(*stream, (address, int(port))) for address in ("127.255.255.254", host)]
+    cache = MemcachedCache([("two-addresses", int(port))], clock, timeout_us=2_000_000)
+    real = socket.getaddrinfo
+
+    def lookup(name: str, *rest: Any, **named: Any) -> Any:
+        return found if name == "two-addresses" else real(name, *rest, **named)
+
+    with patch("counter.storage.memcached.connection.socket.getaddrinfo", lookup):
+        await cache.ping()
     await cache.close()
 
 
