@@ -1,1 +1,37 @@
-"""Adapters: each module here implements the ports of :mod:`counter.ports` over one technology."""
+"""Adapters: each module here implements the ports of :mod:`counter.ports` over one technology.
+
+They are imported when they are asked for: a process needs no driver that it does not use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from counter.config import Settings
+    from counter.ports import Cache, Clock, Store
+
+
+def open_store(settings: Settings, clock: Clock) -> Store:
+    """The store that *settings* name, still to be opened. Raises StartupError where its driver is
+    not installed."""
+    if settings.store == "cassandra":
+        from counter.storage.cassandra import CassandraStore, options_of
+
+        return CassandraStore(options_of(settings), clock)
+    from counter.storage.sqlite import SqliteStore
+
+    return SqliteStore(settings.data, clock, settings.datasets())
+
+
+def open_cache(settings: Settings, clock: Clock) -> Cache:
+    """The cache that *settings* name, still to be opened. Raises StartupError where its driver is
+    not installed."""
+    servers = settings.cache_servers()
+    if servers:
+        from counter.storage.memcached import MemcachedCache
+
+        return MemcachedCache(servers, clock, timeout_us=settings.cache_timeout)
+    from counter.storage.memory import MemoryCache
+
+    return MemoryCache(clock, entries_max=settings.cache_entries_max)

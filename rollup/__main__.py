@@ -1,0 +1,7 @@
+"""``python -m rollup``: the same as ``counter rollup``, with the same flags."""
+
+import sys
+
+from counter.cli import app
+
+app(["rollup", *sys.argv[1:]])

@@ -1,0 +1,159 @@
+"""``counter rollup``: a worker as a process of its own; any number of them share the work.
+
+Exit codes: 0 after SIGTERM or SIGINT, once it has finished what was under way and given its leases
+back; 1 where that took longer than ``drain_timeout``, at a second signal, or after a bug; 2 where
+it cannot start. Killed at any instant, it leaves nothing undone: others go on when its leases have
+run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Final
+
+from counter.clock import SystemClock
+from counter.config import Settings
+from counter.durations import format_duration
+from counter.errors import StartupError, UnavailableError
+from counter.limits import SECOND
+from counter.namespaces import Namespaces
+from counter.skew import ClockGuard
+from counter.storage import open_cache, open_store
+from rollup.health import Health, listening
+from rollup.leases import Leases, worker_id
+from rollup.worker import RollupWorker
+
+EXIT_DRAINED: Final = 0
+EXIT_FAILED: Final = 1
+
+_log = logging.getLogger("counter.rollup")
+#: How long a thread may hold the interpreter while another waits for it: the driver's thread and
+#: the event loop hand results to each other all the time.
+_SWITCH_INTERVAL_S: Final = 0.0005
+_GC_THRESHOLD: Final = 50_000
+
+
+def run(settings: Settings) -> int:
+    """Roll up until a signal comes; the exit code. Raises StartupError."""
+    if settings.store == "sqlite":
+        raise StartupError(
+            "store is sqlite, whose data directory one process holds: `counter serve` rolls up in"
+            " its own; give --store cassandra"
+        )
+    if "log_level" not in settings.model_fields_set:
+        # Who joins, leaves and takes what is all there is to see of a worker that is well.
+        logging.getLogger("counter").setLevel(logging.INFO)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(settings))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(settings: Settings) -> int:
+    clock = SystemClock()
+    store, cache = open_store(settings, clock), open_cache(settings, clock)
+    async with AsyncExitStack() as stack:
+        await store.open()
+        stack.push_async_callback(store.close)
+        await cache.open()
+        stack.push_async_callback(cache.close)
+        guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
+        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time)
+        worker = RollupWorker(
+            store,
+            cache,
+            clock,
+            namespaces,
+            concurrency=settings.rollup_concurrency,
+            leases=leases,
+            guard=guard,
+        )
+        health = Health(store, clock, guard, leases, worker)
+        if settings.metrics_port is not None:
+            port = await stack.enter_async_context(
+                listening(health, settings.host, settings.metrics_port)
+            )
+            _log.info("health and metrics on %s:%d", settings.host, port)
+        _log.info("worker %s begins", leases.worker)
+        await guard.measure()
+        with suppress(UnavailableError):
+            # Read again every second: it may be there later.
+            await namespaces.refresh()
+        stop = asyncio.Event()
+        drain = Drain(health, stop, settings.drain_timeout)
+        drain.listen()
+        # Beside the worker until it has ended: it needs them while it finishes.
+        enough = asyncio.Event()
+        beside = [
+            asyncio.create_task(guard.run(enough)),
+            asyncio.create_task(namespaces.run(enough)),
+        ]
+        code = await _work(worker, stop, beside)
+        enough.set()
+        await asyncio.gather(*beside, return_exceptions=True)
+    _log.info("worker %s ends", leases.worker)
+    return code
+
+
+async def _work(worker: RollupWorker, stop: asyncio.Event, beside: list[asyncio.Task[None]]) -> int:
+    """Work until *stop*, or until something ends that should not."""
+    working = asyncio.create_task(worker.run(stop))
+    await asyncio.wait((working, *beside), return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        await asyncio.wait((working,))
+    failed = [task for task in (working, *beside) if task.done() and task.exception()]
+    for task in failed:
+        _log.error("the worker failed in a way that it should not", exc_info=task.exception())
+    if not working.done():
+        # Others go on at once with what it gives back.
+        stop.set()
+        await asyncio.wait((working,))
+    return EXIT_FAILED if failed else EXIT_DRAINED
+
+
+class Drain:
+    """What signals do: the first one asks to end in order, the second one ends."""
+
+    def __init__(self, health: Health, stop: asyncio.Event, timeout_us: int) -> None:
+        self._health = health
+        self._stop = stop
+        self._timeout_us = timeout_us
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGINT from here on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told, number)
+
+    def _told(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            self._end_now(f"{name} came a second time")
+        _log.info("%s: finishing what is under way", name)
+        self._health.is_draining = True
+        self._stop.set()
+        took = f"draining took longer than {format_duration(self._timeout_us)}"
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._timeout_us / SECOND, self._end_now, took)
+
+    def _end_now(self, why: str) -> None:
+        """Without waiting for anything: a thread of a driver may hang for ever."""
+        _log.error("ending at once, leaving the leases to run out: %s", why)
+        logging.shutdown()
+        os._exit(EXIT_FAILED)
