@@ -32,6 +32,12 @@ _PRIVILEGED_PORTS: Final = 1_024
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was accepted. Raises StartupError."""
+    own = settings.metrics_port
+    if own is not None and own <= settings.port < own + settings.workers:
+        raise StartupError(
+            f"metrics_port {own} and port {settings.port} meet: each of {settings.workers}"
+            " processes has a port of its own from metrics_port on; choose another one"
+        )
     with listen(settings.host, settings.port) as listener:
         if settings.workers == 1:
             _run(settings, [listener, *_own(settings, 0)], lambda: _say_where(listener))

@@ -106,12 +106,6 @@ def _place_problems(settings: Settings) -> Iterator[str]:
                 f"local_datacenter is {home!r} and dataset {name!r} has no copies there:"
                 f" replication names {', '.join(places)}"
             )
-    port = settings.metrics_port
-    if port is not None and port <= settings.port < port + settings.workers:
-        yield (
-            f"metrics_port {port} and port {settings.port} meet: each of {settings.workers}"
-            " processes has a port of its own from metrics_port on"
-        )
 
 
 def _name_problems(settings: Settings, name: str) -> Iterator[str]:

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from api.serve import listen
+from api.serve import listen, serve
+from counter.config import Settings
 from counter.errors import StartupError
 
 
@@ -40,3 +41,9 @@ def test_it_listens_where_it_can(host: str) -> None:
         pytest.skip("there is no IPv6 here")
     with listen(host, 0) as listener:
         assert listener.getsockname()[1] > 0
+
+
+def test_a_process_has_no_port_of_its_own_that_all_share() -> None:
+    settings = Settings(port=9001, metrics_port=9001)
+    with pytest.raises(StartupError, match="metrics_port 9001 and port 9001 meet"):
+        serve(settings)

@@ -248,7 +248,6 @@ class TestRelations:
             ({"tls_cert": __file__, "tls_key": __file__}, ["--tls-ca"]),
             ({"cassandra_username": "me"}, ["'me'", "COUNTER_CASSANDRA_PASSWORD"]),
             ({"cassandra_password": "hush"}, ["no cassandra_username"]),
-            ({"port": 9000, "metrics_port": 9000}, ["metrics_port 9000 and port 9000 meet"]),
             (
                 {"replication": "dc1:3", "local_datacenter": "dc9"},
                 ["'dc9'", "replication names dc1"],

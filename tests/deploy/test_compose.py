@@ -1,0 +1,125 @@
+"""compose.yaml and the Dockerfile, read by the Compose schema and by what they must promise.
+
+compose-spec.json is the schema of github.com/compose-spec/compose-go v2.16.2 (Apache-2.0).
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from counter.config import Settings
+from scripts.cluster_jars import CASSANDRA
+from tests.support.server import ROOT
+
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = {name: each for name, each in SERVICES.items() if "build" in each}
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+#: A tag that names a version: nothing moves under a deployment.
+PINNED = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*")
+
+
+def test_it_is_what_compose_reads() -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(COMPOSE, schema, cls=jsonschema.Draft202012Validator)
+
+
+def test_the_schema_refuses_what_compose_would() -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
+    wrong = {"services": {"api": {"image": "x", "prots": []}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema, cls=jsonschema.Draft202012Validator)
+
+
+def test_it_has_two_of_each_process() -> None:
+    apis = [each for each in OURS.values() if each["command"] == ["serve"]]
+    rollups = [each for each in OURS.values() if each["command"] == ["rollup"]]
+    assert len(apis) == 2
+    assert sum(each["deploy"]["replicas"] for each in rollups) == 2
+    assert {"cassandra", "memcached"} <= SERVICES.keys()
+
+
+def test_what_is_named_is_there() -> None:
+    for name, each in SERVICES.items():
+        for other, how in each.get("depends_on", {}).items():
+            assert other in SERVICES, name
+            once = SERVICES[other]["command"] == ["schema", "apply"] if other in OURS else False
+            expected = "service_completed_successfully" if once else "service_healthy"
+            assert how["condition"] == expected, f"{name} after {other}"
+        for volume in each.get("volumes", ()):
+            assert volume.partition(":")[0] in COMPOSE["volumes"], name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_is_pinned_and_may_do_little(name: str) -> None:
+    each = SERVICES[name]
+    assert PINNED.fullmatch(each["image"])
+    assert each["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in each["security_opt"]
+    uid, gid = map(int, each["user"].split(":"))
+    assert uid
+    assert gid
+    if name != "cassandra":
+        assert each["read_only"]
+        assert each["tmpfs"] == ["/tmp"]
+    for port in each.get("ports", ()):
+        assert port.startswith("127.0.0.1:"), "there is no authentication"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_that_stays_has_a_health_check(name: str) -> None:
+    each = SERVICES[name]
+    if each.get("healthcheck", {}).get("disable"):
+        assert each["command"] == ["schema", "apply"]
+        assert each["restart"].startswith("on-failure")
+    elif name in OURS:
+        assert "HEALTHCHECK" in DOCKERFILE
+    else:
+        assert each["healthcheck"]["test"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = OURS[name]["environment"]
+    for variable, value in given.items():
+        assert variable.removeprefix("COUNTER_").lower() in Settings.model_fields
+        monkeypatch.setenv(variable, value)
+    settings = Settings()
+    assert settings.store == "cassandra"
+    hosts = [host for host, _ in [*settings.contact_endpoints(), *settings.cache_servers()]]
+    assert set(hosts) <= SERVICES.keys()
+    grace_s = int(OURS[name]["stop_grace_period"].removesuffix("s"))
+    assert grace_s * 1_000_000 > 2 * settings.drain_timeout
+    # What the image's health check asks.
+    listens = settings.metrics_port if OURS[name]["command"] == ["rollup"] else settings.port
+    assert f"127.0.0.1:{listens}/readyz" in DOCKERFILE
+
+
+def test_cassandra_is_the_version_that_the_tests_run() -> None:
+    assert SERVICES["cassandra"]["image"] == f"cassandra:{CASSANDRA}"
+
+
+def test_the_image_is_pinned_locked_and_not_root() -> None:
+    base = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert base is not None
+    assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+", base[1])
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"python:${PYTHON}"}
+    assert "--require-hashes -r requirements.lock" in DOCKERFILE
+    user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    assert user is not None
+    assert {f"{user[1]}:{user[2]}"} == {each["user"] for each in OURS.values()}
+
+
+def test_the_image_is_made_of_what_is_there_and_let_in() -> None:
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    let_in = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    sources = {source for line in copied for source in line.split()}
+    assert sources == let_in
+    assert all((ROOT / source).exists() for source in sources)
