@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,7 +14,8 @@ from typing import Final
 from scripts.cluster_process import ClusterError
 
 CASSANDRA: Final = "5.0.5"
-JAVA_MIN: Final = 11
+#: The versions that this Cassandra runs on.
+JAVA_VERSIONS: Final = (11, 17)
 ROOT: Final = Path(__file__).resolve().parents[1]
 _POM: Final = f"""\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -34,10 +36,12 @@ _POM: Final = f"""\
 
 def missing() -> str | None:
     """What to install before Cassandra can run here; None where all is there."""
-    if shutil.which("java") is None:
+    version = _java_version()
+    if version not in JAVA_VERSIONS:
+        found = "there is no `java`" if version is None else f"`{java()}` is Java {version}"
         return (
-            "Cassandra needs Java 17, and there is no `java`"
-            " (Debian, Ubuntu: apt-get install openjdk-17-jdk-headless)"
+            f"Cassandra {CASSANDRA} needs Java 17, and {found} (Debian, Ubuntu: apt-get install"
+            " openjdk-17-jdk-headless); JAVA_HOME names another one"
         )
     if shutil.which("mvn") is None and not _is_complete(folder()):
         return (
@@ -45,6 +49,22 @@ def missing() -> str | None:
             f" install maven); COUNTER_JARS names a folder that has them for {CASSANDRA} already"
         )
     return None
+
+
+def java() -> str:
+    """The command: that of ``$JAVA_HOME``, else the first of the path."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def _java_version() -> int | None:
+    """17 for Java 17; None where there is none."""
+    try:
+        said = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    found = re.search(r'version "(\d+)', said.stderr)
+    return int(found[1]) if found else None
 
 
 def folder() -> Path:

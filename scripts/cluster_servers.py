@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from scripts.cluster_jars import fetch
+from scripts.cluster_jars import fetch, java
 from scripts.cluster_process import ClusterError, ServerProcess
 
 STORAGE_PORT: Final = 7000
@@ -122,7 +122,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "cassandra.system_auth.default_rf": settings.nodes,
     }
     return [
-        "java",
+        java(),
         *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
         *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
         *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cassandra.cluster import NoHostAvailable
 
+from scripts import cluster_jars, cluster_servers
 from scripts.cluster_jars import CASSANDRA, ROOT
 from scripts.cluster_nodes import Cluster, Shape, make_temporary
 from scripts.cluster_process import ClusterError
@@ -76,6 +77,24 @@ def test_a_server_that_ends_at_its_start_shows_its_log(tmp_path: Path) -> None:
     server = Cluster(tmp_path, Shape(nodes=0, address="192.0.2.1")).memcached[0]
     with pytest.raises(ClusterError, match="failed to listen"):
         server.start()
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package that has it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("COUNTER_JARS", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install memcached" in str(cluster_servers.memcached_missing())
+    assert "there is no `java`" in str(cluster_jars.missing())
+    script = tmp_path / "java"
+    for version, problem in (("21.0.1", "is Java 21"), ("17.0.2", "apt-get install maven")):
+        script.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        script.chmod(0o755)
+        assert problem in str(cluster_jars.missing())
+    with pytest.raises(ClusterError, match="apt-get install memcached"):
+        Cluster(tmp_path, SMALL).start()
+    with pytest.raises(ClusterError, match="apt-get install maven"):
+        Cluster(tmp_path, Shape(memcached=0)).start()
 
 
 async def test_a_temporary_cluster_dies_with_a_killed_test_run(tmp_path: Path) -> None:
