@@ -21,7 +21,11 @@ from scripts.cluster_servers import memcached_missing
 Directory = Annotated[Path, Parameter(help="Where the cluster keeps everything.")]
 
 DIRECTORY: Final = ROOT / ".cluster" / "dev"
-app = App(name="scripts/cluster", help=__doc__, help_format="plaintext", version_flags=())
+HELP: Final = (
+    "Runs a real Cassandra and memcached on loopback. Servers outlive the command. SERVER is a"
+    " node's number, or a name as `status` shows it."
+)
+app = App(name="scripts/cluster", help=HELP, help_format="plaintext", version_flags=())
 
 
 @app.command
@@ -67,9 +71,10 @@ def start(
     standing = Cluster.find(directory)
     values = asdict(standing.shape if standing else Shape())
     values |= {name: value for name, value in given.items() if value is not None}
-    if problem := missing() or memcached_missing():
+    shape = Shape(**values)
+    if problem := missing() or (memcached_missing() if shape.memcached else None):
         raise ClusterError(problem)
-    cluster = Cluster.create(directory, Shape(**values))
+    cluster = Cluster.create(directory, shape)
     started = cluster.start()
     print(f"started {', '.join(started)}" if started else "all of it was running already")
     _show(cluster)
