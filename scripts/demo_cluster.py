@@ -13,7 +13,7 @@ from typing import Final
 from scripts.cluster_nodes import Shape, dies_with_us, make_temporary
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.demo_deployment import Load, Outage
-from scripts.demo_process import HOST, CounterProcess, ServiceError, free_ports
+from scripts.demo_process import HOST, LOG_TAIL_CHARS, CounterProcess, ServiceError, free_ports
 
 NODES: Final = 3
 API_PROCESSES: Final = 2
@@ -62,16 +62,21 @@ class ClusterServer:
     async def _call(self, work: Callable[[], bool]) -> bool:
         call = asyncio.get_running_loop().run_in_executor(None, work)
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(self._done)
         try:
             # A thread cannot be cancelled: whoever waits for it leaves, and destroy() sees to it.
             return await asyncio.shield(call)
         except ClusterError as error:
             raise ServiceError(str(error)) from error
 
+    def _done(self, call: asyncio.Future[bool]) -> None:
+        self._calls.discard(call)
+        # Where nobody waits any more, nobody is told of what the kill did to a start.
+        call.exception()
+
     def _ended(self) -> ServiceError:
-        lines = self._process.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return ServiceError("\n".join([f"{self.name} ended by itself:", *lines[-15:]]))
+        log = self._process.log.read_text(encoding="utf-8", errors="replace")
+        return ServiceError(f"{self.name} ended by itself:\n{log[-LOG_TAIL_CHARS:]}")
 
 
 class ManyProcesses:
