@@ -123,10 +123,21 @@ class EventWriter:
             self.leave(len(events))
 
     async def _told(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
-        """What the guard says of each event's token: only where the store itself would not tell."""
+        """What the guard says of each event's token: only where the store itself would not tell.
+
+        A guard that was emptied may have noted the later of two payloads. So what it calls another
+        one is looked up: an event that stands is no conflict with itself.
+        """
         if namespace.settings.payload_check is not PayloadCheck.GUARD:
             return [Guarded.UNTOLD] * len(events)
-        return await self._cache.guard(namespace, events)
+        told = list(await self._cache.guard(namespace, events))
+        others = [index for index, each in enumerate(told) if each is Guarded.OTHER]
+        if others:
+            found = await self._store.find(namespace, [events[index] for index in others])
+            for index, stored in zip(others, found, strict=True):
+                if stored is not None and stored.same_payload(events[index]):
+                    told[index] = Guarded.SAME
+        return told
 
     async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Make the events' marks durable; one that is known to be is not written again."""

@@ -181,3 +181,21 @@ async def test_strict_asks_the_store_alone(rest: Rest, app: App) -> None:
     for answer in (await strict.add("c", 4, token), await strict.atomic_add([("d", 2)], atomic)):
         assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
     assert [await strict.count(name) for name in ("c", "d")] == [3, 1]
+
+
+async def test_a_guard_that_was_emptied_does_not_turn_on_what_stands(tmp_path: Path) -> None:
+    """It notes the first payload that it sees after that, be it the wrong one; what stands in the
+    store is no conflict with itself all the same."""
+    async with running("memory", tmp_path) as app:
+        rest = await namespace_of(app.rest, "guard")
+        token = fresh(now(app))
+        assert (await rest.add("c", 3, token)).status_code == 200
+        app.application.service._cache._guarded.clear()
+        assert_problem(
+            await rest.add("c", 4, token), 409, "token_conflict", applied=None, retry="never"
+        )
+        assert (await rest.add("c", 3, token)).json()["replayed"] is True
+        assert_problem(
+            await rest.add("c", 4, token), 409, "token_conflict", applied=None, retry="never"
+        )
+        assert await rest.count("c") == 3
