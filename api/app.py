@@ -27,9 +27,9 @@ from counter.namespaces import SETTLED_S
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.skew import ClockGuard
-from counter.storage.memory import MemoryCache
-from counter.storage.sqlite import SqliteStore
+from counter.storage import open_cache, open_store
 from counter.types import Dataset
+from rollup.leases import Leases, worker_id
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 
@@ -146,11 +146,23 @@ def create_app(
     The lifespan opens store and cache; with ``rollup=False`` the worker is there and stands still.
     """
     clock = clock or SystemClock()
-    store = store or SqliteStore(settings.data, clock, settings.datasets())
-    cache = cache or MemoryCache(clock, entries_max=settings.cache_entries_max)
+    store = store or open_store(settings, clock)
+    cache = cache or open_cache(settings, clock)
     guard = None if store.transactional else ClockGuard(store, clock)
     service = CounterService(store, cache, clock, guard)
-    worker = RollupWorker(store, cache, clock, service.namespaces)
+    leases = None
+    if settings.store == "cassandra":
+        # Other processes roll up too.
+        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time)
+    worker = RollupWorker(
+        store,
+        cache,
+        clock,
+        service.namespaces,
+        concurrency=settings.rollup_concurrency,
+        leases=leases,
+        guard=guard,
+    )
     health = Health(store, cache, worker, guard)
     routes = _routes(settings, service, store, clock)
 

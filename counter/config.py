@@ -182,10 +182,13 @@ class Settings(BaseSettings):
         default_factory=by_store(True, False), description="Roll up in the API's process"
     )
     lease_time: Annotated[Duration, between(limits.SECOND, 5 * limits.MINUTE)] = Field(
-        10 * limits.SECOND, description="How long a silent worker keeps its shards"
+        limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
     )
     rollup_concurrency: int = Field(
-        64, ge=1, le=1_024, description="Counters that a worker rolls up at once, at most"
+        limits.ROLLUP_CONCURRENCY,
+        ge=1,
+        le=1_024,
+        description="Counters that a worker rolls up at once, at most",
     )
     drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
         10 * limits.SECOND, description="How long a process may finish its work after SIGTERM"
