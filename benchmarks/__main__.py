@@ -13,7 +13,16 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from benchmarks import batch_adds, gets, memory, results, rollups, single_adds
+from benchmarks import (
+    batch_adds,
+    cluster,
+    cluster_adds,
+    gets,
+    memory,
+    results,
+    rollups,
+    single_adds,
+)
 from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
 from benchmarks.results import Report, Stamp
 
@@ -23,6 +32,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "gets": gets.run,
     "rollups": rollups.run,
     "memory": memory.run,
+    "cluster-adds": cluster_adds.run,
 }
 
 
@@ -43,7 +53,8 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones: single-adds, batch-adds, gets, rollups, memory; all if none is named.
+        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds; all if none is
+        named. Those of the cluster need Java, Maven and memcached.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -77,7 +88,7 @@ def main(
     try:
         if set(subjects) != {"rollups"}:
             find_wrk()
-        reports = [_run(bench, name) for name in subjects or SUBJECTS]
+        reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -93,10 +104,18 @@ def main(
     return 0
 
 
+def _that_can_run(console: Console) -> list[str]:
+    """All subjects; those of the cluster are left out, with a word, where it cannot be started."""
+    if problem := cluster.missing():
+        console.print(f"no cluster- subjects: {problem}", markup=False, soft_wrap=True)
+        return [name for name in SUBJECTS if not name.startswith("cluster-")]
+    return list(SUBJECTS)
+
+
 def _run(bench: Bench, name: str) -> Report:
     bench.console.rule(name, align="left")
-    stamp = Stamp()
-    return stamp.on(SUBJECTS[name](bench), bench.folder)
+    stamp = Stamp(bench)
+    return stamp.on(SUBJECTS[name](bench))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class Bench:
     quick: bool
     #: Prepared data directories by shape, made once a run.
     prepared: dict[Any, Path] = field(default_factory=dict)
+    #: CPU seconds of the clusters that were started: they are no children of this process.
+    cluster_cpu_s: float = 0.0
     _made: int = 0
 
     def fresh_folder(self, name: str) -> Path:
@@ -81,6 +83,18 @@ class Bench:
         return samples
 
 
+def python_module(*arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", *arguments]
+
+
+def cpu_s_of(pid: int) -> float:
+    """The CPU seconds that all threads of a process used so far, user and system."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
 class Server:
     """A server in a process of its own that says where it serves, as ``counter serve`` does."""
 
@@ -89,7 +103,7 @@ class Server:
         self._killed = False
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                python_module(*arguments),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -97,20 +111,26 @@ class Server:
                 start_new_session=True,
             )
         try:
-            self.url = self._wait_for_url()
+            self.url = self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
         self.client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
 
-    def _wait_for_url(self) -> str:
+    def _wait_until_ready(self) -> str:
         end_s = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < end_s and self._process.poll() is None:
-            for line in self.log().splitlines():
-                if line.startswith("Serving on "):
-                    return line.removeprefix("Serving on ")
+            if url := self._ready_at():
+                return url
             time.sleep(0.02)
-        raise BenchError(f"the server does not listen:\n{self.log()}")
+        raise BenchError(f"the server does not get ready:\n{self.log()}")
+
+    def _ready_at(self) -> str | None:
+        """Where it serves; None while it does not."""
+        for line in self.log().splitlines():
+            if line.startswith("Serving on "):
+                return line.removeprefix("Serving on ")
+        return None
 
     @property
     def pid(self) -> int:
@@ -125,9 +145,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """The CPU seconds that all its threads used so far, user and system."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return cpu_s_of(self.pid)
 
     def memory_kib(self) -> dict[str, int]:
         """The ``Vm...`` and ``Rss...`` lines of its status."""

@@ -21,7 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, Bench
 
 RESULTS: Final = ROOT / "benchmarks" / "results.json"
 DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
@@ -80,6 +80,7 @@ class Report:
     seconds: float = 0.0
     command: str = ""
     measured_at: str = ""
+    #: What they depend on; a subject over another store than SQLite says what it is.
     conditions: tuple[tuple[str, str], ...] = ()
 
 
@@ -119,24 +120,26 @@ def table(reports: Sequence[Report]) -> Table:
 class Stamp:
     """Begun before a subject is measured: how long it took, and what else went on meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
         self._begin_s = time.monotonic()
-        self._others_s = _others_cpu_s()
+        self._others_s = _others_cpu_s() - bench.cluster_cpu_s
         self._load = os.getloadavg()[0]
 
-    def on(self, report: Report, folder: Path) -> Report:
+    def on(self, report: Report) -> Report:
         """*report* with what was true when it was measured."""
         seconds = time.monotonic() - self._begin_s
-        others = max(0.0, _others_cpu_s() - self._others_s) / seconds
+        others_s = _others_cpu_s() - self._bench.cluster_cpu_s - self._others_s
         return replace(
             report,
             seconds=seconds,
             command=f"./scripts/bench {report.subject}",
             measured_at=datetime.now(UTC).isoformat(timespec="minutes").replace("+00:00", "Z"),
             conditions=(
-                ("other processes meanwhile", f"{others:.2f} cores busy"),
+                ("other processes meanwhile", f"{max(0.0, others_s) / seconds:.2f} cores busy"),
                 ("load before", f"{self._load:.1f}"),
-                *_conditions(folder),
+                *_machine(),
+                *(report.conditions or _disk(self._bench.folder)),
             ),
         )
 
@@ -206,15 +209,21 @@ def write_document() -> None:
     DOCUMENT.write_text(render(stored()), encoding="utf-8")
 
 
-def _conditions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """What the figures depend on: machine, versions, and how long the disk takes to be sure."""
+def _machine() -> tuple[tuple[str, str], ...]:
+    """What all figures depend on: machine and versions."""
     return (
         ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("Python", platform.python_version()),
-        ("SQLite", sqlite3.sqlite_version),
         *((name, version(name)) for name in _LIBRARIES),
         ("wrk", _wrk_version()),
+    )
+
+
+def _disk(folder: Path) -> tuple[tuple[str, str], ...]:
+    """What those of SQLite depend on: how long the disk takes to be sure."""
+    return (
+        ("SQLite", sqlite3.sqlite_version),
         ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
         ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
     )

@@ -2,24 +2,38 @@
 
 ``python -m benchmarks.variants no-storage`` validates adds and answers, and writes nothing.
 ``python -m benchmarks.variants bare --size 150`` answers every get with one constant.
+
+With the flags of ``counter serve``, over Cassandra:
+
+``python -m benchmarks.variants lwt`` inserts each add by a compare-and-set of its own.
+``python -m benchmarks.variants native`` adds to a native counter column, and is not retry-safe.
+``python -m benchmarks.variants counting`` is the service, and counts what it asks memcached.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from cyclopts import App
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from api import serve
 from api.app import Application, create_app
 from api.call import Call, Reply
 from api.front import Front, Route
+from api.metrics import Metrics
+from counter.cli import ServeFlags
+from counter.clock import SystemClock
 from counter.config import Settings
+from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.service import Add, Added, CounterService, Credential
+from counter.storage.cassandra.options import options_of
 from counter.types import Namespace, Token
 
 
@@ -77,10 +91,49 @@ def bare_app(settings: Settings, body: bytes) -> Application:
     return application
 
 
-def serve_with(make: Callable[[Settings], Application]) -> None:
-    """Serve what *make* wires exactly as ``counter serve`` would serve the real thing."""
+def rival_app(settings: Settings, service: str) -> Application:
+    """The application over a *service* of benchmarks/rivals.py, which needs the driver."""
+    from benchmarks import rivals
+
+    clock = SystemClock()
+    store = rivals.RivalStore(options_of(settings), clock)
+    with patch("api.app.CounterService", getattr(rivals, service)):
+        return create_app(settings, store=store, clock=clock)
+
+
+def counting_app(settings: Settings) -> Application:
+    """The application; its metrics tell how often memcached was asked for counts, and how many."""
+    from counter.storage.memcached import commands
+
+    asked = {"calls": 0, "keys": 0}
+    read = commands.read
+
+    def counted(connection: Any, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        asked["calls"] += 1
+        asked["keys"] += len(keys)
+        return read(connection, keys)
+
+    class CountingMetrics(Metrics):
+        def collect(self) -> Iterable[Metric]:
+            yield from super().collect()
+            for name, number in asked.items():
+                yield CounterMetricFamily(f"bench_get_many_{name}", "Of memcached.", value=number)
+
+    with patch.object(commands, "read", counted), patch("api.app.Metrics", CountingMetrics):
+        return create_app(settings)
+
+
+def settings_of(flags: ServeFlags | None) -> Settings:
+    """What ``counter serve`` would make of *flags*."""
+    given = {k: v for k, v in asdict(flags or ServeFlags()).items() if v is not None}
+    return load(given).settings
+
+
+def serve_with(make: Callable[[Settings], Application], settings: Settings | None = None) -> None:
+    """Serve what *make* wires exactly as ``counter serve`` would serve the real thing; over SQLite
+    in a folder of its own unless *settings* say otherwise."""
     with tempfile.TemporaryDirectory() as folder, patch("api.serve.create_app", make):
-        serve.serve(Settings(port=0, data=Path(folder)))
+        serve.serve(settings or Settings(port=0, data=Path(folder)))
 
 
 def main() -> None:
@@ -97,6 +150,21 @@ def main() -> None:
         """Answer every get with one constant of *size* bytes."""
         body = b'"' + b"x" * (size - 2) + b'"'
         serve_with(lambda settings: bare_app(settings, body))
+
+    @app.command
+    def lwt(flags: ServeFlags | None = None) -> None:
+        """Insert each add by a compare-and-set of its own."""
+        serve_with(lambda settings: rival_app(settings, "LwtService"), settings_of(flags))
+
+    @app.command
+    def native(flags: ServeFlags | None = None) -> None:
+        """Add to a native counter column: a retry counts twice."""
+        serve_with(lambda settings: rival_app(settings, "NativeService"), settings_of(flags))
+
+    @app.command
+    def counting(flags: ServeFlags | None = None) -> None:
+        """Serve as ever, and count what memcached is asked."""
+        serve_with(counting_app, settings_of(flags))
 
     app()
 

@@ -10,10 +10,8 @@ end
 
 function request()
   sent = sent + 1
-  local body = string.format(
-    '{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
-    common.nonce(), common.generation_time())
-  return common.post(string.format("%s/counters/c%07d/add", base, common.zipf(counters)), body)
+  return common.post(
+    string.format("%s/counters/c%07d/add", base, common.zipf(counters)), common.add_body())
 end
 
 setup, done = common.setup, common.done

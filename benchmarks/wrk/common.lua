@@ -27,6 +27,13 @@ function common.nonce()
   return prefix .. string.format("%016x", issued)
 end
 
+-- The body of an add of 1.
+function common.add_body()
+  return string.format(
+    '{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
+    common.nonce(), common.generation_time())
+end
+
 function common.begin(run)
   prefix = run
   math.randomseed(tonumber(run:sub(1, 7), 16))

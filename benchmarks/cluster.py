@@ -1,0 +1,259 @@
+"""A cluster of a benchmark's own: one Cassandra node and a memcached, and processes over them."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import run
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.harness import (
+    ROOT,
+    Bench,
+    BenchError,
+    MissingToolError,
+    Server,
+    check,
+    cpu_s_of,
+    python_module,
+    serving,
+)
+from counter.limits import LEASE_SLOTS
+from counter.partitions import shard_of
+from counter.storage.cassandra.tables import events_table
+from scripts import cluster_jars, cluster_servers
+from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
+
+KEYSPACE: Final = "bench"
+_POLL_S: Final = 0.05
+_PAGE_ROWS: Final = 5_000
+#: Most of the node's own speed is compiled while it runs.
+HEAP_MB: Final = 768
+#: Below the range that systems take outgoing ports from.
+_PORTS: Final = range(20_000, 30_000)
+
+
+def missing() -> str | None:
+    """What to install before a cluster can run here; None where all of it is there."""
+    for module in ("cassandra", "pymemcache"):
+        if find_spec(module) is None:
+            return (
+                f"the Python package {module} is needed:"
+                " pip install 'distributed-counter[cassandra,memcached]'"
+            )
+    return cluster_jars.missing() or cluster_servers.memcached_missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A namespace: its path, and its id in the tables."""
+
+    name: str
+    id: int
+    shards: int
+
+    @property
+    def base(self) -> str:
+        return f"/v1/namespaces/{self.name}"
+
+
+class Worker(Server):
+    """A rollup worker: ``counter rollup`` in a process of its own."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._port = _free_port()
+        super().__init__([*arguments, "--metrics-port", str(self._port)], log)
+
+    def _ready_at(self) -> str | None:
+        url = f"http://127.0.0.1:{self._port}"
+        try:
+            answer = httpx.get(f"{url}/readyz", trust_env=False, timeout=5.0)
+        except httpx.TransportError:
+            return None
+        return url if answer.status_code == 200 else None
+
+
+class Site:
+    """A running cluster with the schema in it, what is started over it, and its rows."""
+
+    def __init__(self, bench: Bench, cluster: Cluster, dataset: Sequence[str]) -> None:
+        self._bench = bench
+        self.cluster = cluster
+        self.contact_point = f"{cluster.contact_points[0]}:{cluster.shape.cassandra_port}"
+        self.flags = (
+            *("--store", "cassandra", "--contact-points", self.contact_point),
+            *("--keyspace", KEYSPACE, "--replication", "1", *dataset),
+        )
+        self._made = 0
+        schema = python_module("counter", "schema", "apply", *self.flags)
+        done = run(schema, cwd=ROOT, capture_output=True, text=True, check=False)
+        check(done.returncode == 0, f"the schema cannot be applied: {done.stdout}{done.stderr}")
+        self._session = self._connect()
+
+    def _connect(self) -> Any:
+        from counter.storage.cassandra.driver import new_cluster
+        from counter.storage.cassandra.options import CassandraOptions
+
+        host, _, port = self.contact_point.rpartition(":")
+        self._driver = new_cluster(CassandraOptions([(host, int(port))]))
+        return self._driver.connect()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._driver.shutdown()
+
+    @contextmanager
+    def api(self, *flags: str) -> Iterator[Server]:
+        """``counter serve`` over the cluster at a free port."""
+        arguments = ["counter", "serve", "--port", "0", *self.flags, *self.cache, *flags]
+        with serving(arguments, self._bench.fresh_folder("serve.log")) as server:
+            yield server
+
+    @contextmanager
+    def variant(self, name: str) -> Iterator[Server]:
+        """One of the servers of benchmarks/variants.py over the cluster."""
+        arguments = ["benchmarks.variants", name, "--port", "0", *self.flags, *self.cache]
+        with serving(arguments, self._bench.fresh_folder(f"{name}.log")) as server:
+            yield server
+
+    def worker(self, *flags: str) -> Worker:
+        """Start ``counter rollup``; to be stopped or killed by whoever asked."""
+        arguments = ["counter", "rollup", *self.flags, *self.cache, *flags]
+        return Worker(arguments, self._bench.fresh_folder("rollup.log"))
+
+    @property
+    def cache(self) -> tuple[str, str]:
+        return ("--cache", self.cluster.memcached_url)
+
+    def create(self, server: Server, **settings: Any) -> Place:
+        """A namespace that nothing is in yet, EVENTUAL unless *settings* say otherwise."""
+        self._made += 1
+        name = f"n{self._made}"
+        body = {"counter_type": "EVENTUAL", **settings}
+        answer = server.client.put(f"/v1/namespaces/{name}", json=body)
+        check(answer.status_code == 201, f"no namespace: {answer.status_code} {answer.text[:300]}")
+        rows = self.rows("SELECT id FROM bench.namespaces WHERE name = %s", name)
+        return Place(name, rows[0][0], answer.json()["shards"])
+
+    def rows(self, cql: str, *values: Any) -> list[Any]:
+        """What Cassandra answers to *cql*."""
+        from cassandra.query import SimpleStatement
+
+        statement = SimpleStatement(cql, fetch_size=_PAGE_ROWS)
+        return list(self._session.execute(statement, values or None, timeout=60))
+
+    def events(self) -> Iterator[tuple[int, str, int]]:
+        """Namespace, counter and delta of every event there is."""
+        for (start_us,) in self.rows("SELECT start FROM bench.slices"):
+            table = events_table(start_us)
+            yield from self.rows(f"SELECT namespace, counter, delta FROM bench_default.{table}")  # noqa: S608
+
+    def watermarks(self, place: Place) -> list[int]:
+        """How far each shard of *place* is rolled up."""
+        cql = "SELECT through FROM bench_default.watermarks WHERE namespace = %s"
+        found = [through_us for (through_us,) in self.rows(cql, place.id)]
+        check(len(found) == place.shards, f"{len(found)} watermarks of {place.shards} shards")
+        return found
+
+    def holders(self) -> dict[str, int]:
+        """How many lease slots each worker holds."""
+        held: dict[str, int] = {}
+        for (worker,) in self.rows("SELECT worker FROM bench.leases"):
+            if worker is not None:
+                held[worker] = held.get(worker, 0) + 1
+        return held
+
+    def wait_for_shares(self, workers: int) -> None:
+        """Until so many workers hold all slots among them, none more than one above another."""
+        end_s = time.monotonic() + 60.0
+        while True:
+            shares = self.holders().values()
+            even = len(shares) == workers and max(shares) - min(shares) <= 1
+            # The slot of the maintenance is one more.
+            if even and sum(shares) == LEASE_SLOTS + 1:
+                return
+            check(time.monotonic() < end_s, f"{workers} workers hold {list(shares)} slots")
+            time.sleep(_POLL_S)
+
+    def cpu_s(self) -> float:
+        """The CPU seconds of Cassandra and memcached so far."""
+        return sum(cpu_s_of(pid) for each in self.cluster.servers if (pid := each.pid()))
+
+
+@contextmanager
+def site(bench: Bench, *dataset: str) -> Iterator[Site]:
+    """A cluster that is gone afterwards; *dataset* are flags of the schema. Raises
+    MissingToolError."""
+    if problem := missing():
+        raise MissingToolError(problem)
+    directory = bench.fresh_folder("cluster")
+    shape = Shape(nodes=1, memcached=1, heap_mb=HEAP_MB)
+    cluster = make_temporary(directory, shape)
+    with dies_with_us(directory):
+        with bench.console.status("starting Cassandra and memcached"):
+            cluster.start()
+            made = Site(bench, cluster, dataset)
+        try:
+            yield made
+        finally:
+            bench.cluster_cpu_s += made.cpu_s()
+            made.close()
+
+
+def conditions() -> tuple[tuple[str, str], ...]:
+    """What the figures of a cluster depend on."""
+    memcached = run(["memcached", "-V"], capture_output=True, text=True, check=False).stdout
+    return (
+        ("Cassandra", f"{cluster_jars.CASSANDRA}, one node, heap {HEAP_MB} MB, {_java()}"),
+        ("memcached", memcached.split()[-1]),
+        ("cassandra-driver", version("cassandra-driver")),
+        ("pymemcache", version("pymemcache")),
+        (
+            "durability",
+            "an add is answered once it is in the node's commit log, which goes to disk every 10 s",
+        ),
+        ("cores shared", f"Cassandra, memcached and the load run on the same {os.cpu_count()}"),
+    )
+
+
+def _java() -> str:
+    told = run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    return told.splitlines()[0].replace('"', "") if told else "an unknown Java"
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise BenchError(f"no free port from {_PORTS.start} to {_PORTS.stop}")
+
+
+def names_by_shard(place: Place, names: Sequence[str]) -> dict[int, list[str]]:
+    """Which of *names* each shard rolls up."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        found.setdefault(shard_of(name, place.shards), []).append(name)
+    return found
+
+
+def wait_until(what: str, holds: Any, timeout_s: float) -> None:
+    """Poll until *holds()*. Raises BenchError after *timeout_s*."""
+    end_s = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end_s:
+            raise BenchError(f"after {timeout_s:.0f} s: {what}")
+        time.sleep(_POLL_S)
