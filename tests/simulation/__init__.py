@@ -1,0 +1,1 @@
+"""The deterministic simulation: the service, unmodified, over a simulated cluster and clocks."""

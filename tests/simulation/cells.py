@@ -1,0 +1,163 @@
+"""What a replica holds: cells that merge one by one, the latest write first; and deletions.
+
+Of two cells of one write timestamp a deletion wins, else the greater bytes. A partition is what was
+written to it, deletions too; what is visible is reckoned on reading. So merging two replicas'
+partitions, in whatever order, gives the same.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+Key = tuple[Any, ...]
+#: Before any write timestamp.
+NEVER: Final = -(2**63)
+_BIGINT: Final = 2**64
+
+
+class Cell(NamedTuple):
+    """One cell. A deleted one has no value; *until_us* is when it expires, or was deleted."""
+
+    stamp_us: int
+    deleted: bool
+    value: Any
+    until_us: int | None = None
+
+    def live(self, now_us: int) -> bool:
+        """Whether it has a value."""
+        return not self.deleted and (self.until_us is None or now_us < self.until_us)
+
+
+class Deletion(NamedTuple):
+    """What is older is gone; *at_us* is when it was deleted, by the node's clock."""
+
+    stamp_us: int
+    at_us: int
+
+
+ALIVE: Final = Deletion(NEVER, 0)
+
+
+class Row(NamedTuple):
+    """A row's cells by column, its marker (of an insert), and its deletion. Never changed."""
+
+    cells: dict[str, Cell]
+    marker: Cell | None = None
+    deleted: Deletion = ALIVE
+
+
+class Range(NamedTuple):
+    """The deletion of the rows whose clustering key begins as from *low* to *high*."""
+
+    low: Key
+    high: Key
+    deletion: Deletion
+
+    def holds(self, key: Key) -> bool:
+        """Whether the row of *key* is in it."""
+        return self.low <= key[: len(self.low)] and key[: len(self.high)] <= self.high
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition of one replica, or what was read of it."""
+
+    rows: dict[Key, Row] = field(default_factory=dict)
+    static: dict[str, Cell] = field(default_factory=dict)
+    ranges: dict[Range, None] = field(default_factory=dict)
+    deleted: Deletion = ALIVE
+
+    def part(self, wanted: Callable[[Key], bool] | None) -> "Partition":
+        """What a read of the rows that are *wanted* sees."""
+        rows = self.rows
+        if wanted is not None:
+            rows = {key: row for key, row in rows.items() if wanted(key)}
+        else:
+            rows = dict(rows)
+        return Partition(rows, dict(self.static), dict(self.ranges), self.deleted)
+
+    def merge(self, other: "Partition") -> None:
+        """Take in what *other* holds."""
+        self.deleted = max(self.deleted, other.deleted)
+        self.ranges.update(other.ranges)
+        for column, cell in other.static.items():
+            self.static[column] = newer(self.static.get(column), cell)
+        for key, row in other.rows.items():
+            standing = self.rows.get(key)
+            self.rows[key] = row if standing is None else _merged(standing, row)
+
+    def visible(self, now_us: int) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """The rows that there are, in no order, with the values of their cells."""
+        for key, row in self.rows.items():
+            gone_us = max(self.deleted.stamp_us, row.deleted.stamp_us)
+            for each in self.ranges:
+                if each.deletion.stamp_us > gone_us and each.holds(key):
+                    gone_us = each.deletion.stamp_us
+            values = {
+                column: cell.value
+                for column, cell in row.cells.items()
+                if cell.stamp_us > gone_us and cell.live(now_us)
+            }
+            marker = row.marker
+            if values or (marker is not None and marker.stamp_us > gone_us and marker.live(now_us)):
+                yield key, values
+
+    def visible_static(self, now_us: int) -> dict[str, Any]:
+        """The values of the static cells."""
+        gone_us = self.deleted.stamp_us
+        return {
+            column: cell.value
+            for column, cell in self.static.items()
+            if cell.stamp_us > gone_us and cell.live(now_us)
+        }
+
+    def compact(self, before_us: int) -> None:
+        """Purge what was deleted before *before_us*, and the deletions themselves."""
+        for key, row in list(self.rows.items()):
+            gone_us = row.deleted.stamp_us
+            cells = {
+                column: cell
+                for column, cell in row.cells.items()
+                if cell.stamp_us > gone_us
+                and not (cell.deleted and (cell.until_us or 0) < before_us)
+            }
+            deleted = row.deleted if row.deleted.at_us >= before_us else ALIVE
+            if cells or row.marker is not None or deleted is not ALIVE:
+                marker = row.marker
+                if marker is not None and marker.stamp_us <= gone_us:
+                    marker = None
+                self.rows[key] = Row(cells, marker, deleted)
+            if not cells and deleted is ALIVE and self.rows[key].marker is None:
+                del self.rows[key]
+
+
+def newer(standing: Cell | None, written: Cell) -> Cell:
+    """Which of two cells stands."""
+    if standing is None or standing == written:
+        return written
+    if standing.stamp_us != written.stamp_us:
+        return standing if standing.stamp_us > written.stamp_us else written
+    if standing.deleted != written.deleted:
+        return standing if standing.deleted else written
+    if standing.value == written.value:
+        return max(standing, written, key=lambda cell: cell.until_us or 0)
+    return standing if weight(standing.value) > weight(written.value) else written
+
+
+def weight(value: Any) -> Any:
+    """What Cassandra compares of two values: their bytes, unsigned."""
+    if isinstance(value, int):
+        return value % _BIGINT
+    return value.encode() if isinstance(value, str) else (value or b"")
+
+
+def _merged(one: Row, other: Row) -> Row:
+    if one is other:
+        return one
+    cells = dict(one.cells)
+    for column, cell in other.cells.items():
+        cells[column] = newer(cells.get(column), cell)
+    marker = one.marker
+    if other.marker is not None:
+        marker = newer(marker, other.marker)
+    return Row(cells, marker, max(one.deleted, other.deleted))

@@ -1,0 +1,366 @@
+"""Three replicas, their coordinators, and what lies between.
+
+Every node holds everything. A quorum is two. Writes reach each replica on their own, reads look at
+two of them at times of their own and repair what they find to differ before they answer. Compare-
+and-sets are linearizable: each happens at one instant, on two replicas, or is left to the next one
+in its partition to bring to its end, or not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import cassandra
+from cassandra import ConsistencyLevel
+from cassandra.query import BatchStatement, BatchType
+
+from counter.limits import MILLISECOND, SECOND
+from tests.simulation.cells import Key, Partition
+from tests.simulation.cql import Schema, Statement
+from tests.simulation.statements import (
+    delta_of,
+    filter_of,
+    is_met,
+    keys_of,
+    row_key_of,
+    rows_of,
+    shown_row,
+    standing_row,
+)
+from tests.simulation.weather import Weather
+
+QUORUM: Final = 2
+_SERVER_TIMEOUT_US: Final = 2 * SECOND
+
+Done = Callable[[Any], None]
+#: (table, partition, what is written to it)
+Write = tuple[str, Key, Partition]
+#: (statement, its values)
+Bound = tuple[Statement, Sequence[Any]]
+
+
+class Node:
+    """One replica."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.up = True
+        self.tables: dict[str, dict[Key, Partition]] = {}
+
+    def apply(self, write: Write) -> None:
+        """Take in a write; one of a table that is gone is lost."""
+        name, key, delta = write
+        table = self.tables.get(name)
+        if table is not None:
+            standing = table.get(key)
+            if standing is None:
+                standing = table[key] = Partition()
+            standing.merge(delta)
+
+
+class Cluster:
+    """The nodes, and the only way to them."""
+
+    def __init__(
+        self,
+        at: Callable[..., None],
+        now_us: Callable[[], int],
+        weather: Weather,
+    ) -> None:
+        self._at = at
+        self.now_us = now_us
+        self.weather = weather
+        self._random = weather.random
+        self.nodes = [Node(number) for number in range(3)]
+        self.schemas: dict[str, Schema] = {}
+        #: Of each partition, the compare-and-set that was accepted and not decided.
+        self._proposed: dict[tuple[str, Key], list[Write]] = {}
+        self._ballot_us = 0
+        #: What reads do; a planted bug reads from fewer, or repairs nothing.
+        self.read_nodes = QUORUM
+        self.repairs = True
+        self.statements = 0
+
+    def create_table(self, name: str, schema: Schema) -> None:
+        """Have the table on every node."""
+        if name not in self.schemas:
+            self.schemas[name] = schema
+            for node in self.nodes:
+                node.tables[name] = {}
+
+    def drop_table(self, name: str) -> None:
+        """Have it on none."""
+        self.schemas.pop(name, None)
+        for node in self.nodes:
+            node.tables.pop(name, None)
+
+    def compact(self) -> None:
+        """Purge, on one node, tombstones whose time is over."""
+        node = self._random.choice(self.nodes)
+        for name, table in node.tables.items():
+            before_us = self.now_us() - self.schemas[name].grace_s * SECOND
+            for partition in table.values():
+                partition.compact(before_us)
+
+    def execute(self, statement: Any, timeout_us: int, done: Done) -> None:
+        """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver."""
+        self.statements += 1
+        weather = self.weather
+
+        def over() -> None:
+            done(cassandra.OperationTimedOut("simulated"))
+
+        answered = False
+
+        def answer(result: Any) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                done(result)
+
+        if weather.happens(weather.lost_request):
+            self._at(timeout_us, over)
+            return
+        lost = weather.happens(weather.lost_reply)
+        begun_us = self.now_us()
+
+        def reply(result: Any) -> None:
+            """Send *result* back: it may come too late, or not at all."""
+            delay_us = weather.delay()
+            left_us = begun_us + timeout_us - self.now_us()
+            if lost or delay_us >= left_us:
+                self._at(max(0, left_us), answer, cassandra.OperationTimedOut("simulated"))
+            else:
+                self._at(delay_us, answer, result)
+
+        if weather.slow or lost:
+            self._at(timeout_us, answer, cassandra.OperationTimedOut("simulated"))
+        self._at(weather.delay(), self._coordinate, statement, reply)
+
+    def _coordinate(self, statement: Any, reply: Done) -> None:
+        if sum(node.up for node in self.nodes) < QUORUM:
+            reply(
+                cassandra.Unavailable(
+                    "simulated", consistency=4, required_replicas=QUORUM, alive_replicas=1
+                )
+            )
+            return
+        logged = False
+        if isinstance(statement, BatchStatement):
+            logged = statement.batch_type is BatchType.LOGGED
+            bounds = [(query, values) for _, query, values in statement._statements_and_parameters]
+        else:
+            bounds = [(statement.prepared_statement.query_id, statement.values)]
+        for each, _ in bounds:
+            if each.table not in self.schemas:
+                reply(cassandra.InvalidRequest(f"unconfigured table {each.table}"))
+                return
+        first = bounds[0][0]
+        if first.verb == "select":
+            serial = statement.consistency_level == ConsistencyLevel.SERIAL
+            (self._read_serially if serial else self._read)(bounds[0], reply)
+        elif first.compares:
+            self._compare(bounds, reply)
+        else:
+            self._write(self._writes_of(bounds), logged, reply)
+
+    def _writes_of(self, bounds: Sequence[Bound], stamp_us: int = 0) -> list[Write]:
+        """What the statements write, those of one partition as one."""
+        found: dict[tuple[str, Key], Partition] = {}
+        for statement, values in bounds:
+            schema = self.schemas[statement.table]
+            keys = keys_of(statement, schema, values)
+            if keys is None or len(keys) != 1:
+                raise NotImplementedError(f"a write to {keys} of {statement.table}")
+            delta = delta_of(statement, schema, values, stamp_us, self.now_us())
+            found.setdefault((statement.table, keys[0]), Partition()).merge(delta)
+        return [(name, key, delta) for (name, key), delta in found.items()]
+
+    # Plain writes.
+
+    def _write(self, writes: list[Write], logged: bool, reply: Done) -> None:
+        weather, random = self.weather, self._random
+        if logged and weather.happens(weather.abandoned):
+            # The coordinator is gone: others find its batch log, if it was written, much later.
+            if random.random() < 0.6:
+                late_us = weather.later()
+                for write in writes:
+                    self._send_to_all(write, late_us)
+            self._at(_SERVER_TIMEOUT_US, reply, cassandra.WriteTimeout("simulated"))
+            return
+        acknowledged_us = 0
+        for write in writes:
+            acks = self._send(write)
+            if weather.happens(weather.repeated):
+                self._send_to_all(write, weather.later())
+            acknowledged_us = max(acknowledged_us, acks[QUORUM - 1])
+        if acknowledged_us >= _SERVER_TIMEOUT_US:
+            self._at(_SERVER_TIMEOUT_US, reply, cassandra.WriteTimeout("simulated"))
+        else:
+            self._at(acknowledged_us, reply, None)
+
+    def _send(self, write: Write) -> list[int]:
+        """Send a write to each replica; when each has it, the earliest first."""
+        weather, random = self.weather, self._random
+        gives_up = weather.happens(weather.abandoned)
+        acks = []
+        for node in self.nodes:
+            misses = not node.up or weather.happens(weather.missed)
+            if gives_up and random.random() < 0.7:
+                misses = True
+            delay_us = weather.delay()
+            if not misses:
+                acks.append(delay_us)
+                self._at(delay_us, node.apply, write)
+                continue
+            acks.append(10 * _SERVER_TIMEOUT_US)
+            if not weather.never or random.random() >= weather.never:
+                self._at(weather.later(), self._hint, node, write)
+        return sorted(acks)
+
+    def _send_to_all(self, write: Write, after_us: int) -> None:
+        for node in self.nodes:
+            self._at(after_us + self.weather.delay(), self._hint, node, write)
+
+    def _hint(self, node: Node, write: Write) -> None:
+        """Hand a write over late; again later where the node is down."""
+        if node.up:
+            node.apply(write)
+        else:
+            self._at(SECOND, self._hint, node, write)
+
+    # Reads.
+
+    def _some_nodes(self, count: int) -> list[Node]:
+        up = [node for node in self.nodes if node.up]
+        return self._random.sample(up, min(count, len(up)))
+
+    def _read(self, bound: Bound, reply: Done) -> None:
+        nodes = self._some_nodes(self.read_nodes)
+        found: list[dict[Key, Partition] | None] = []
+
+        def look(node: Node) -> None:
+            found.append(self._seen_by(node, bound))
+            if len(found) == len(nodes):
+                self._answer_read(bound, nodes, found, reply)
+
+        for node in nodes:
+            self._at(self.weather.delay(), look, node)
+
+    def _seen_by(self, node: Node, bound: Bound) -> dict[Key, Partition] | None:
+        """What a node holds of what is asked for; None where the table is gone."""
+        statement, values = bound
+        table = node.tables.get(statement.table)
+        if table is None:
+            return None
+        schema = self.schemas[statement.table]
+        keys = keys_of(statement, schema, values)
+        wanted = filter_of(statement, schema, values)
+        if keys is None:
+            return {key: partition.part(wanted) for key, partition in table.items()}
+        return {key: table[key].part(wanted) for key in keys if key in table}
+
+    def _answer_read(
+        self,
+        bound: Bound,
+        nodes: Sequence[Node],
+        found: Sequence[dict[Key, Partition] | None],
+        reply: Done,
+    ) -> None:
+        statement, values = bound
+        schema = self.schemas.get(statement.table)
+        if schema is None or any(part is None for part in found):
+            reply(cassandra.InvalidRequest(f"unconfigured table {statement.table}"))
+            return
+        merged: dict[Key, Partition] = {}
+        for part in found:
+            for key, partition in (part or {}).items():
+                if key in merged:
+                    merged[key].merge(partition)
+                else:
+                    merged[key] = partition.part(None)
+        if self.repairs:
+            self._repair(statement.table, nodes, found, merged)
+        named = keys_of(statement, schema, values)
+        order = sorted(merged) if named is None else [key for key in named if key in merged]
+        partitions = [(key, merged[key]) for key in order]
+        reply(rows_of(statement, schema, values, partitions, self.now_us()))
+
+    def _repair(
+        self,
+        table: str,
+        nodes: Sequence[Node],
+        found: Sequence[dict[Key, Partition] | None],
+        merged: dict[Key, Partition],
+    ) -> None:
+        """Bring *nodes* to what they hold together of what was read, before anybody is told."""
+        for key, partition in merged.items():
+            parts = [(part or {}).get(key) for part in found]
+            if any(part != partition for part in parts):
+                for node in nodes:
+                    node.apply((table, key, partition))
+
+    # Compare-and-sets.
+
+    def _finish(self, table: str, key: Key) -> None:
+        """What an earlier compare-and-set left undecided is decided by who comes next."""
+        proposed = self._proposed.pop((table, key), None)
+        if proposed is not None and self._random.random() < 0.5:
+            self._commit(proposed)
+
+    def _commit(self, writes: list[Write]) -> None:
+        for write in writes:
+            nodes = self._some_nodes(QUORUM)
+            for node in nodes:
+                node.apply(write)
+            for node in self.nodes:
+                if node not in nodes:
+                    self._at(self.weather.later(), self._hint, node, write)
+
+    def _merged(self, table: str, key: Key) -> Partition:
+        """A partition as a quorum has it at this instant; brought to it by that."""
+        found = Partition()
+        nodes = self._some_nodes(QUORUM)
+        for node in nodes:
+            partition = node.tables[table].get(key)
+            if partition is not None:
+                found.merge(partition)
+        for node in nodes:
+            node.apply((table, key, found))
+        return found
+
+    def _read_serially(self, bound: Bound, reply: Done) -> None:
+        statement, values = bound
+        schema = self.schemas[statement.table]
+        partitions = []
+        for key in keys_of(statement, schema, values) or ():
+            self._finish(statement.table, key)
+            partitions.append((key, self._merged(statement.table, key)))
+        reply(rows_of(statement, schema, values, partitions, self.now_us()))
+
+    def _compare(self, bounds: Sequence[Bound], reply: Done) -> None:
+        statement, values = bounds[0]
+        table, schema = statement.table, self.schemas[statement.table]
+        key = (keys_of(statement, schema, values) or [()])[0]
+        self._finish(table, key)
+        standing, now_us = self._merged(table, key), self.now_us()
+        static = standing.visible_static(now_us)
+        refused: list[tuple[Any, ...]] = []
+        for each, given in bounds:
+            row_key = row_key_of(each, schema, given)
+            row = standing_row(schema, key, row_key, standing, now_us)
+            if not is_met(each, given, row, static):
+                refused.append(shown_row(schema, row or {}))
+        if refused:
+            reply(refused)
+            return
+        self._ballot_us = max(self._ballot_us + 1, now_us)
+        writes = self._writes_of(bounds, self._ballot_us)
+        if self.weather.happens(self.weather.untold):
+            if self._random.random() < 0.5:
+                self._commit(writes)
+            else:
+                self._proposed[(table, key)] = writes
+            self._at(5 * MILLISECOND, reply, cassandra.WriteTimeout("simulated"))
+            return
+        self._commit(writes)
+        reply([(True,)])

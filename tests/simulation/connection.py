@@ -1,0 +1,137 @@
+"""The adapter's own connection, with the simulated cluster in the driver's place."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
+from typing import Any
+
+from cassandra import ConsistencyLevel
+from cassandra.query import BoundStatement, SimpleStatement
+
+from counter.limits import MILLISECOND, SECOND
+from counter.storage.cassandra.bridge import Bridge
+from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.options import CassandraOptions
+from tests.simulation.cluster import Cluster
+from tests.simulation.cql import Statement, parse, schema_of
+
+
+class _Bound(BoundStatement):  # type: ignore[misc]
+    """A bound statement that keeps its values as they are."""
+
+    def __init__(self, prepared: "_Prepared", values: Sequence[Any]) -> None:
+        self.prepared_statement = prepared
+        self.values = values
+        self.consistency_level = prepared.consistency_level
+        self.serial_consistency_level = ConsistencyLevel.SERIAL
+        self.is_idempotent = True
+        self.keyspace = None
+        self._routing_key = None
+        self.custom_payload = None
+
+
+class _Prepared:
+    """A prepared statement; its id is what it means."""
+
+    def __init__(self, cql: str, consistency: int) -> None:
+        self.query_string = cql
+        self.query_id: Statement = parse(cql)
+        self.consistency_level = consistency
+
+    def bind(self, values: Sequence[Any]) -> _Bound:
+        return _Bound(self, values)
+
+
+class _Response:
+    """What the driver gives for a statement that was sent."""
+
+    _paging_state = None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        self._loop = loop
+        self._context = context
+        self._callbacks: Callable[[Any], None] | None = None
+        self._results: list[Any] = []
+
+    def add_callbacks(
+        self,
+        succeed: Callable[..., None],
+        fail: Callable[..., None],
+        callback_args: tuple[Any, ...],
+        errback_args: tuple[Any, ...],
+    ) -> None:
+        def tell(result: Any) -> None:
+            if isinstance(result, BaseException):
+                fail(result, *errback_args)
+            else:
+                succeed(result, *callback_args)
+
+        self._callbacks = tell
+
+    def finish(self, result: Any) -> None:
+        """Tell in the process that asked, if it lives and is awake."""
+        if self._callbacks is not None:
+            self._loop.call_soon(self._callbacks, result, context=self._context)
+
+
+class SimulatedConnection(Connection):
+    """Statements go to the simulated cluster, their results come back by the bridge."""
+
+    def __init__(self, options: CassandraOptions, cluster: Cluster) -> None:
+        super().__init__(options)
+        self._simulated = cluster
+        self._delay_us = 0
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bridge = Bridge(self._loop)
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> Any:
+        return _Prepared(cql, consistency)
+
+    def _execute(
+        self, timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
+    ) -> Any:
+        response = _Response(self._loop, copy_context())
+        if isinstance(statement, SimpleStatement):
+            response._loop.call_soon(lambda: response.finish(self._system(statement)))
+        else:
+            self._simulated.execute(statement, int(timeout_s * SECOND), response.finish)
+        return response
+
+    async def ddl(self, cql: str) -> None:
+        made = schema_of(cql)
+        await asyncio.sleep(self._simulated.weather.delay() / SECOND)
+        if made is not None:
+            self._simulated.create_table(*made)
+        elif cql.startswith("DROP TABLE IF EXISTS "):
+            self._simulated.drop_table(cql.rsplit(maxsplit=1)[-1])
+        elif not cql.startswith("CREATE KEYSPACE"):
+            raise NotImplementedError(cql)
+
+    def nodes_by_datacenter(self) -> Mapping[str, int]:
+        return {"dc1": 3}
+
+    async def clock_of_a_node(self, number: int, now: Callable[[], int]) -> tuple[int, int, int]:
+        weather = self._simulated.weather
+        before_us = now()
+        await asyncio.sleep(weather.delay() / SECOND)
+        node_us = self._simulated.now_us() // MILLISECOND * MILLISECOND
+        await asyncio.sleep(weather.delay() / SECOND)
+        return before_us, node_us, now()
+
+    def _system(self, statement: SimpleStatement) -> list[tuple[Any, ...]]:
+        """Rows of ``system_schema``."""
+        words = statement.query_string.replace("'", " ").split()
+        tables = [tuple(name.split(".")) for name in self._simulated.schemas]
+        if "system_schema.tables" in words:
+            keyspace = words[words.index("keyspace_name") + 2]
+            names = [name for space, name in tables if space == keyspace]
+            if "table_name" in words[words.index("WHERE") :]:
+                wanted = words[-1]
+                names = [name for name in names if name == wanted]
+            return [(name,) for name in names]
+        return []
