@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import cassandra
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, ResponseFuture, Session
+from cassandra.pool import Host
 from cassandra.query import BatchStatement, PreparedStatement, SimpleStatement
 
-from counter.errors import StartupError, StoreUnavailableError, invariant
+from counter.errors import StartupError, UnavailableError, invariant
 from counter.limits import SECOND
 from counter.storage.cassandra import driver
 from counter.storage.cassandra.bridge import Bridge, Gathering, Send
@@ -54,6 +55,7 @@ class Connection:
         self._options = options
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
+        self._pending: set[asyncio.Future[list[Any]]] = set()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def open(self) -> None:
@@ -71,6 +73,7 @@ class Connection:
             await asyncio.to_thread(self._cluster.shutdown)
             if isinstance(error, StartupError) or not isinstance(error, Exception):
                 raise
+            # A data center that is not there has no node to connect to.
             driver.check_datacenters(self._cluster, self._options)
             raise StartupError(driver.cannot_connect(self._options, error)) from error
         # Every write says its own timestamp.
@@ -79,7 +82,9 @@ class Connection:
         self._session._default_timeout = self._options.read_timeout_us / SECOND
 
     async def close(self) -> None:
-        """Let go of every connection; what was sent may still arrive."""
+        """Wait for what was sent, and let go of every connection."""
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=2 * self._options.read_timeout_us / SECOND)
         await asyncio.to_thread(self._cluster.shutdown)
 
     async def prepare(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
@@ -160,7 +165,11 @@ class Connection:
                 return row is not None and row[at] == mine, row
             if not untold(result):
                 break
-            row = await settle()
+            try:
+                row = await settle()
+            except UnavailableError:
+                # Run again, it tells as much.
+                row = None
             if row is not None and row[at] == mine:
                 return True, row
             await asyncio.sleep(random.uniform(0, attempt * _CAS_PAUSE_S))
@@ -197,15 +206,14 @@ class Connection:
         """How many nodes each data center has, whether they are up or not."""
         return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())
 
-    async def clock_of_a_node(self, number: int, now: Callable[[], int]) -> tuple[int, int, int]:
-        """*now* before, the time that a node gives, and *now* after, in microseconds. A node counts
-        whole milliseconds. Which node follows from *number*, of which each has its turn.
-        """
+    def near_nodes(self) -> list[Host]:
+        """The nodes that statements are sent to and that are up, in an order that stays."""
         pools = sorted(self._session.get_pools(), key=lambda pool: str(pool.host))
-        nodes = [pool.host for pool in pools if not pool.is_shutdown]
-        if not nodes:
-            raise StoreUnavailableError("no Cassandra node can be asked for the time")
-        node = nodes[number % len(nodes)]
+        return [pool.host for pool in pools if not pool.is_shutdown]
+
+    async def clock_of(self, node: Host, now: Callable[[], int]) -> tuple[int, int, int]:
+        """*now* before, the time that *node* gives, and *now* after, in microseconds. A node counts
+        whole milliseconds."""
         # Called by the driver's thread when the answer is there: the event loop may be busy.
         profile = self._session.execution_profile_clone_update(
             EXEC_PROFILE_DEFAULT,
@@ -246,7 +254,8 @@ class Connection:
         await self._take(count)
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         # When they are back, and not before: whoever waits for them may be cancelled meanwhile.
-        future.add_done_callback(lambda _: self._give_back(count))
+        future.add_done_callback(partial(self._back, count))
+        self._pending.add(future)
         Gathering(self._bridge, future, statements, send).begin()
         return await asyncio.shield(future)
 
@@ -270,6 +279,10 @@ class Connection:
             if turn.done() and not turn.cancelled():
                 self._give_back(count)
             raise
+
+    def _back(self, count: int, future: asyncio.Future[list[Any]]) -> None:
+        self._pending.discard(future)
+        self._give_back(count)
 
     def _give_back(self, count: int) -> None:
         self._in_flight -= count

@@ -138,7 +138,7 @@ def check_datacenters(cluster: Cluster, options: CassandraOptions) -> None:
             f"the cluster has several data centers ({', '.join(known)}):"
             " say which one is near with --local-datacenter"
         )
-    if options.local_datacenter is not None and options.local_datacenter not in known:
+    if known and options.local_datacenter not in (None, *known):
         raise StartupError(
             f"the cluster has no data center {options.local_datacenter!r}; it has"
             f" {', '.join(known)}: correct --local-datacenter"
@@ -156,11 +156,11 @@ def cannot_connect(options: CassandraOptions, error: Exception) -> str:
                 f"Cassandra at {points} refuses {who}:"
                 " check COUNTER_CASSANDRA_USERNAME and COUNTER_CASSANDRA_PASSWORD"
             )
-        if isinstance(cause, ssl.SSLError):
-            return f"no TLS connection to Cassandra at {points}: {cause}; check --tls-ca"
+    text = " ".join(str(causes[0]).split())[:200]
+    if options.tls is not None and "SSL" in text:
+        return f"no TLS connection to Cassandra at {points} ({text}); check --tls-ca"
     if isinstance(error, UnresolvableContactPoints):
         return f"no address is known for {points}; check --contact-points"
-    text = " ".join(str(causes[0]).split())[:200]
     return f"cannot reach Cassandra at {points} ({text}); check --contact-points"
 
 

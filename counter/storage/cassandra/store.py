@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
-from counter.errors import StartupError, UnavailableError
+from counter.errors import StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND
 from counter.ports import Clock
 from counter.storage.cassandra.control import CassandraControl
@@ -23,9 +24,7 @@ _PING: Final = (
     "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, 0, 'ping')"
     " USING TTL 60 AND TIMESTAMP ?"
 )
-#: A clock is read so often at a time, unless the error is as small as this before.
-_CLOCK_READINGS_MAX: Final = 3
-_CLOCK_ERROR_US: Final = 2 * MILLISECOND
+_CLOCKS_AT_ONCE: Final = 3
 
 
 class CassandraStore(
@@ -67,20 +66,22 @@ class CassandraStore(
         await self._connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
 
     async def read_clock(self) -> ClockReading:
-        """The clock of one node, and of another one the next time. It counts milliseconds, so what
-        it says is half a millisecond behind, give or take as much."""
-        self._clocks_read += 1
-        readings: list[ClockReading] = []
-        while len(readings) < _CLOCK_READINGS_MAX:
-            before_us, node_us, after_us = await self._connection.clock_of_a_node(
-                self._clocks_read, self._clock.now_us
-            )
-            offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
-            error_us = (after_us - before_us + MILLISECOND) // 2 + 1
-            readings.append(ClockReading(offset_us, error_us))
-            if error_us <= _CLOCK_ERROR_US:
-                break
-        return min(readings, key=lambda each: each.error_us)
+        """The clock that is farthest off, of some of the nodes; of others the next time."""
+        nodes = self._connection.near_nodes()
+        if not nodes:
+            raise StoreUnavailableError("no Cassandra node can be asked for the time")
+        first = self._clocks_read % len(nodes)
+        self._clocks_read += _CLOCKS_AT_ONCE
+        asked = (nodes[first:] + nodes[:first])[:_CLOCKS_AT_ONCE]
+        answers = await asyncio.gather(
+            *(self._connection.clock_of(node, self._clock.now_us) for node in asked),
+            return_exceptions=True,
+        )
+        readings = [_reading(*each) for each in answers if not isinstance(each, BaseException)]
+        for each in answers:
+            if isinstance(each, BaseException) and not readings:
+                raise each
+        return max(readings, key=_surely_off)
 
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
@@ -91,3 +92,14 @@ class CassandraStore(
                     f"keyspace {self._options.keyspace!r} has no dataset {dataset.name!r}:"
                     " run `counter schema apply`"
                 )
+
+
+def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
+    """A node counts milliseconds: it is half of one ahead of what it says, give or take as much."""
+    offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
+    return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)
+
+
+def _surely_off(reading: ClockReading) -> tuple[int, int]:
+    """How far it is off at least; where that is nothing, the surest is the most."""
+    return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us

@@ -1,0 +1,273 @@
+"""What lies between the driver's threads and the event loop, without a cluster."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from cassandra import OperationTimedOut, Unavailable, WriteTimeout
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionShutdown
+from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
+
+from counter.errors import (
+    OverloadedError,
+    StoreUnavailableError,
+    UnavailableError,
+    WriteTimeoutError,
+)
+from counter.storage.cassandra.bridge import Bridge, Gathering
+from counter.storage.cassandra.coalesced import Coalesced
+from counter.storage.cassandra.driver import SparingSpeculation, quieten
+from counter.storage.cassandra.failures import translated, untold
+
+
+class Response:
+    """A response of the driver, which answers as often as it likes."""
+
+    def __init__(self, paging_state: bytes | None) -> None:
+        self._paging_state: bytes | None = None
+        self.asked_from = paging_state
+        self.succeed: Callable[..., None]
+        self.fail: Callable[..., None]
+
+    def add_callbacks(
+        self,
+        callback: Callable[..., None],
+        errback: Callable[..., None],
+        callback_args: tuple[Any, ...],
+        errback_args: tuple[Any, ...],
+    ) -> None:
+        self.succeed = lambda rows: callback(rows, *callback_args)
+        self.fail = lambda error: errback(error, *errback_args)
+
+    def answer(self, rows: Sequence[Any], next_page: bytes | None = None) -> None:
+        self._paging_state = next_page
+        self.succeed(rows)
+
+
+class Driver:
+    """Sends nothing, and keeps what it was asked to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[Response] = []
+
+    def send(self, statement: Any, paging_state: bytes | None) -> Response:
+        if isinstance(statement, Exception):
+            raise statement
+        self.sent.append(Response(paging_state))
+        return self.sent[-1]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def gathered(driver: Driver, statements: Sequence[Any]) -> asyncio.Future[list[Any]]:
+    """What comes of *statements*."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[Any]] = loop.create_future()
+    Gathering(Bridge(loop), future, statements, driver.send).begin()
+    return future
+
+
+async def test_results_stand_in_the_order_of_the_statements(driver: Driver) -> None:
+    """Whatever the order of the answers; an error stands in its result's place."""
+    refused, lost = RuntimeError("refused"), OperationTimedOut()
+    results = gathered(driver, ["a", refused, "b", "c"])
+    a, b, c = driver.sent
+    c.answer(["C"])
+    b.fail(lost)
+    a.answer([])
+    assert await results == [None, refused, lost, ["C"]]
+
+
+async def test_all_pages_of_a_statement_are_asked_for(driver: Driver) -> None:
+    """Each from where the one before it ended."""
+    results = gathered(driver, ["a"])
+    driver.sent[0].answer([1, 2], b"2")
+    driver.sent[1].answer([3], b"3")
+    driver.sent[2].answer([])
+    assert [each.asked_from for each in driver.sent] == [None, b"2", b"3"]
+    assert await results == [[1, 2, 3]]
+
+
+async def test_a_statement_that_two_nodes_answer_counts_once(driver: Driver) -> None:
+    """The driver calls back for each of them: the second must not end another's waiting, nor be
+    taken for a page."""
+    results = gathered(driver, ["a", "b"])
+    a, b = driver.sent
+    a.answer([1], b"1")
+    a.answer([1], b"1")
+    a.fail(OperationTimedOut())
+    assert len(driver.sent) == 3
+    driver.sent[2].answer([2])
+    driver.sent[2].answer([2])
+    a.answer([1])
+    assert not results.done()
+    b.fail(OperationTimedOut())
+    b.answer([3])
+    found, lost = await results
+    assert found == [1, 2]
+    assert isinstance(lost, OperationTimedOut)
+
+
+async def test_a_page_that_fails_fails_its_statement(driver: Driver) -> None:
+    """A part of the rows is not an answer."""
+    results = gathered(driver, ["a"])
+    driver.sent[0].answer([1], b"1")
+    driver.sent[1].fail(OperationTimedOut())
+    (found,) = await results
+    assert isinstance(found, OperationTimedOut)
+
+
+async def test_results_from_many_threads_all_arrive() -> None:
+    """However they fall between two turns of the loop."""
+    loop = asyncio.get_running_loop()
+    bridge = Bridge(loop)
+    futures = [loop.create_future() for _ in range(4_000)]
+
+    def resolve(part: list[asyncio.Future[int]], first: int) -> None:
+        for number, future in enumerate(part, first):
+            bridge.resolve(future, number)
+
+    threads = [
+        threading.Thread(target=resolve, args=(futures[at : at + 1_000], at))
+        for at in range(0, 4_000, 1_000)
+    ]
+    for thread in threads:
+        thread.start()
+    assert await asyncio.gather(*futures) == list(range(4_000))
+
+
+async def test_a_call_while_one_is_under_way_gets_one_that_begins_later() -> None:
+    """What the running one read may be old by then; any number of them share the next."""
+    begun: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+    numbers = count(1)
+
+    async def work() -> int:
+        number, may_end = next(numbers), asyncio.Event()
+        begun.put_nowait(may_end)
+        await may_end.wait()
+        return number
+
+    coalesced = Coalesced(work)
+    first = asyncio.create_task(coalesced())
+    running = await begun.get()
+    others = [asyncio.create_task(coalesced()) for _ in range(3)]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    running.set()
+    assert await first == 1
+    (await begun.get()).set()
+    assert await others[1] == await others[2] == 2
+    assert begun.empty()
+
+
+async def test_an_error_is_everybodys_who_asked_for_that_call() -> None:
+    """And nobody's after it."""
+    errors = [ValueError("first"), None]
+
+    async def work() -> str:
+        if error := errors.pop(0):
+            raise error
+        return "second"
+
+    coalesced = Coalesced(work)
+    failed = await asyncio.gather(coalesced(), coalesced(), return_exceptions=True)
+    assert [str(each) for each in failed] == ["first", "first"]
+    assert await coalesced() == "second"
+
+
+def seconds_sent(policy: SparingSpeculation, statements: int, *, every: int) -> int:
+    """How many of *statements* are sent a second time where each *every*-th is slow."""
+    sent = 0
+    for number in range(statements):
+        plan = policy.new_plan(None, None)
+        if plan.next_execution(None) > 0 and number % every == 0:
+            assert plan.next_execution(None) == -1
+            sent += 1
+    return sent
+
+
+def test_one_slow_node_of_three_costs_each_of_its_statements_a_second_send() -> None:
+    assert seconds_sent(SparingSpeculation(), 30_000, every=3) == 10_000
+
+
+def test_where_all_is_slow_statements_are_not_all_sent_twice() -> None:
+    """That would make it worse."""
+    assert seconds_sent(SparingSpeculation(), 10_000, every=1) < 5_000
+
+
+UNTOLD = [
+    OperationTimedOut(),
+    WriteTimeout("late", write_type=1),
+    ConnectionShutdown("gone"),
+    ErrorMessage(0x1700, "unknown", None),
+    NoHostAvailable("none", {"a": Unavailable("no"), "b": ConnectionShutdown("gone")}),
+]
+TOLD = [
+    Unavailable("no", required_replicas=2, alive_replicas=1),
+    OverloadedErrorMessage(0x1001, "busy", None),
+    NoHostAvailable("none", {"a": Unavailable("no")}),
+    NoHostAvailable("none", ["a"]),
+]
+
+
+@pytest.mark.parametrize("error", UNTOLD)
+def test_what_may_have_been_made_is_untold(error: Exception) -> None:
+    assert untold(error)
+
+
+@pytest.mark.parametrize("error", TOLD)
+def test_what_was_refused_is_not_untold(error: Exception) -> None:
+    assert not untold(error)
+
+
+@pytest.mark.parametrize("error", [*UNTOLD, *TOLD])
+@pytest.mark.parametrize("wrote", [True, False], ids=["write", "read"])
+def test_every_failure_of_the_store_says_when_to_try_again(error: Exception, wrote: bool) -> None:
+    """In the service's own terms."""
+    ours = translated(error, wrote=wrote)
+    assert isinstance(ours, UnavailableError)
+    assert ours.retry_after_us
+    assert ours.detail
+
+
+def test_a_time_that_is_over_means_something_else_for_a_read() -> None:
+    """Nobody wonders whether a read may yet be made."""
+    assert isinstance(translated(OperationTimedOut()), WriteTimeoutError)
+    assert isinstance(translated(OperationTimedOut(), wrote=False), StoreUnavailableError)
+
+
+def test_a_busy_cluster_is_overloaded() -> None:
+    """Behind whatever the driver wraps it in."""
+    busy = OverloadedErrorMessage(0x1001, "busy", None)
+    assert isinstance(translated(NoHostAvailable("none", {"a": busy})), OverloadedError)
+
+
+def test_a_bug_is_nobodys_failure() -> None:
+    """What the driver raises for a statement that is wrong stays what it is."""
+    error = TypeError("wrong number of cells")
+    assert translated(error) is error
+
+
+def test_the_driver_logs_a_node_that_is_down_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, not at each try to reach it again."""
+    for _ in range(2):
+        quieten()
+    log = logging.getLogger("cassandra.cluster")
+    try:
+        raise ConnectionRefusedError("refused")
+    except OSError:
+        log.warning("[control connection] Error connecting to %s:", "a", exc_info=True)
+    log.warning("Error attempting to reconnect to %s, scheduling retry", "a")
+    (record,) = caplog.records
+    assert record.getMessage() == "[control connection] Error connecting to a: refused"
+    assert record.exc_info is None

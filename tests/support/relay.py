@@ -1,0 +1,92 @@
+"""A relay before one server: what passes it can be lost or held, as on a bad network."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Relay:
+    """Passes bytes between clients and a server.
+
+    While it is *deaf*, what clients send is lost; while it is *mute*, what the server answers is
+    held, and passed on when it is mute no more.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._speaks = asyncio.Event()
+        self._speaks.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.deaf = False
+        self.is_away = False
+        self.lost = 0
+        self.address = ("", 0)
+
+    @property
+    def mute(self) -> bool:
+        return not self._speaks.is_set()
+
+    @mute.setter
+    def mute(self, is_mute: bool) -> None:
+        (self._speaks.clear if is_mute else self._speaks.set)()
+
+    def go_away(self) -> None:
+        """End all connections, and take no new ones while ``is_away`` is set."""
+        self.is_away = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def has_lost(self) -> bool:
+        """Whether anything was lost while it was deaf."""
+        return self.lost > 0
+
+    @asynccontextmanager
+    async def listening(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+        """Listen at ``address``, a port of loopback; clients speak TLS if *tls* is given."""
+        listener = await asyncio.start_server(self._pass, "127.0.0.1", 0, ssl=tls)
+        self.address = listener.sockets[0].getsockname()[:2]
+        try:
+            yield
+        finally:
+            listener.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        writers = [writer]
+        try:
+            if not self.is_away:
+                answers, requests = await asyncio.open_connection(*self._server)
+                writers.append(requests)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._up(reader, requests))
+                    both.create_task(self._down(answers, writer))
+        except* (OSError, asyncio.CancelledError):
+            # A side that went away takes the other one along.
+            pass
+        finally:
+            self._tasks.discard(task)
+            for each in writers:
+                each.close()
+            await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while sent := await reader.read(65_536):
+            if self.deaf:
+                self.lost += len(sent)
+                continue
+            writer.write(sent)
+            await writer.drain()
+        writer.close()
+
+    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while sent := await reader.read(65_536):
+            await self._speaks.wait()
+            writer.write(sent)
+            await writer.drain()
+        writer.close()
