@@ -175,8 +175,10 @@ def _ready(flags: StoreFlags | None) -> Loaded:
 
 
 def log_to_stderr(settings: Settings) -> None:
-    """Have what is logged written to standard error, from the level of *settings* on."""
-    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
+    """Have what is logged written to standard error, from the level of *settings* on; of what
+    libraries log, warnings."""
+    logging.basicConfig(format=_LOG_FORMAT, level=logging.WARNING)
+    logging.getLogger("counter").setLevel(settings.log_level.upper())
 
 
 @contextmanager

@@ -84,7 +84,8 @@ class ClockGuard:
                 readings = [await self._store.read_clock() for _ in range(_READINGS)]
         except (CounterError, TimeoutError) as error:
             self._failures += 1
-            _log.warning("the store's clock cannot be read: %s", error or "it took too long")
+            if self._failures == 1:
+                _log.warning("the store's clock cannot be read: %s", error or "it took too long")
         except Exception:
             # Nothing may end the guard: what it said last would stand for ever.
             self._failures += 1
