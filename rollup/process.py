@@ -90,7 +90,6 @@ async def _run(settings: Settings) -> int:
                 listening(health, settings.host, settings.metrics_port)
             )
             _log.info("health and metrics on %s:%d", settings.host, port)
-        _log.info("worker %s begins", leases.worker)
         await guard.measure()
         with suppress(UnavailableError):
             # Read again every second: it may be there later.
@@ -98,6 +97,8 @@ async def _run(settings: Settings) -> int:
         stop = asyncio.Event()
         drain = Drain(health, stop, settings.drain_timeout)
         drain.listen()
+        sys.stdout.write(f"Rolling up as {leases.worker}\n")
+        sys.stdout.flush()
         # Beside the worker until it has ended: it needs them while it finishes.
         enough = asyncio.Event()
         beside = [

@@ -1,0 +1,198 @@
+"""Real worker processes over a real Cassandra, and the store as the test itself sees it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from counter.clock import SystemClock
+from counter.config import Settings
+from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
+from counter.service import CounterService
+from counter.storage.cassandra import CassandraStore, options_of
+from counter.storage.cassandra.schema import apply_schema
+from counter.storage.memory import MemoryCache
+from counter.types import Namespace, Token
+from scripts.cluster_nodes import Cluster
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Long enough for a busy machine, short enough to wait for.
+LEASE_TIME = "4s"
+
+
+def settings_over(cluster: Cluster, copies: int) -> Settings:
+    """A keyspace of its own, with the schema applied."""
+    port = cluster.shape.cassandra_port
+    given: dict[str, Any] = {
+        "store": "cassandra",
+        "contact_points": ",".join(f"{each}:{port}" for each in cluster.contact_points),
+        "keyspace": f"rollup_{uuid.uuid4().hex[:12]}",
+        "replication": str(copies),
+        "retention": "1h",
+        "slice": "10m",
+        "write_timeout": "1s",
+        "clock_skew_max": "250ms",
+        "rollup_window": "500ms",
+        "accept_limit": "1s",
+        "shards": 16,
+    }
+    settings = Settings(**given)
+    asyncio.run(apply_schema(settings))
+    return settings
+
+
+def flags_for(settings: Settings, **more: str) -> list[str]:
+    """The command line of a worker."""
+    flags: Mapping[str, str] = {
+        "store": "cassandra",
+        "contact-points": ",".join(settings.contact_points),
+        "keyspace": settings.keyspace,
+        "lease-time": LEASE_TIME,
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+class Worker:
+    """One process ``python -m rollup``."""
+
+    def __init__(self, flags: list[str], log: Path, port: int | None = None) -> None:
+        self._log = log
+        self._url = f"http://127.0.0.1:{port}"
+        given = flags if port is None else [*flags, f"--metrics-port={port}"]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rollup", *given],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    async def runs(self) -> None:
+        """Wait until it says so."""
+
+        async def said() -> bool:
+            assert self.process.poll() is None, self.output()
+            return "Rolling up" in self.output()
+
+        await eventually(said, "the worker runs", seconds=60)
+
+    async def ended(self) -> int:
+        """Wait for its end; the exit code."""
+
+        async def gone() -> bool:
+            return self.process.poll() is not None
+
+        await eventually(gone, "the worker ends", seconds=60)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self._url, timeout=30, trust_env=False) as http:
+            return await http.get(path)
+
+    async def metric(self, name: str) -> float:
+        families = text_string_to_metric_families((await self.get("/metrics")).text)
+        return next(s.value for family in families for s in family.samples if s.name == name)
+
+    def kill(self) -> None:
+        """``kill -9``, if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def worker(flags: list[str], log: Path, port: int | None = None) -> Iterator[Worker]:
+    """A process that does not outlive the test."""
+    started = Worker(flags, log, port)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+@dataclass(slots=True)
+class Desk:
+    """The test's own way into the store."""
+
+    store: CassandraStore
+    service: CounterService
+    namespace: Namespace
+
+    async def add_many(self, number: int) -> None:
+        """Add 1 to each of so many counters, however often it takes."""
+        await asyncio.gather(*(self._add(f"c{each}") for each in range(number)))
+
+    async def _add(self, counter: str) -> None:
+        token: Token | None = None
+
+        async def acknowledged() -> bool:
+            nonlocal token
+            token = token or Token(uuid.uuid4().bytes, SystemClock().now_us())
+            try:
+                await self.service.add(self.namespace, counter, 1, token)
+            except TokenTooOldError as error:
+                if error.applied is None:
+                    raise
+                token = None
+                return False
+            except (UnavailableError, TokenPendingError):
+                return False
+            return True
+
+        await eventually(acknowledged, f"an add to {counter} is acknowledged", seconds=60)
+
+    async def rolled_up(self, number: int, count: int) -> None:
+        """Wait until each of so many counters is rolled up to *count*."""
+        names = [f"c{each}" for each in range(number)]
+
+        async def done() -> bool:
+            heads = await self.store.heads(self.namespace, names)
+            counts = [0 if head is None else head.checkpoint.count for head in heads]
+            assert max(counts) <= count, "counted twice"
+            return min(counts) == count
+
+        await eventually(done, f"all counters are rolled up to {count}", seconds=60)
+
+    async def shared_by(self, workers: int) -> None:
+        """Wait until all slots are held, evenly, by so many."""
+
+        async def even() -> bool:
+            holders = list((await self.store.holders()).values())
+            sizes = [holders.count(each) for each in set(holders)]
+            return sum(sizes) == 65 and len(sizes) == workers and max(sizes) - min(sizes) <= 1
+
+        await eventually(even, f"{workers} workers share the slots", seconds=60)
+
+
+@asynccontextmanager
+async def desk_over(settings: Settings) -> AsyncIterator[Desk]:
+    """A namespace of its own in the keyspace; workers make its slices."""
+    clock = SystemClock()
+    store = CassandraStore(options_of(settings), clock)
+    await store.open()
+    try:
+        service = CounterService(store, MemoryCache(clock), clock)
+        name = f"n{uuid.uuid4().hex[:12]}"
+        wanted = replace(settings.default_namespace(), payload_check=settings.payload_check)
+        yield Desk(store, service, await service.namespaces.create(name, wanted))
+    finally:
+        await store.close()

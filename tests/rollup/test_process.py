@@ -1,0 +1,194 @@
+"""``python -m rollup`` as real processes over a real Cassandra: ends in order, dies, shares."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from counter.config import Settings
+from scripts.cluster_nodes import Cluster
+from scripts.demo_process import free_ports
+from tests.rollup.processes import Desk, Worker, desk_over, flags_for, settings_over, worker
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def settings(cassandra: Cluster) -> Settings:
+    return settings_over(cassandra, copies=1)
+
+
+@pytest.fixture
+async def desk(settings: Settings) -> AsyncIterator[Desk]:
+    async with desk_over(settings) as desk:
+        yield desk
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Whatever was started ends with the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+async def test_a_worker_told_to_end_finishes_and_gives_its_leases_back(
+    settings: Settings, desk: Desk, tmp_path: Path
+) -> None:
+    """Exit code 0, nobody holds a slot, and nothing is lost that it was at."""
+    with worker(flags_for(settings), tmp_path / "log") as first:
+        await first.runs()
+        await desk.shared_by(1)
+        await desk.add_many(200)
+        await desk.rolled_up(200, 1)
+        await desk.add_many(200)
+        first.process.send_signal(signal.SIGTERM)
+        assert await first.ended() == 0, first.output()
+        assert dict(await desk.store.holders()) == {}
+        assert "joined" in first.output()
+        assert "Traceback" not in first.output()
+    with worker(flags_for(settings), tmp_path / "second") as second:
+        await second.runs()
+        await desk.rolled_up(200, 2)
+
+
+async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
+    settings: Settings, desk: Desk, stack: ExitStack, tmp_path: Path
+) -> None:
+    """By lease, within its time: nobody has to notice."""
+    ports = free_ports(2)
+    one, two = (
+        stack.enter_context(worker(flags_for(settings), tmp_path / str(port), port))
+        for port in ports
+    )
+    for each in (one, two):
+        await each.runs()
+    await desk.shared_by(2)
+    await desk.add_many(300)
+    await desk.rolled_up(300, 1)
+    shares = [await each.metric("counter_rollup_counters_total") for each in (one, two)]
+    assert min(shares) > 0, "one did all of it"
+    assert await one.metric("counter_rollup_workers") == 2
+    two.kill()
+    await desk.add_many(300)
+    await desk.shared_by(1)
+    await desk.rolled_up(300, 2)
+    three = stack.enter_context(worker(flags_for(settings), tmp_path / "three"))
+    await three.runs()
+    await desk.shared_by(2)
+
+
+async def test_health_tells_what_a_worker_does(
+    settings: Settings, desk: Desk, tmp_path: Path
+) -> None:
+    """Ready as soon as it works."""
+    (port,) = free_ports(1)
+    with worker(flags_for(settings), tmp_path / "log", port) as one:
+        await one.runs()
+
+        async def ready() -> bool:
+            return (await one.get("/readyz")).status_code == 200
+
+        await eventually(ready, "the worker is ready", seconds=60)
+        assert (await one.get("/healthz")).json() == {"status": "alive"}
+        assert await one.metric("counter_rollup_up") == 1
+        assert abs(await one.metric("counter_clock_offset_seconds")) < 5
+
+
+async def test_a_second_signal_ends_at_once(settings: Settings, tmp_path: Path) -> None:
+    """Exit code 1: what was under way is left to others."""
+    with worker(flags_for(settings), tmp_path / "log") as one:
+        await one.runs()
+        # Stopped, it gets both together, and takes the first one first.
+        one.process.send_signal(signal.SIGSTOP)
+        one.process.send_signal(signal.SIGTERM)
+        one.process.send_signal(signal.SIGINT)
+        one.process.send_signal(signal.SIGCONT)
+        assert await one.ended() == 1
+        assert "a second time" in one.output()
+
+
+async def test_a_drain_that_takes_too_long_is_cut_off(settings: Settings, tmp_path: Path) -> None:
+    """Exit code 1, and the log says why."""
+    with worker(flags_for(settings, drain_timeout="0s"), tmp_path / "log") as one:
+        await one.runs()
+        one.process.send_signal(signal.SIGINT)
+        assert await one.ended() == 1
+        assert "draining took longer than 0s" in one.output()
+
+
+async def cannot_start(flags: list[str], log: Path) -> str:
+    """What a worker says that must end with exit code 2."""
+    with worker(flags, log) as one:
+        assert await one.ended() == 2, one.output()
+        assert "Traceback" not in one.output()
+        return one.output()
+
+
+async def test_a_store_of_one_process_is_refused(tmp_path: Path) -> None:
+    """Its owner rolls up itself."""
+    said = await cannot_start(["--store=sqlite"], tmp_path / "log")
+    assert "counter serve" in said
+
+
+async def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    """With where it was looked for."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        point = f"127.0.0.1:{nobody.getsockname()[1]}"
+        flags = ["--store=cassandra", f"--contact-points={point}"]
+        assert point in await cannot_start(flags, tmp_path / "log")
+
+
+async def test_a_cluster_without_the_schema_is_told(settings: Settings, tmp_path: Path) -> None:
+    """With what to do."""
+    flags = flags_for(settings, keyspace="nothing_here")
+    said = await cannot_start(flags, tmp_path / "log")
+    assert "counter schema apply" in said
+
+
+async def test_a_port_that_is_taken_is_told(settings: Settings, tmp_path: Path) -> None:
+    """Before any work is begun."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flags = flags_for(settings, metrics_port=str(taken.getsockname()[1]))
+        assert "--metrics-port" in await cannot_start(flags, tmp_path / "log")
+
+
+@pytest.mark.slow
+async def test_an_outage_of_the_whole_cluster_is_survived(
+    breakable: Cluster, tmp_path: Path
+) -> None:
+    """The worker says so, and goes on by itself when the cluster answers again."""
+    settings = await asyncio.to_thread(settings_over, breakable, 3)
+    (port,) = free_ports(1)
+    with worker(flags_for(settings), tmp_path / "log", port) as one:
+        await one.runs()
+        async with desk_over(settings) as desk:
+            await desk.shared_by(1)
+            await desk.add_many(20)
+            await desk.rolled_up(20, 1)
+            for node in breakable.cassandra:
+                node.pause()
+            await answers(one, 503)
+            assert one.process.poll() is None
+            for node in breakable.cassandra:
+                node.resume()
+            await answers(one, 200)
+
+            await desk.add_many(20)
+            await desk.rolled_up(20, 2)
+        one.process.send_signal(signal.SIGTERM)
+        assert await one.ended() == 0, one.output()
+
+
+async def answers(one: Worker, status: int) -> None:
+    """Wait until /readyz says so."""
+
+    async def said() -> bool:
+        return (await one.get("/readyz")).status_code == status
+
+    await eventually(said, f"/readyz answers {status}", seconds=90)
