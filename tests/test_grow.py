@@ -1,0 +1,105 @@
+"""README's section "Grow" is run: its file, its commands in their order, its examples."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from scripts.cluster_nodes import Cluster
+from tests.support.server import ROOT
+from tests.support.waiting import eventually
+from tests.test_readme import README, compare, read
+
+SECTION = read(README).partition("\n## Grow\n")[2].partition("\n## ")[0]
+#: Its block of commands, and the file in it.
+SETUP = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
+_PORT = re.compile(r"--port (\d+)")
+#: What a process prints when it works.
+_SERVING = re.compile(r"Serving on (\S+)")
+_WORKING = re.compile(r"(?:Serving on|Rolling up as) \S+")
+
+
+def commands() -> list[list[str]]:
+    """The words of each `counter` command of the section."""
+    found = re.findall(r"^counter ([^#&\n]+)", SETUP, re.MULTILINE)
+    return [each.split() for each in found]
+
+
+def configuration(cassandra: Cluster, memcached: Cluster) -> str:
+    """The section's file, for servers that are elsewhere."""
+    text = SETUP.partition("<<'END'\n")[2].partition("END\n")[0]
+    port = cassandra.shape.cassandra_port
+    (node,) = cassandra.contact_points
+    return text.replace("memcached://127.0.0.1", memcached.memcached_url).replace(
+        '["127.0.0.1"]', f'["{node}:{port}"]'
+    )
+
+
+@contextmanager
+def started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the section, at a port of its own choice; ended in the end."""
+    command = _PORT.sub("--port 0", " ".join(words)).split()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "counter", *command],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+async def works(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until a process says that it works; its log."""
+
+    async def told() -> str | None:
+        text = await asyncio.to_thread(log.read_text, encoding="utf-8")
+        assert process.poll() is None, text
+        return text if _WORKING.search(text) else None
+
+    return await eventually(told, "the process works", seconds=120)
+
+
+@pytest.mark.slow
+async def test_the_commands_of_grow_make_a_cluster(
+    cassandra: Cluster, memcached: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert SETUP.startswith("./scripts/cluster start --nodes 1 ")
+    (tmp_path / "cluster.toml").write_text(configuration(cassandra, memcached), encoding="utf-8")
+    monkeypatch.setenv("COUNTER_CONFIG", str(tmp_path / "cluster.toml"))
+    # The node is shared with other tests.
+    monkeypatch.setenv("COUNTER_KEYSPACE", "grow")
+    apply, *others = commands()
+    assert apply == ["schema", "apply"]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "counter", *apply], cwd=ROOT, check=False
+    )
+    assert done.returncode == 0
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+        running = []
+        for number, words in enumerate(others):
+            log = tmp_path / f"{number}.log"
+            process = stack.enter_context(started(words, log))
+            running.append(process)
+            serving = _SERVING.search(await works(process, log))
+            written = _PORT.search(" ".join(words))
+            if serving and written:
+                urls[f"http://127.0.0.1:{written[1]}"] = serving[1]
+        assert len(urls) == 2
+        await compare(SECTION, urls, tmp_path)
+    assert [each.returncode for each in running] == [0] * len(others)
