@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.ports import Cache
 from counter.storage.memcached.lane import RETRY_AFTER_US
 from scripts.cluster_nodes import Cluster
 from tests.support.app import App
@@ -24,10 +25,10 @@ def _cache_in_memcached(memcached: Cluster) -> Iterator[None]:
     """One prefix for all processes of a test."""
     prefix = uuid.uuid4().hex
 
-    def cache(clock: FakeClock, **_: int) -> object:
+    def open_cache(_: object, clock: FakeClock) -> Cache:
         return new_cache(memcached, clock, prefix=prefix)
 
-    with patch("api.app.MemoryCache", cache):
+    with patch("api.app.open_cache", open_cache):
         yield
 
 
