@@ -1,0 +1,229 @@
+"""``counter schema apply``: done once, however often and by however many."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from counter.errors import StartupError
+from counter.limits import DAY, MINUTE, SECOND
+from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.tables import (
+    CONTROL_TABLES,
+    DATASET_TABLES,
+    SCHEMA_VERSION,
+    create_table,
+    events_of,
+    table_id,
+)
+from counter.types import Dataset, Placement, Slice
+from scripts.cluster_nodes import Cluster
+from tests.support.cassandra import DATASET, at, connected, have_schema, opened, options_for
+
+
+@pytest.fixture
+def options(cassandra: Cluster) -> CassandraOptions:
+    return options_for(cassandra)
+
+
+def with_dataset(
+    options: CassandraOptions, dataset: Dataset = DATASET, placement: Placement | None = None
+) -> CassandraOptions:
+    return replace(options, datasets=[(dataset, placement or options.datasets[0][1])])
+
+
+async def tables(connection: Connection, keyspace: str) -> Mapping[str, object]:
+    """The id of each table."""
+    cql = f"SELECT table_name, id FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
+    return dict(await connection.simple(cql))
+
+
+async def say_version(options: CassandraOptions, version: int) -> None:
+    async with connected(options) as connection:
+        await connection.ddl(
+            f"UPDATE {options.keyspace}.meta SET value = '{version}' WHERE name = 'schema'"
+            " IF EXISTS"
+        )
+
+
+async def test_all_is_made_and_told_once(options: CassandraOptions) -> None:
+    told = "\n".join(await have_schema(options))
+    assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
+    assert f"created keyspace {options.keyspace}_default, replicas dc1:1" in told
+    assert "created dataset default" in told
+    assert f"has version {SCHEMA_VERSION}" in told
+    assert await have_schema(options) == ["nothing to do: the schema is as it should be"]
+    async with opened(options) as store:
+        await store.ping()
+        assert list(await store.datasets()) == [DATASET]
+
+
+async def test_many_processes_on_three_nodes_make_the_same(three_nodes: Cluster) -> None:
+    """Each asks a node of its own first. A table that two of them create is one table."""
+    options = options_for(three_nodes, replicas=3)
+    port = three_nodes.shape.cassandra_port
+
+    async def apply(contact_point: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "counter", "schema", "apply", "--store", "cassandra"),
+            *("--contact-points", f"{contact_point}:{port}", "--keyspace", options.keyspace),
+            env={"PATH": os.environ["PATH"], "COUNTER_REPLICATION": "3"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        return output.decode()
+
+    nodes = [*three_nodes.contact_points, three_nodes.contact_points[0]]
+    told = "".join(await asyncio.gather(*(apply(each) for each in nodes)))
+    assert told.count("created dataset default") == 1
+    assert told.count(f"has version {SCHEMA_VERSION}") == 1
+    for host in three_nodes.contact_points:
+        async with connected(at(options, (host, port))) as connection:
+            for keyspace, names in (
+                (options.keyspace, CONTROL_TABLES),
+                (f"{options.keyspace}_default", DATASET_TABLES),
+            ):
+                expected = {name: table_id(keyspace, name) for name in names}
+                assert await tables(connection, keyspace) == expected
+
+
+async def test_a_run_that_ended_half_way_is_finished_by_the_next(
+    options: CassandraOptions,
+) -> None:
+    """The version comes last: until then no store opens."""
+    async with connected(options) as connection:
+        keyspace = options.keyspace
+        replication = "{'class': 'NetworkTopologyStrategy', 'dc1': 1}"
+        await connection.ddl(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")
+        for name in ("meta", "slices"):
+            await connection.ddl(create_table(keyspace, name, CONTROL_TABLES[name]))
+    with pytest.raises(StartupError, match="counter schema apply"):
+        async with opened(options):
+            pass
+    told = "\n".join(await have_schema(options))
+    assert f"created tables of {keyspace}: sequences, datasets" in told
+    async with opened(options) as store:
+        await store.ping()
+
+
+async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) -> None:
+    """A store says what to do; columns that are missing are added."""
+    await have_schema(options)
+    await say_version(options, 0)
+    async with connected(options) as connection:
+        await connection.ddl(f"ALTER TABLE {options.keyspace}.slices DROP op")
+    with pytest.raises(StartupError, match=r"version 0; .* needs 1: run `counter schema apply`"):
+        async with opened(options):
+            pass
+    assert await have_schema(options) == [
+        f"added column op to {options.keyspace}.slices",
+        f"the schema of {options.keyspace} has version {SCHEMA_VERSION}",
+    ]
+    async with opened(options) as store:
+        made = Slice(0, DATASET.slice_us, MINUTE, 1)
+        await store.make_slice(DATASET, made)
+        assert list(await store.slices(DATASET)) == [made]
+
+
+async def test_a_newer_schema_is_left_alone(options: CassandraOptions) -> None:
+    """By the store, and by ``schema apply``."""
+    await have_schema(options)
+    await say_version(options, SCHEMA_VERSION + 1)
+    newer = r"has schema version 2; this program knows 1: start the newer program"
+    with pytest.raises(StartupError, match=newer):
+        async with opened(options):
+            pass
+    more = replace(DATASET, name="more")
+    with pytest.raises(StartupError, match=newer):
+        await have_schema(with_dataset(options, more))
+    async with connected(options) as connection:
+        assert not await tables(connection, f"{options.keyspace}_more")
+
+
+async def test_what_a_dataset_was_first_given_stays(options: CassandraOptions) -> None:
+    """It is told which; partitions of new slices and consistency may change."""
+    await have_schema(options)
+    asked = replace(DATASET, retention_us=DAY, write_timeout_us=9 * SECOND, event_buckets=9)
+    placement = Placement((("", 1),), "QUORUM", "LOCAL_QUORUM")
+    changed = with_dataset(options, asked, placement)
+    told = await have_schema(changed)
+    assert told[:2] == [
+        "dataset default: retention stays 1h as it was first set, and does not become 1d",
+        "dataset default: write_timeout stays 1s as it was first set, and does not become 9s",
+    ]
+    assert "event_buckets hold from the next slice" in told[2]
+    assert "write_consistency was LOCAL_QUORUM and is now QUORUM: stop every process" in told[3]
+    assert await have_schema(changed) == told[:2]
+    async with opened(options) as store:
+        assert list(await store.datasets()) == [replace(DATASET, event_buckets=9)]
+        await store.ping()
+
+
+async def test_a_dataset_that_is_not_named_stays(options: CassandraOptions) -> None:
+    """Another program may have been told of it; its id is its own."""
+    await have_schema(options)
+    more = replace(DATASET, name="more")
+    assert "created dataset more" in await have_schema(with_dataset(options, more))
+    async with opened(options) as store:
+        assert list(await store.datasets()) == [DATASET, replace(more, id=2)]
+
+
+async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
+    """Of the dataset's keyspace and of the control keyspace."""
+    options = options_for(three_nodes)
+    await have_schema(options)
+    told = await have_schema(with_dataset(options, placement=Placement((("dc1", 3),))))
+    for line, keyspace in zip(told, (options.keyspace, f"{options.keyspace}_default"), strict=True):
+        assert f"keyspace {keyspace} had replicas dc1:1 and now has dc1:3" in line
+        assert f"`nodetool repair --full {keyspace}` on every node" in line
+    async with connected(options) as connection:
+        for keyspace in (options.keyspace, f"{options.keyspace}_default"):
+            ((replication,),) = await connection.simple(
+                "SELECT replication FROM system_schema.keyspaces"
+                f" WHERE keyspace_name = '{keyspace}'"
+            )
+            assert replication["dc1"] == "3"
+    assert await have_schema(with_dataset(options, placement=Placement((("", 3),)))) == [
+        "nothing to do: the schema is as it should be"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("replication", "message"),
+    [
+        ((("", 3),), "3 replicas in data center 'dc1', which has 1 of the 2 nodes"),
+        ((("dc9", 1),), "in data center 'dc9'; the cluster has dc1"),
+    ],
+    ids=["too-many", "elsewhere"],
+)
+async def test_replicas_that_the_cluster_cannot_have(
+    options: CassandraOptions, replication: tuple[tuple[str, int], ...], message: str
+) -> None:
+    """Nothing is made then."""
+    with pytest.raises(StartupError, match=message):
+        await have_schema(with_dataset(options, placement=Placement(replication)))
+    async with connected(options) as connection:
+        assert not await tables(connection, options.keyspace)
+
+
+async def test_names_that_no_keyspace_can_have(options: CassandraOptions) -> None:
+    """Too long, or the same as another's when - becomes _."""
+    long = replace(DATASET, name="x" * 48)
+    with pytest.raises(StartupError, match="at most 47 more"):
+        await have_schema(with_dataset(options, long))
+    twins = [(replace(DATASET, name=name), options.datasets[0][1]) for name in ("a-b", "a_b")]
+    with pytest.raises(StartupError, match="'a-b' and 'a_b' would both lie"):
+        await have_schema(replace(options, datasets=twins))
+
+
+@pytest.mark.parametrize("retention_us", [10 * MINUTE, 365 * DAY], ids=["short", "long"])
+def test_tombstones_of_events_outlive_their_table(retention_us: int) -> None:
+    """A write that was voided may land as long as the table is there."""
+    dataset = replace(DATASET, retention_us=retention_us)
+    assert events_of(dataset).grace_us >= dataset.retention_us + dataset.slice_us
