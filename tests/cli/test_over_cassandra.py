@@ -1,0 +1,100 @@
+"""``counter serve`` over a real Cassandra: what it needs, and that many may start at once."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from scripts.cluster_nodes import Cluster
+from tests.support.server import ROOT, refused, serving
+from tests.support.waiting import eventually
+
+PROCESSES = 3
+#: Windows that real time passes while a test looks on, in a store that may be slow.
+WINDOWS = {
+    "write_timeout": "5s",
+    "rollup_window": "200ms",
+    "accept_limit": "2s",
+    "clock_skew_max": "100ms",
+}
+
+
+def flags_of(cluster: Cluster, keyspace: str) -> dict[str, str]:
+    (node,) = cluster.contact_points
+    return {
+        "store": "cassandra",
+        "contact_points": f"{node}:{cluster.shape.cassandra_port}",
+        "keyspace": keyspace,
+        "replication": "1",
+        **WINDOWS,
+    }
+
+
+def apply_schema(flags: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """``counter schema apply`` with what the service is started with."""
+    windows = {"retention": "1h", "slice": "10m"}
+    names = ("store", "contact_points", "keyspace", "replication", "write_timeout")
+    given = windows | {name: flags[name] for name in (*names, "clock_skew_max")}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return subprocess.run(
+        [sys.executable, "-m", "counter", "schema", "apply", *words],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_without_its_schema_it_says_what_to_run(cassandra: Cluster, tmp_path: Path) -> None:
+    code, said = refused(tmp_path, **flags_of(cassandra, "never_made"))
+    assert code == 2
+    assert "counter schema apply" in said
+
+
+@pytest.mark.slow
+async def test_where_nobody_is_it_says_so(tmp_path: Path) -> None:
+    flags = {"store": "cassandra", "contact_points": "127.0.0.1:1", **WINDOWS}
+    code, said = await asyncio.to_thread(refused, tmp_path, **flags)
+    assert code == 2
+    assert "127.0.0.1:1" in said
+
+
+@pytest.mark.slow
+async def test_many_start_at_once_over_an_empty_store(cassandra: Cluster, tmp_path: Path) -> None:
+    """Schema, slices and the namespace `default`: each is made once, whoever is first."""
+    flags = flags_of(cassandra, "at_once")
+    applied = await asyncio.gather(*(asyncio.to_thread(apply_schema, flags) for _ in range(2)))
+    assert [each.returncode for each in applied] == [0, 0], applied
+    async with AsyncExitStack() as stack:
+        servers = await asyncio.gather(
+            *(
+                stack.enter_async_context(
+                    serving(tmp_path, tmp_path / str(number), rollup="true", **flags)
+                )
+                for number in range(PROCESSES)
+            )
+        )
+        clients = [await stack.enter_async_context(each.client()) for each in servers]
+        listed = [(await rest.http.get("/v1/namespaces")).json() for rest in clients]
+        assert [each["namespace"] for each in listed[0]["namespaces"]] == ["default"]
+        assert listed == [listed[0]] * PROCESSES
+        for number, rest in enumerate(clients):
+            answer = await rest.add("c", 1, key=f"order-{number}")
+            assert answer.status_code == 200, answer.text
+            again = await clients[number - 1].add("c", 1, key=f"order-{number}")
+            assert again.status_code in (200, 503), again.text
+        assert [await rest.count("c") for rest in clients] == [PROCESSES] * PROCESSES
+
+        async def rolled_up() -> bool:
+            return await clients[0].count("c", "1h") == PROCESSES
+
+        await eventually(rolled_up, "the embedded rollups count what was added", seconds=60)
+        ready = (await clients[0].http.get("/readyz")).json()
+        assert ready["rollup"] == "ok", ready
+        assert [await server.stop() for server in servers] == [0] * PROCESSES
