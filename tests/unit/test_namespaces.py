@@ -6,26 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from counter.config import Settings
 from counter.errors import NamespaceUnknownError, StoreUnavailableError
 from counter.namespaces import AGE_MAX_US, Namespaces
 from counter.storage.memory import DEFAULT_DATASET, MemoryStore
-from counter.types import CounterType, Namespace, NamespaceSettings, PayloadCheck, Slice
+from counter.types import CounterType, Namespace, Slice
 from counter.windows import accept_limit_at
 from tests.support.clock import FakeClock
-from tests.support.times import HOUR, SECOND, START_US
+from tests.support.times import SECOND, START_US
 from tests.support.waiting import eventually
 
-SETTINGS = NamespaceSettings(
-    counter_type=CounterType.ACCURATE,
-    dataset=DEFAULT_DATASET.name,
-    accept_limit_us=5 * SECOND,
-    future_limit_us=5 * SECOND,
-    rollup_window_us=10 * SECOND,
-    shards=1,
-    payload_check=PayloadCheck.OFF,
-    key_ttl_us=HOUR,
-    cache_ttl_us=SECOND,
-)
+SETTINGS = replace(Settings().default_namespace(), cache_ttl_us=SECOND)
 
 
 class CountedStore(MemoryStore):

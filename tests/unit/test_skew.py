@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
+from counter.config import Settings
 from counter.errors import ClockSkewError, StoreUnavailableError
 from counter.service import Add, CounterService
 from counter.skew import ClockGuard
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
-from counter.types import (
-    ClockReading,
-    CounterType,
-    Namespace,
-    NamespaceSettings,
-    PayloadCheck,
-    Slice,
-)
+from counter.types import ClockReading, CounterType, Namespace, Slice
 from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, START_US
@@ -66,17 +60,7 @@ class World:
         first_us = START_US - START_US % size_us - size_us
         for start_us in range(first_us, first_us + 4 * size_us, size_us):
             await self.store.make_slice(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
-        settings = NamespaceSettings(
-            counter_type=counter_type,
-            dataset=DATASET.name,
-            accept_limit_us=5 * SECOND,
-            future_limit_us=5 * SECOND,
-            rollup_window_us=10 * SECOND,
-            shards=1,
-            payload_check=PayloadCheck.OFF,
-            key_ttl_us=HOUR,
-            cache_ttl_us=SECOND,
-        )
+        settings = replace(Settings().default_namespace(), counter_type=counter_type)
         return await self.service.namespaces.create("one", settings)
 
 
