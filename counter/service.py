@@ -130,7 +130,8 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Each add on its own, one commit for those that are on time; an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            return [await self.add(namespace, *each) for each in adds]
+            # All at once: the cache makes one round trip of them. One that fails spoils no other.
+            return await asyncio.gather(*(self._add_or_error(namespace, each) for each in adds))
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)

@@ -31,7 +31,9 @@ def open_cache(settings: Settings, clock: Clock) -> Cache:
     if servers:
         from counter.storage.memcached import MemcachedCache
 
-        return MemcachedCache(servers, clock, timeout_us=settings.cache_timeout)
+        # Deployments may share a memcached: each has a keyspace of its own.
+        prefix = settings.keyspace
+        return MemcachedCache(servers, clock, timeout_us=settings.cache_timeout, prefix=prefix)
     from counter.storage.memory import MemoryCache
 
     return MemoryCache(clock, entries_max=settings.cache_entries_max)

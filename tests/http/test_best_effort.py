@@ -1,7 +1,11 @@
 """Best effort: fast, and every answer says that a retry may count twice."""
 
+from unittest.mock import patch
+
 import pytest
 
+from counter.errors import CacheUnavailableError
+from counter.types import Namespace
 from tests.support.app import App
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
@@ -118,3 +122,22 @@ async def test_bad_input_is_refused_like_anywhere(loose: Rest) -> None:
         answer, 400, "invalid_body", applied=None, retry="never", names=("delta", str(2**63))
     )
     assert await loose.count("c") == 0
+
+
+async def test_one_add_that_fails_spoils_no_other_of_its_batch(loose: Rest, app: App) -> None:
+    """What was counted is told to be counted, or the client would send it again."""
+    cache = app.application.service._cache
+    increment = cache.increment
+
+    async def fails_for_b(namespace: Namespace, counter: str, delta: int) -> int:
+        if counter == "b":
+            raise CacheUnavailableError("the cache's server of this counter is down")
+        value: int = await increment(namespace, counter, delta)
+        return value
+
+    with patch.object(cache, "increment", fails_for_b):
+        answer = await loose.batch_add([{"counter": each, "delta": 1} for each in "abc"])
+    first, second, third = answer.json()["results"]
+    assert (first["counter"], third["counter"]) == ("a", "c")
+    assert (second["code"], second["applied"]) == ("cache_unavailable", None)
+    assert [await loose.count(each) for each in "abc"] == [1, 0, 1]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from pymemcache.client.rendezvous import RendezvousHash  # type: ignore[import-untyped]
+from pymemcache.client.rendezvous import RendezvousHash
 from xxhash import xxh64_intdigest
 
 from counter import limits

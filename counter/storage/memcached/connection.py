@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pymemcache.client.base import Client  # type: ignore[import-untyped]
+from pymemcache.client.base import Client
 
 #: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
 _PIPELINED_MAX: Final = 1_000
