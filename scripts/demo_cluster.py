@@ -140,7 +140,8 @@ class ManyProcesses:
             await server.start()
         apply = ["schema", "apply", *self._shared]
         await CounterProcess("schema apply", apply, self._folder / "schema.log", "").run()
-        await asyncio.gather(*(each.start() for each in (*self._api, *self._workers)))
+        for each in (*self._api, *self._workers):
+            await each.start()
         say(
             f"Cassandra on {', '.join(self._cluster.contact_points)}, {CONSISTENCY} of {NODES}"
             f" copies; {API_PROCESSES} API processes on {', '.join(self.urls)};"

@@ -59,13 +59,16 @@ class CounterProcess:
     async def _runs(self, process: Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
-                while process.returncode is None:
-                    if self._sign in self.log_tail():
-                        return
+                while self._sign not in self.log_tail():
+                    if process.returncode is not None:
+                        raise ServiceError(
+                            f"{self.name} ended at its start with exit code"
+                            f" {process.returncode}:\n{self.log_tail()}"
+                        )
                     await asyncio.sleep(0.02)
+                return
         raise ServiceError(
-            f"{self.name} does not run after {START_TIMEOUT_S:.0f} s"
-            f" (exit code {process.returncode}):\n{self.log_tail()}"
+            f"{self.name} does not run after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}"
         )
 
     async def run(self) -> None:
