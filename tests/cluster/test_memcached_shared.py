@@ -1,0 +1,26 @@
+"""One memcached for several deployments: each sees its own."""
+
+from contextlib import AsyncExitStack
+
+from counter.config import Settings
+from counter.storage import open_cache
+from counter.types import Checkpoint
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cache_cases import namespace_of
+from tests.contracts.cases import NOW
+from tests.support.clock import FakeClock
+
+
+async def test_keyspaces_keep_apart_what_has_the_same_number(memcached: Cluster) -> None:
+    """Namespaces are numbered from 1 in every keyspace: a count of another one must not show."""
+    async with AsyncExitStack() as stack:
+        first, again, other = [
+            open_cache(Settings(keyspace=keyspace, cache=memcached.memcached_url), FakeClock(NOW))
+            for keyspace in ("shared_a", "shared_a", "shared_b")
+        ]
+        for cache in (first, again, other):
+            await cache.open()
+            stack.push_async_callback(cache.close)
+        await first.put_many(namespace_of(), [("c", Checkpoint(NOW, 7))])
+        assert await again.get_many(namespace_of(), ["c"]) == [Checkpoint(NOW, 7)]
+        assert await other.get_many(namespace_of(), ["c"]) == [None]
