@@ -35,6 +35,7 @@ from counter.storage.cassandra.codec import (
 )
 from counter.storage.cassandra.gathering import batch_of
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.packing import BIGINT, BLOB, TEXT, TINYINT, bound
 from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
 
 #: Kinds of rows, in the order in which they lie.
@@ -47,6 +48,7 @@ _INSERT: Final = (
     "INSERT INTO {keyspace}.counts (namespace, counter, kind, t, u, cell)"
     " VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
+_PACKERS: Final = (BIGINT, TEXT, TINYINT, BIGINT, BIGINT, BLOB, BIGINT)
 _DELETE: Final = (
     "DELETE FROM {keyspace}.counts USING TIMESTAMP ?"
     " WHERE namespace = ? AND counter = ? AND kind = ? AND t = ? AND u = ?"
@@ -143,20 +145,20 @@ class CassandraCounts(CassandraBase):
         dataset, partition = namespace.dataset, (namespace.id, update.counter)
         insert = await self._to_write(dataset, _INSERT)
         checkpoint = pack_checkpoint(update.checkpoint)
-        statements = [insert.bind((*partition, CHECKPOINT, 0, 0, checkpoint, stamp_us))]
+        values = [(*partition, CHECKPOINT, 0, 0, checkpoint, stamp_us)]
         settled, settled_us = update.settled, 0
         if settled is not None:
             settled_us = settled.time_us
-            delete = await self._to_write(dataset, _DELETE_ROWS)
-            statements += (
-                insert.bind((*partition, SETTLED, 0, 0, pack_checkpoint(settled), settled_us)),
-                delete.bind((through_us, *partition, settled_us)),
-            )
-        statements += (
-            insert.bind((*partition, WINDOW, row.window_us, 0, pack_row(row), stamp_us))
+            values.append((*partition, SETTLED, 0, 0, pack_checkpoint(settled), settled_us))
+        values += (
+            (*partition, WINDOW, row.window_us, 0, pack_row(row), stamp_us)
             for row in update.rows
             if row.window_us > settled_us
         )
+        statements = [bound(insert, _PACKERS, each) for each in values]
+        if settled is not None:
+            delete = await self._to_write(dataset, _DELETE_ROWS)
+            statements.append(delete.bind((through_us, *partition, settled_us)))
         if update.pending_done:
             delete = await self._to_write(dataset, _DELETE)
             statements += (

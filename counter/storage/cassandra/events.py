@@ -13,9 +13,9 @@ from counter.storage.cassandra.rows import (
     INSERT,
     SELECT,
     Place,
-    cells_of,
     event_of,
     form_of,
+    insert_of,
     key_of,
     place_of,
 )
@@ -43,16 +43,13 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             inserted = await self._insert_new(namespace, places, events)
             return [_told(outcome) for outcome in inserted]
+        if len(events) == 1:
+            row = await self._row_of(namespace, places[0], events[0])
+            return [_told(result) for result in await self._rows.put((row,))]
         firsts = {(event.counter, *event[1:4]): at for at, event in reversed([*enumerate(events)])}
         alone = list(firsts.values())
         results = await self._rows.put(
-            [
-                (
-                    (namespace.dataset.write_timeout_us, *places[at]),
-                    await self._insert_of(namespace, places[at], events[at]),
-                )
-                for at in alone
-            ]
+            [await self._row_of(namespace, places[at], events[at]) for at in alone]
         )
         outcomes = dict(zip(alone, map(_told, results), strict=True))
         answers: list[Written | UnavailableError] = []
@@ -98,7 +95,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
             namespace, [places[at] for at in strict], [events[at] for at in strict]
         )
         for outcome in inserted:
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
         await self._write(plain)
 
@@ -127,10 +124,17 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
             places.append(place_of(each, namespace.id, event))
         return places
 
+    async def _row_of(
+        self, namespace: Namespace, place: Place, event: Event
+    ) -> tuple[Lane, object]:
+        """The plain insert of *event*, in its partition's lane."""
+        lane = (namespace.dataset.write_timeout_us, *place)
+        return lane, await self._insert_of(namespace, place, event)
+
     async def _insert_of(self, namespace: Namespace, place: Place, event: Event) -> object:
         """The plain insert of *event*, at its own time."""
         insert = await self._to_write(namespace.dataset, INSERT[form_of(event)], place.start_us)
-        return insert.bind((*key_of(place, event), *cells_of(event), event.event_time_us))
+        return insert_of(insert, place, event)
 
     async def _found(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
@@ -159,11 +163,11 @@ def _is_strict(namespace: Namespace, event: Event) -> bool:
     return event.item_key == 0 and namespace.settings.payload_check is PayloadCheck.STRICT
 
 
-def _told(outcome: Written | Exception | None) -> Written | UnavailableError:
+def _told(outcome: Written | BaseException | None) -> Written | UnavailableError:
     """An outcome of one event; raises what is no fault of the store."""
     if outcome is None:
         return Written.UNTOLD
-    if isinstance(outcome, Exception) and not isinstance(outcome, UnavailableError):
+    if isinstance(outcome, BaseException) and not isinstance(outcome, UnavailableError):
         raise outcome
     return outcome
 

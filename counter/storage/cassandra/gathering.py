@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from cassandra.query import BatchStatement, BatchType
-
-from counter.storage.cassandra.connection import Connection
 
 #: Rows of one batch; bounds what one slow statement holds up.
 ROWS_MAX: Final = 100
@@ -27,42 +24,75 @@ _R = TypeVar("_R")
 
 
 class _Call(Generic[_R]):
-    """One caller's rows, which may lie in many partitions."""
+    """One caller's items, which may be of many keys."""
 
     __slots__ = ("future", "left", "results")
 
     def __init__(self, size: int) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.results: list[_R | Exception | None] = [None] * size
+        self.results: list[_R | BaseException | None] = [None] * size
         self.left = size
 
-    def settle(self, index: int, result: _R | Exception | None) -> None:
+    def settle(self, index: int, result: _R | BaseException | None) -> None:
         self.results[index] = result
         self.left -= 1
         if self.left == 0 and not self.future.done():
             self.future.set_result(None)
 
 
-class _Lane(Generic[_T, _R]):
-    """What waits for one partition, and how many batches of it are on their way."""
+class Batch(Generic[_K, _T, _R]):
+    """Items of one key that are committed together; to be ended once, one way or the other."""
 
-    __slots__ = ("running", "waiting")
+    __slots__ = ("_ended", "_lane", "_places", "items", "key")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        key: _K,
+        lane: _Lane[_K, _T, _R],
+        rows: Sequence[tuple[_T, _Call[_R], int]],
+        ended: Callable[[_Lane[_K, _T, _R]], None],
+    ) -> None:
+        self.key = key
+        self.items = [item for item, _, _ in rows]
+        self._places = [(call, index) for _, call, index in rows]
+        self._lane = lane
+        self._ended = ended
+
+    def succeed(self, results: Sequence[_R | BaseException]) -> None:
+        """Give each item its own result."""
+        for (call, index), result in zip(self._places, results, strict=True):
+            call.settle(index, result)
+        self._ended(self._lane)
+
+    def end(self, result: _R | BaseException | None) -> None:
+        """Give all items the same result: None, or what became of them."""
+        for call, index in self._places:
+            call.settle(index, result)
+        self._ended(self._lane)
+
+
+class _Lane(Generic[_K, _T, _R]):
+    """What waits under one key, and how many batches of it are on their way."""
+
+    __slots__ = ("is_ready", "key", "running", "waiting")
+
+    def __init__(self, key: _K) -> None:
+        self.key = key
         self.waiting: deque[tuple[_T, _Call[_R], int]] = deque()
         self.running = 0
+        self.is_ready = False
 
 
 class Gatherer(Generic[_K, _T, _R]):
     """Hands the items of each key to *commit*, some of them at a time.
 
-    *commit* gives a result for each item, or raises what became of all of them. Of each key,
-    *at_once* batches may be on their way: a second one only where a full one waits.
+    *commit* begins to commit a batch, and ends it when it is done; it must not raise. Of each key,
+    *at_once* batches may be on their way: a further one only where a full one waits.
     """
 
     def __init__(
         self,
-        commit: Callable[[_K, Sequence[_T]], Awaitable[Sequence[_R]]],
+        commit: Callable[[Batch[_K, _T, _R]], None],
         *,
         rows_max: int = ROWS_MAX,
         at_once: int = 4,
@@ -70,10 +100,10 @@ class Gatherer(Generic[_K, _T, _R]):
         self._commit = commit
         self._rows_max = rows_max
         self._at_once = at_once
-        self._lanes: dict[_K, _Lane[_T, _R]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes: dict[_K, _Lane[_K, _T, _R]] = {}
+        self._ready: list[_Lane[_K, _T, _R]] = []
 
-    async def put(self, items: Sequence[tuple[_K, _T]]) -> list[_R | Exception | None]:
+    async def put(self, items: Sequence[tuple[_K, _T]]) -> list[_R | BaseException | None]:
         """Have *items* committed, each under its key; a result or an error for each."""
         if not items:
             return []
@@ -81,42 +111,42 @@ class Gatherer(Generic[_K, _T, _R]):
         for index, (key, item) in enumerate(items):
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = _Lane()
+                lane = self._lanes[key] = _Lane(key)
             lane.waiting.append((item, call, index))
-            full = len(lane.waiting) > self._rows_max * lane.running
-            if full and lane.running < self._at_once:
-                lane.running += 1
-                # It begins when this turn of the loop is over: what comes until then goes along.
-                task = asyncio.create_task(self._drain(key, lane))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            if not lane.is_ready and self._may_go(lane):
+                self._make_ready(lane)
         await call.future
         return call.results
 
-    async def _drain(self, key: _K, lane: _Lane[_T, _R]) -> None:
-        """Commit what waits until nothing does."""
-        waiting = lane.waiting
-        while waiting:
-            rows = [waiting.popleft() for _ in range(min(len(waiting), self._rows_max))]
-            results: Sequence[_R | Exception]
-            try:
-                results = await self._commit(key, [item for item, _, _ in rows])
-            except Exception as error:
-                results = list(repeat(error, len(rows)))
-            for (_, call, index), result in zip(rows, results, strict=True):
-                call.settle(index, result)
-        lane.running -= 1
+    def _may_go(self, lane: _Lane[_K, _T, _R]) -> bool:
+        """Whether what waits in *lane* need wait no longer."""
         if lane.running == 0:
-            del self._lanes[key]
+            return bool(lane.waiting)
+        return lane.running < self._at_once and len(lane.waiting) >= self._rows_max
 
+    def _make_ready(self, lane: _Lane[_K, _T, _R]) -> None:
+        lane.is_ready = True
+        if not self._ready:
+            # When this turn of the loop is over: what comes until then goes along.
+            asyncio.get_running_loop().call_soon(self._go)
+        self._ready.append(lane)
 
-async def write_together(
-    connection: Connection, statements: Sequence[Any], timeout_us: int | None
-) -> Sequence[None]:
-    """Run bound *statements* of one partition as one: all of them are done, or it raises."""
-    statement = statements[0] if len(statements) == 1 else batch_of(statements)
-    await connection.rows((statement,), timeout_us)
-    return [None] * len(statements)
+    def _go(self) -> None:
+        ready, self._ready = self._ready, []
+        for lane in ready:
+            lane.is_ready = False
+            while self._may_go(lane):
+                lane.running += 1
+                size = min(len(lane.waiting), self._rows_max)
+                rows = [lane.waiting.popleft() for _ in range(size)]
+                self._commit(Batch(lane.key, lane, rows, self._ended))
+
+    def _ended(self, lane: _Lane[_K, _T, _R]) -> None:
+        lane.running -= 1
+        if lane.running == 0 and not lane.waiting:
+            del self._lanes[lane.key]
+        elif not lane.is_ready and self._may_go(lane):
+            self._make_ready(lane)
 
 
 def batch_of(statements: Sequence[Any], *, logged: bool = False) -> BatchStatement:

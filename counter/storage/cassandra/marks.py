@@ -19,6 +19,7 @@ from counter.storage.cassandra.base import unknown
 from counter.storage.cassandra.coalesced import Coalesced
 from counter.storage.cassandra.codec import pack_items, unpack_items
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.packing import BIGINT, INT, TEXT, bound
 from counter.storage.cassandra.writes import CassandraWrites, Lane
 from counter.types import AtomicMark, Mark, Namespace
 from counter.windows import window_of
@@ -39,6 +40,8 @@ _MARK_ATOMIC: Final = (
 _NAME: Final = (
     "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, ?, ?) USING TIMESTAMP ?"
 )
+_MARK_PACKERS: Final = (BIGINT, INT, BIGINT, TEXT, BIGINT, BIGINT)
+_NAME_PACKERS: Final = (BIGINT, INT, TEXT, BIGINT)
 _COLUMNS: Final = "SELECT window_start, counter, recount FROM {keyspace}.dirty"
 _DIRTY: Final = f"{_COLUMNS} WHERE {_WINDOW_IS} AND (counter, recount) > (?, ?) LIMIT ?"
 _ANY_DIRTY: Final = (
@@ -91,7 +94,8 @@ class CassandraMarks(CassandraWrites):
             shard = shard_of(counter, namespace.settings.shards)
             lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
             values = (*lane[2:], counter, recount_us, self._stamp())
-            rows.append((lane, insert.bind(values)))
+            row = bound(insert, _MARK_PACKERS, values)
+            rows.append((lane, row))
         await self._write_listed(namespace, rows, [mark.counter for mark in marks])
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
@@ -120,7 +124,7 @@ class CassandraMarks(CassandraWrites):
                 bucket = shard_of(counter, namespace.settings.shards)
                 lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
                 values = (namespace.id, bucket, counter, self._stamp())
-                rows.append((lane, insert.bind(values)))
+                rows.append((lane, bound(insert, _NAME_PACKERS, values)))
         await self._write(rows)
         for counter in new:
             listed[(namespace.id, counter)] = None

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from counter.partitions import event_bucket_of
+from counter.storage.cassandra.packing import BIGINT, BLOB, INT, TEXT, TINYINT, Packer, bound
 from counter.types import Event, Slice
 from counter.windows import window_of
 
@@ -38,6 +39,14 @@ INSERT: Mapping[tuple[bool, bool], str] = {
 }
 INSERT_NEW: Mapping[tuple[bool, bool], str] = {
     form: _insert(columns, _CONDITIONAL) for form, columns in _COLUMNS.items()
+}
+
+_KEY_PACKERS: Final = (BIGINT, TEXT, BIGINT, INT, BIGINT, BLOB, INT)
+_PACKERS: Mapping[tuple[bool, bool], Sequence[Packer]] = {
+    (False, False): (*_KEY_PACKERS, BIGINT, BIGINT),
+    (False, True): (*_KEY_PACKERS, BIGINT, BLOB, BIGINT),
+    (True, False): (*_KEY_PACKERS, TINYINT, BIGINT),
+    (True, True): (*_KEY_PACKERS, TINYINT, BLOB, BIGINT),
 }
 
 SELECT: Final = f"SELECT delta, clear, atom FROM {{keyspace}}.{{table}} WHERE {ROW_IS}"
@@ -84,6 +93,12 @@ def cells_of(event: Event) -> tuple[Any, ...]:
     """The values of the columns that its form of insert names after the key."""
     value = 1 if event.clear else event.delta
     return (value,) if event.atom is None else (value, event.atom)
+
+
+def insert_of(prepared: Any, place: Place, event: Event) -> Any:
+    """The form of :data:`INSERT` that writes *event*, at its own time."""
+    values = (*key_of(place, event), *cells_of(event), event.event_time_us)
+    return bound(prepared, _PACKERS[form_of(event)], values)
 
 
 def event_of(

@@ -7,6 +7,7 @@ changed by compare-and-set too, or it might come back.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,7 @@ from cassandra.query import BatchStatement, BatchType
 
 from counter.errors import WriteTimeoutError, invariant
 from counter.ports import Clock
-from counter.storage.cassandra.gathering import Gatherer
+from counter.storage.cassandra.gathering import Batch, Gatherer
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rows import (
     INSERT_NEW,
@@ -32,6 +33,9 @@ from counter.types import Dataset, Event, Namespace, Written
 #: Rows that one compare-and-set inserts; if one of them stands it is done again without it.
 _ROWS_MAX: Final = 32
 _ATTEMPTS_MAX: Final = 5
+
+#: An event, and the bound statement that inserts it.
+_Insert = tuple[Event, Any]
 
 #: The nulls are tombstones: they hide what was written plainly, before the check became strict.
 _VOID_NEW: Final = (
@@ -67,13 +71,14 @@ class StrictWrites(CassandraWrites):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._conditional: Gatherer[Lane, tuple[Event, Any], Written | Exception] = Gatherer(
-            self._insert_lane, rows_max=_ROWS_MAX, at_once=1
+        self._conditional: Gatherer[Lane, _Insert, Written] = Gatherer(
+            self._begin_insert, rows_max=_ROWS_MAX, at_once=1
         )
+        self._inserting: set[asyncio.Task[None]] = set()
 
     async def _insert_new(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
-    ) -> list[Written | Exception | None]:
+    ) -> list[Written | BaseException | None]:
         """Insert each event unless its identity stands; an error in the place of its outcome."""
         dataset, items = namespace.dataset, []
         for place, event in zip(places, events, strict=True):
@@ -82,17 +87,30 @@ class StrictWrites(CassandraWrites):
             items.append(((dataset.write_timeout_us, *place), (event, statement)))
         return await self._conditional.put(items)
 
+    def _begin_insert(self, batch: Batch[Lane, _Insert, Written]) -> None:
+        task = asyncio.create_task(self._insert(batch))
+        self._inserting.add(task)
+        task.add_done_callback(self._inserting.discard)
+
+    async def _insert(self, batch: Batch[Lane, _Insert, Written]) -> None:
+        try:
+            results = await self._insert_lane(batch.key[0], batch.items)
+        except Exception as error:
+            batch.end(error)
+        else:
+            batch.succeed(results)
+
     async def _insert_lane(
-        self, lane: Lane, items: Sequence[tuple[Event, Any]]
-    ) -> Sequence[Written | Exception]:
+        self, timeout_us: int, items: Sequence[_Insert]
+    ) -> Sequence[Written | BaseException]:
         """Insert the events of one partition; of those of one identity the first."""
         firsts: dict[tuple[Any, ...], int] = {}
         for index, (event, _) in enumerate(items):
             firsts.setdefault(event[1:4], index)
         found = await self._insert_each(
-            lane[0], {identity: items[index] for identity, index in firsts.items()}
+            timeout_us, {identity: items[index] for identity, index in firsts.items()}
         )
-        results: list[Written | Exception] = []
+        results: list[Written | BaseException] = []
         for index, (event, _) in enumerate(items):
             standing = found[event[1:4]]
             if isinstance(standing, Exception):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from counter.limits import SECOND
 from counter.ports import Clock
 from counter.storage.cassandra.base import CassandraBase
-from counter.storage.cassandra.gathering import Gatherer, write_together
+from counter.storage.cassandra.gathering import Batch, Gatherer, batch_of
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.stream import Stream
 
 #: The first is how long a write may take, in microseconds; the rest names a partition.
 Lane = tuple[Any, ...]
@@ -19,11 +21,19 @@ class CassandraWrites(CassandraBase):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_lane)
+        self._stream = Stream(self._begin)
+        self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batch)
         self._stamped_us = 0
 
-    async def _write_lane(self, lane: Lane, statements: Sequence[Any]) -> Sequence[None]:
-        return await write_together(self._connection, statements, lane[0])
+    def _begin(self, statement: Any, timeout_us: int | None) -> Any:
+        """Begin to send *statement*: its end is the stream's business."""
+        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
+        return self._connection._execute(timeout_s, statement, None)
+
+    def _write_batch(self, batch: Batch[Lane, Any, None]) -> None:
+        statements = batch.items
+        statement = statements[0] if len(statements) == 1 else batch_of(statements)
+        self._stream.send(statement, batch.key[0], batch.end)
 
     async def _write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
         """Write bound statements, each in its lane. Raises the first error."""
