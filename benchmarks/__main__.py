@@ -17,11 +17,14 @@ from benchmarks import (
     batch_adds,
     cluster,
     cluster_adds,
+    cluster_gets,
+    cluster_rollups,
     gets,
     memory,
     results,
     rollups,
     single_adds,
+    takeover,
 )
 from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
 from benchmarks.results import Report, Stamp
@@ -33,7 +36,11 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "rollups": rollups.run,
     "memory": memory.run,
     "cluster-adds": cluster_adds.run,
+    "cluster-gets": cluster_gets.run,
+    "cluster-rollups": cluster_rollups.run,
+    "cluster-takeover": takeover.run,
 }
+_WITHOUT_WRK: Final = frozenset({"rollups", "cluster-rollups", "cluster-takeover"})
 
 
 def main(
@@ -53,8 +60,9 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds; all if none is
-        named. Those of the cluster need Java, Maven and memcached.
+        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds, cluster-gets,
+        cluster-rollups, cluster-takeover; all if none is named. Those of the cluster need Java,
+        Maven and memcached.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -86,7 +94,7 @@ def main(
         quick=quick,
     )
     try:
-        if set(subjects) != {"rollups"}:
+        if not subjects or set(subjects) - _WITHOUT_WRK:
             find_wrk()
         reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
     except BenchError as error:

@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,7 +29,6 @@ from benchmarks.harness import (
     serving,
 )
 from counter.limits import LEASE_SLOTS
-from counter.partitions import shard_of
 from counter.storage.cassandra.tables import events_table
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
@@ -81,6 +80,13 @@ class Worker(Server):
         except httpx.TransportError:
             return None
         return url if answer.status_code == 200 else None
+
+    def counters(self) -> int:
+        """How many counters it wrote so far."""
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith("counter_rollup_counters_total "):
+                return int(float(line.split()[1]))
+        raise BenchError("the worker does not tell how many counters it wrote")
 
 
 class Site:
@@ -173,17 +179,35 @@ class Site:
                 held[worker] = held.get(worker, 0) + 1
         return held
 
+    def wait_for_rollup(self, place: Place, through_us: int, timeout_s: float) -> None:
+        """Until every shard of *place* is rolled up to *through_us*."""
+        wait_until(
+            "the rollup does not come so far",
+            lambda: min(self.watermarks(place)) >= through_us,
+            timeout_s,
+        )
+
     def wait_for_shares(self, workers: int) -> None:
         """Until so many workers hold all slots among them, none more than one above another."""
-        end_s = time.monotonic() + 60.0
-        while True:
+
+        def shared() -> bool:
             shares = self.holders().values()
             even = len(shares) == workers and max(shares) - min(shares) <= 1
             # The slot of the maintenance is one more.
-            if even and sum(shares) == LEASE_SLOTS + 1:
-                return
-            check(time.monotonic() < end_s, f"{workers} workers hold {list(shares)} slots")
-            time.sleep(_POLL_S)
+            return even and sum(shares) == LEASE_SLOTS + 1
+
+        wait_until(f"{workers} workers do not share the slots", shared, 60.0)
+
+    def memcached_stats(self) -> dict[str, int]:
+        """The numbers that memcached tells of itself."""
+        host, _, port = self.cluster.memcached_addresses[0].rpartition(":")
+        told = b""
+        with socket.create_connection((host, int(port)), timeout=10) as asked:
+            asked.sendall(b"stats\r\n")
+            while not told.endswith(b"END\r\n"):
+                told += asked.recv(65_536)
+        lines = [line.split() for line in told.decode().splitlines()]
+        return {each[1]: int(each[2]) for each in lines if len(each) == 3 and each[2].isdigit()}
 
     def cpu_s(self) -> float:
         """The CPU seconds of Cassandra and memcached so far."""
@@ -242,18 +266,9 @@ def _free_port() -> int:
     raise BenchError(f"no free port from {_PORTS.start} to {_PORTS.stop}")
 
 
-def names_by_shard(place: Place, names: Sequence[str]) -> dict[int, list[str]]:
-    """Which of *names* each shard rolls up."""
-    found: dict[int, list[str]] = {}
-    for name in names:
-        found.setdefault(shard_of(name, place.shards), []).append(name)
-    return found
-
-
-def wait_until(what: str, holds: Any, timeout_s: float) -> None:
-    """Poll until *holds()*. Raises BenchError after *timeout_s*."""
+def wait_until(problem: str, holds: Callable[[], bool], timeout_s: float) -> None:
+    """Poll until *holds*. Raises BenchError with *problem* after *timeout_s*."""
     end_s = time.monotonic() + timeout_s
     while not holds():
-        if time.monotonic() > end_s:
-            raise BenchError(f"after {timeout_s:.0f} s: {what}")
+        check(time.monotonic() < end_s, f"after {timeout_s:.0f} s: {problem}")
         time.sleep(_POLL_S)
