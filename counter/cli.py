@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Annotated, Final, NoReturn
 
 from cyclopts import App, Parameter
@@ -24,6 +25,7 @@ app = App(
     name="counter",
     help="A distributed counter service: every acknowledged add counts exactly once.",
     help_format="plaintext",
+    version=lambda: metadata.version("distributed-counter"),
 )
 schema = App(name="schema", help="The tables that Cassandra holds.")
 config = App(name="config", help="The settings.")

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,9 @@ def test_help_shows_defaults_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
     text = capsys.readouterr().out
     retention = Settings.model_fields["retention"].default
     assert f"[{format_duration(retention)}]" in text
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: it was 0.0.0."""
+    run(["--version"])
+    assert capsys.readouterr().out.strip() == metadata.version("distributed-counter")
