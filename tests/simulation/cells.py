@@ -84,7 +84,10 @@ class Partition:
             self.static[column] = newer(self.static.get(column), cell)
         for key, row in other.rows.items():
             standing = self.rows.get(key)
-            self.rows[key] = row if standing is None else _merged(standing, row)
+            if standing is None:
+                self.rows[key] = row
+            elif standing is not row and standing != row:
+                self.rows[key] = _merged(standing, row)
 
     def visible(self, now_us: int) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The rows that there are, in no order, with the values of their cells."""
@@ -152,8 +155,6 @@ def weight(value: Any) -> Any:
 
 
 def _merged(one: Row, other: Row) -> Row:
-    if one is other:
-        return one
     cells = dict(one.cells)
     for column, cell in other.cells.items():
         cells[column] = newer(cells.get(column), cell)

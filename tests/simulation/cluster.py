@@ -29,6 +29,9 @@ from tests.simulation.statements import (
 from tests.simulation.weather import Weather
 
 QUORUM: Final = 2
+#: In calm weather most statements reach every replica, and are answered, at one instant: that costs
+#: far fewer turns of the loop.
+_AT_ONCE: Final = 0.8
 _SERVER_TIMEOUT_US: Final = 2 * SECOND
 
 Done = Callable[[Any], None]
@@ -36,6 +39,11 @@ Done = Callable[[Any], None]
 Write = tuple[str, Key, Partition]
 #: (statement, its values)
 Bound = tuple[Statement, Sequence[Any]]
+
+
+def _write_timeout() -> Exception:
+    made: Exception = cassandra.WriteTimeout("simulated", consistency=4, write_type=0)
+    return made
 
 
 class Node:
@@ -105,6 +113,9 @@ class Cluster:
         """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver."""
         self.statements += 1
         weather = self.weather
+        if weather.is_calm and self._random.random() < _AT_ONCE:
+            self._at(weather.delay(), self._coordinate, statement, done, True)
+            return
 
         def over() -> None:
             done(cassandra.OperationTimedOut("simulated"))
@@ -136,7 +147,7 @@ class Cluster:
             self._at(timeout_us, answer, cassandra.OperationTimedOut("simulated"))
         self._at(weather.delay(), self._coordinate, statement, reply)
 
-    def _coordinate(self, statement: Any, reply: Done) -> None:
+    def _coordinate(self, statement: Any, reply: Done, at_once: bool = False) -> None:
         if sum(node.up for node in self.nodes) < QUORUM:
             reply(
                 cassandra.Unavailable(
@@ -157,11 +168,21 @@ class Cluster:
         first = bounds[0][0]
         if first.verb == "select":
             serial = statement.consistency_level == ConsistencyLevel.SERIAL
-            (self._read_serially if serial else self._read)(bounds[0], reply)
+            if serial:
+                self._read_serially(bounds[0], reply)
+            else:
+                self._read(bounds[0], reply, at_once)
         elif first.compares:
             self._compare(bounds, reply)
         else:
-            self._write(self._writes_of(bounds), logged, reply)
+            writes = self._writes_of(bounds)
+            if at_once and all(node.up for node in self.nodes):
+                for node in self.nodes:
+                    for write in writes:
+                        node.apply(write)
+                reply(None)
+            else:
+                self._write(writes, logged, reply)
 
     def _writes_of(self, bounds: Sequence[Bound], stamp_us: int = 0) -> list[Write]:
         """What the statements write, those of one partition as one."""
@@ -185,7 +206,7 @@ class Cluster:
                 late_us = weather.later()
                 for write in writes:
                     self._send_to_all(write, late_us)
-            self._at(_SERVER_TIMEOUT_US, reply, cassandra.WriteTimeout("simulated"))
+            self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
             return
         acknowledged_us = 0
         for write in writes:
@@ -194,7 +215,7 @@ class Cluster:
                 self._send_to_all(write, weather.later())
             acknowledged_us = max(acknowledged_us, acks[QUORUM - 1])
         if acknowledged_us >= _SERVER_TIMEOUT_US:
-            self._at(_SERVER_TIMEOUT_US, reply, cassandra.WriteTimeout("simulated"))
+            self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
         else:
             self._at(acknowledged_us, reply, None)
 
@@ -234,8 +255,12 @@ class Cluster:
         up = [node for node in self.nodes if node.up]
         return self._random.sample(up, min(count, len(up)))
 
-    def _read(self, bound: Bound, reply: Done) -> None:
+    def _read(self, bound: Bound, reply: Done, at_once: bool) -> None:
         nodes = self._some_nodes(self.read_nodes)
+        if at_once:
+            seen = [self._seen_by(node, bound) for node in nodes]
+            self._answer_read(bound, nodes, seen, reply)
+            return
         found: list[dict[Key, Partition] | None] = []
 
         def look(node: Node) -> None:
@@ -360,7 +385,7 @@ class Cluster:
                 self._commit(writes)
             else:
                 self._proposed[(table, key)] = writes
-            self._at(5 * MILLISECOND, reply, cassandra.WriteTimeout("simulated"))
+            self._at(5 * MILLISECOND, reply, _write_timeout())
             return
         self._commit(writes)
         reply([(True,)])

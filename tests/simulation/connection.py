@@ -115,13 +115,13 @@ class SimulatedConnection(Connection):
     def nodes_by_datacenter(self) -> Mapping[str, int]:
         return {"dc1": 3}
 
-    async def clock_of_a_node(self, number: int, now: Callable[[], int]) -> tuple[int, int, int]:
+    async def node_clock(self) -> int:
+        """What one node's clock says, after a round trip; it counts milliseconds."""
         weather = self._simulated.weather
-        before_us = now()
         await asyncio.sleep(weather.delay() / SECOND)
         node_us = self._simulated.now_us() // MILLISECOND * MILLISECOND
         await asyncio.sleep(weather.delay() / SECOND)
-        return before_us, node_us, now()
+        return node_us
 
     def _system(self, statement: SimpleStatement) -> list[tuple[Any, ...]]:
         """Rows of ``system_schema``."""

@@ -8,6 +8,7 @@ is paused runs it all later, while every clock goes on.
 
 import asyncio
 import heapq
+import traceback
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -66,10 +67,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self.turns = 0
         self.failures: list[str] = []
+        #: Held: a task of a process that crashed would else be collected at a time of its own.
+        self._made: list[asyncio.Task[Any]] = []
         self.set_exception_handler(self._note_failure)
 
     def time(self) -> float:
         return self._now_s
+
+    def create_task(self, coro: Any, **more: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+        task = super().create_task(coro, **more)
+        self._made.append(task)
+        return task
 
     @property
     def now_us(self) -> int:
@@ -124,7 +132,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _note_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        self.failures.append(f"{context.get('message')}: {error!r}")
+        lines = traceback.format_exception(error) if error is not None else []
+        self.failures.append(f"{context.get('message')}: {''.join(lines[-3:])}")
 
     def _process_events(self, _: Any) -> None:
         """There are none from outside."""
@@ -134,7 +143,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def end(self) -> None:
         """Close every coroutine that is left, so that none is closed at some time of its own."""
-        for task in list(asyncio.all_tasks(self)):
+        for task in self._made:
+            if task.done():
+                continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             try:
                 task.get_coro().close()  # type: ignore[union-attr]

@@ -1,11 +1,12 @@
 """The Cassandra adapter over a simulated cluster."""
 
+from unittest.mock import patch
+
+from counter.limits import MILLISECOND
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.storage.cassandra.ground import ControlKeyspace
 from counter.storage.cassandra.schema import apply
-from counter.storage.cassandra.sequences import Sequences
-from counter.types import Dataset, Placement
+from counter.types import ClockReading, Dataset, Placement
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection
 
@@ -29,7 +30,15 @@ class SimulatedStore(CassandraStore):
     """The store as it is, connected to the simulated cluster."""
 
     def __init__(self, options: CassandraOptions, clock: Clock, cluster: Cluster) -> None:
-        super().__init__(options, clock)
-        self._connection = SimulatedConnection(options, cluster)
-        self._control = ControlKeyspace(self._connection, options.keyspace)
-        self._sequences = Sequences(self._control)
+        # Whatever takes hold of the connection takes hold of this one.
+        self._simulated = SimulatedConnection(options, cluster)
+        with patch("counter.storage.cassandra.base.Connection", lambda _: self._simulated):
+            super().__init__(options, clock)
+
+    async def read_clock(self) -> ClockReading:
+        """The clock of a node, by what the adapter reckons of it."""
+        before_us = self._clock.now_us()
+        node_us = await self._simulated.node_clock()
+        after_us = self._clock.now_us()
+        offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
+        return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)

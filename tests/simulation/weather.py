@@ -39,6 +39,19 @@ class Weather:
         self.repeated = self.untold = 0.0
         self.client_lost_request = self.client_lost_reply = self.client_slow = 0.0
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong between the service and the cluster."""
+        return not (
+            self.slow
+            or self.lost_request
+            or self.lost_reply
+            or self.missed
+            or self.abandoned
+            or self.repeated
+            or self.untold
+        )
+
     def happens(self, chance: float) -> bool:
         """Draw; without a chance nothing is drawn."""
         return chance > 0 and self.random.random() < chance

@@ -1,0 +1,239 @@
+"""The independent checker: it knows clients' requests and answers, and no line of the service.
+
+A count says which adds it holds, for each has a digit of its own. So of every read it is asked:
+does it hold what must be in it, nothing that must not, and nothing twice? Clears leave a choice:
+which was the last one in it. One choice that explains the count is enough.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from counter.clock import to_rfc3339
+from tests.simulation.history import Changed, History, Item, Seen
+from tests.simulation.plan import BASE, DIGITS_MAX, Config
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Whether an item must be in a count, and whether it may."""
+
+    must: bool
+    may: bool
+
+
+def check(config: Config, history: History, final: Sequence[Seen]) -> list[str]:
+    """What is wrong; nothing where all is as promised. *final* are reads of the very end."""
+    found = list(history.surprises)
+    for changed in history.changes:
+        found += _contradictions(changed)
+    counters = _Counters(config, history)
+    found += counters.settled(final)
+    for seen in history.reads:
+        found += counters.explain(seen)
+    return found
+
+
+def _contradictions(changed: Changed) -> Iterator[str]:
+    """Answers about one token that cannot all be true."""
+    number = changed.plan.number
+    for item in changed.items:
+        if item.applied_us is not None and item.void_us is not None:
+            yield f"change {number} was told both that it counts and that it never will"
+        if item.told_new > 1:
+            yield f"change {number} was told twice that it was new"
+    if changed.plan.how == "atomic":
+        applied = [item.applied_us is not None for item in changed.items]
+        if any(applied) and not all(applied):
+            yield f"change {number} was told that part of it counts"
+
+
+class _Counters:
+    """Items by counter, and which of them are one token's."""
+
+    def __init__(self, config: Config, history: History) -> None:
+        self._config = config
+        self._items: dict[tuple[str, str], list[Item]] = {}
+        self._rivals: dict[tuple[object, ...], list[Item]] = {}
+        for changed in history.changes:
+            for item in changed.items:
+                key = (changed.plan.namespace, item.counter)
+                self._items.setdefault(key, []).append(item)
+                self._rivals.setdefault(_identity(item), []).append(item)
+        self._note_seen(history.reads)
+
+    def _note_seen(self, reads: Sequence[Seen]) -> None:
+        """What an accurate read shows while the item's window is open to anybody stays there."""
+        self._seen_us: dict[int, int] = {}
+        for seen in sorted(reads, key=lambda each: each.answered_us):
+            if seen.accuracy != "accurate":
+                continue
+            for item in decode(seen.count, self._of(seen))[0]:
+                time_us = item.event_time_us
+                if time_us is None or id(item) in self._seen_us:
+                    continue
+                open_us = time_us + self._config.accept_us - self._config.skew_us
+                if seen.answered_us < open_us:
+                    self._seen_us[id(item)] = seen.answered_us
+
+    def _of(self, seen: Seen) -> list[Item]:
+        return self._items.get((seen.namespace, seen.counter), [])
+
+    def settled(self, final: Sequence[Seen]) -> Iterator[str]:
+        """Of reads of the end: all that was told that it counts, and all of one change alike."""
+        counted: dict[int, bool] = {}
+        for seen in final:
+            items = self._of(seen)
+            clears = [item for item in items if item.delta is None]
+            needs = {id(item): self._at_last(item) for item in items}
+            why = _unexplained(seen.count, items, needs, self._rivals)
+            if why:
+                yield f"at last, {_named(seen)}: {why}"
+            elif not clears:
+                shown = {id(item) for item in decode(seen.count, items)[0]}
+                counted |= {id(item): id(item) in shown for item in items}
+        for items in self._items.values():
+            for item in items:
+                changed = item.change
+                if changed.plan.how != "atomic" or id(item) not in counted:
+                    continue
+                if any(counted.get(id(each)) not in (counted[id(item)], None)
+                       for each in changed.items):  # fmt: skip
+                    yield f"at last, change {changed.plan.number} counts in part"
+
+    def _at_last(self, item: Item) -> Need:
+        if len(self._rivals[_identity(item)]) > 1 or item.change.given_up:
+            return Need(False, item.void_us is None)
+        applied = item.applied_us is not None
+        return Need(applied, applied or (item.void_us is None and item.conflict_us is not None))
+
+    def explain(self, seen: Seen) -> Iterator[str]:
+        """What is wrong with one read."""
+        items = self._of(seen)
+        needs = {id(item): self._need(item, seen) for item in items}
+        why = _unexplained(seen.count, items, needs, self._rivals)
+        if why:
+            yield f"{_named(seen)}: {why}"
+        staleness_us = seen.plan.staleness_us
+        if staleness_us is not None:
+            oldest_us = seen.sent_us - staleness_us - self._config.skew_us
+            if seen.as_of_us < oldest_us:
+                yield f"{_named(seen)} is staler than was asked for"
+
+    def _need(self, item: Item, seen: Seen) -> Need:
+        time_us, first_us = item.event_time_us, item.change.first_us
+        if first_us is None or first_us > seen.answered_us or item.void_us is not None:
+            return Need(False, False)
+        alone = len(self._rivals[_identity(item)]) == 1
+        if seen.accuracy == "accurate":
+            known_us = min(
+                item.applied_us or seen.sent_us, self._seen_us.get(id(item), seen.sent_us)
+            )
+            return Need((alone and known_us < seen.sent_us) or seen.own is item, True)
+        if time_us is None:
+            return Need(False, True)
+        if time_us > seen.as_of_us:
+            return Need(False, False)
+        must = id(item) in self._seen_us
+        if item.applied_us is not None:
+            latest_us = time_us + self._config.accept_us - self._config.skew_us
+            must = must or item.applied_us < latest_us or item.applied_us <= seen.as_of_us
+        return Need(alone and must, True)
+
+
+def _identity(item: Item) -> tuple[object, ...]:
+    """What is the same in all items of one token in one counter."""
+    plan = item.change.plan
+    place = 0
+    for earlier in item.change.items:
+        if earlier is item:
+            break
+        place += plan.how == "batch" or earlier.counter == item.counter
+    kind = plan.how if plan.how in ("batch", "atomic") else "single"
+    token = (plan.key, plan.how) if plan.key is not None else (plan.nonce, item.change.token_us)
+    return (plan.namespace, item.counter, kind, *token, place)
+
+
+def decode(count: int, items: Sequence[Item]) -> tuple[list[Item], list[Item], int]:
+    """Which adds are in *count*, which more than once, and what is left over."""
+    once: list[Item] = []
+    twice: list[Item] = []
+    adds = [(_digit(item.delta), item) for item in items if item.delta is not None]
+    for digit, item in sorted(adds, key=lambda pair: pair[0]):
+        delta = item.delta or 0
+        unit = BASE**digit
+        times = (count // unit) % BASE if delta > 0 else (-count // unit) % BASE
+        if digit == DIGITS_MAX:
+            times = count // unit
+        if times:
+            (once if times == 1 else twice).append(item)
+            count -= times * delta
+    return once, twice, count
+
+
+def _digit(delta: int) -> int:
+    """The lowest digit of a delta."""
+    return ((abs(delta) & -abs(delta)).bit_length() - 1) // 2
+
+
+def _unexplained(
+    count: int,
+    items: Sequence[Item],
+    needs: dict[int, Need],
+    rivals: dict[tuple[object, ...], list[Item]],
+) -> str:
+    """Why *count* cannot be; nothing where it can."""
+    once, twice, rest = decode(count, items)
+    if twice:
+        return f"changes {_numbers(twice)} count more than once"
+    if rest:
+        return f"{rest} is left over beside changes {_numbers(once)}"
+    wrong = [item for item in once if not needs[id(item)].may]
+    if wrong:
+        return f"changes {_numbers(wrong)} count and must not"
+    shown = {id(item) for item in once}
+    for item in once:
+        same = [each for each in rivals[_identity(item)] if id(each) in shown]
+        if len(same) > 1:
+            return f"changes {_numbers(same)} are one token and count both"
+    clears = [item for item in items if item.delta is None and needs[id(item)].may]
+    why = ""
+    for last in (None, *clears):
+        reason = _with_last_clear(last, items, needs, shown)
+        if not reason:
+            return ""
+        why = why or reason
+    return why
+
+
+def _with_last_clear(
+    last: Item | None, items: Sequence[Item], needs: dict[int, Need], shown: set[int]
+) -> str:
+    """Why *shown* cannot be what is left after the clear *last*."""
+    cleared_us = -1
+    if last is not None:
+        if last.event_time_us is None:
+            # Nobody knows when it was: it explains whatever is missing.
+            return ""
+        cleared_us = last.event_time_us
+    for item in items:
+        time_us, need = item.event_time_us, needs[id(item)]
+        after = time_us is None or time_us > cleared_us
+        if item.delta is None:
+            if need.must and after and item is not last:
+                return f"change {item.change.plan.number} (a clear) is missing"
+        elif id(item) in shown and not after:
+            return f"change {item.change.plan.number} counts in spite of a clear"
+        elif need.must and after and id(item) not in shown and time_us is not None:
+            return f"change {item.change.plan.number} is missing"
+    return ""
+
+
+def _numbers(items: Sequence[Item]) -> str:
+    return ", ".join(str(item.change.plan.number) for item in items)
+
+
+def _named(seen: Seen) -> str:
+    return (
+        f"{seen.accuracy} read of {seen.namespace}/{seen.counter} on api-{seen.plan.api}, asked"
+        f" {to_rfc3339(seen.sent_us)[11:]}, as of {to_rfc3339(seen.as_of_us)[11:]}"
+    )

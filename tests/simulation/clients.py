@@ -1,0 +1,169 @@
+"""Clients: they send what the plan says, retry, hedge, and write down what they were told."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from counter.clock import parse_rfc3339, to_rfc3339
+from counter.limits import MILLISECOND, SECOND
+from tests.simulation.history import Changed, History, Item, Seen, Sent
+from tests.simulation.plan import Attempt, Change, Read
+from tests.simulation.world import START_US, World
+
+#: What a client may be told of an add that is well-formed, beside 200.
+_EXPECTED: Final = {
+    "no_answer",
+    "refused",
+    "token_conflict",
+    "token_too_old",
+    "token_pending",
+    "token_in_future",
+    "write_timeout",
+    "store_unavailable",
+    "overloaded",
+    "clock_skew",
+    "unavailable",
+    "cache_unavailable",
+    "slice_missing",
+}
+
+
+class Clients:
+    """All of them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.history = History()
+
+    async def change(self, plan: Change) -> None:
+        """Send a change as often as its plan says."""
+        token_us = START_US + plan.at_us - plan.age_us
+        changed = Changed(plan, token_us)
+        known_us = None if plan.key is not None else token_us
+        changed.items = [Item(changed, name, delta, known_us) for name, delta in plan.items]
+        self.history.changes.append(changed)
+        await asyncio.gather(*(self._attempt(changed, each) for each in plan.attempts))
+
+    async def _attempt(self, changed: Changed, attempt: Attempt) -> None:
+        await asyncio.sleep(attempt.after_us / SECOND)
+        if not (attempt.retry and changed.is_definite):
+            await self.send(changed, attempt.api)
+
+    async def send(self, changed: Changed, api: int) -> Sent:
+        """One request, and what it was told."""
+        world, plan = self._world, changed.plan
+        method, path, body, headers = _request_of(changed)
+        sent = Sent(self._now_us(), api)
+        changed.requests.append(sent)
+        sent.status, sent.body = await world.request(api, method, path, body, headers)
+        sent.answered_us = self._now_us()
+        if sent.status == 200 and plan.how in ("batch", "atomic"):
+            for item, answer in zip(changed.items, sent.body["results"], strict=True):
+                self._note(item, sent, answer)
+        else:
+            for item in changed.items:
+                self._note(item, sent, sent.body)
+        if sent.status == 200 and plan.how == "add-and-get":
+            read = Read(plan.at_us, plan.namespace, (changed.items[0].counter,), 0, api)
+            self._saw(read, sent.sent_us, sent.body | {"accuracy": "accurate"}, changed.items[0])
+        return sent
+
+    def _note(self, item: Item, sent: Sent, answer: Mapping[str, Any]) -> None:
+        """Take down what an answer says of an item."""
+        now_us = self._now_us()
+        code = answer.get("code")
+        if code is None:
+            item.applied_us = now_us if item.applied_us is None else item.applied_us
+            time_us = parse_rfc3339(answer["event_time"])
+            if item.event_time_us not in (None, time_us):
+                self._surprise(item, f"event_time moved to {answer['event_time']}")
+            item.event_time_us = time_us
+            item.told_new += answer["replayed"] is False
+        elif code == "token_conflict":
+            item.conflict_us = now_us if item.conflict_us is None else item.conflict_us
+        elif answer.get("applied") is False:
+            item.void_us = now_us if item.void_us is None else item.void_us
+        elif code not in _EXPECTED:
+            self._surprise(item, f"was told {sent.status} {dict(answer)}")
+
+    def _surprise(self, item: Item, text: str) -> None:
+        self.history.surprises.append(f"change {item.change.plan.number}: {text}")
+
+    async def read(self, plan: Read) -> bool:
+        """Read; whether counts came."""
+        base = f"/v1/namespaces/{plan.namespace}"
+        text = None if plan.staleness_us is None else f"{plan.staleness_us // MILLISECOND}ms"
+        if plan.staleness_us == 0:
+            text = "0s"
+        sent_us = self._now_us()
+        if len(plan.counters) == 1:
+            query = "" if text is None else f"?max_staleness={text}"
+            path = f"{base}/counters/{plan.counters[0]}{query}"
+            status, body = await self._world.request(plan.api, "GET", path)
+            results = [body]
+        else:
+            wanted = {"counters": list(plan.counters)}
+            wanted |= {} if text is None else {"max_staleness": text}  # type: ignore[dict-item]
+            path = f"{base}/batch/get"
+            status, body = await self._world.request(plan.api, "POST", path, wanted)
+            results = body.get("results", [])
+        if status != 200:
+            if body.get("code") not in _EXPECTED:
+                self.history.surprises.append(f"a read was told {status} {body}")
+            return False
+        for result in results:
+            self._saw(plan, sent_us, result)
+        return True
+
+    def _saw(
+        self, plan: Read, sent_us: int, result: Mapping[str, Any], own: Item | None = None
+    ) -> None:
+        if "count" not in result:
+            return
+        self.history.reads.append(
+            Seen(
+                plan,
+                plan.namespace,
+                result["counter"],
+                sent_us,
+                self._now_us(),
+                result["count"],
+                parse_rfc3339(result["as_of"]),
+                result["accuracy"],
+                own,
+            )
+        )
+
+    def _now_us(self) -> int:
+        return START_US + self._world.loop.now_us
+
+
+def _request_of(changed: Changed) -> tuple[str, str, Any, dict[str, str]]:
+    """Method, path, body and headers."""
+    plan = changed.plan
+    base = f"/v1/namespaces/{plan.namespace}"
+    headers = {} if plan.key is None else {"idempotency-key": plan.key}
+    token: dict[str, Any] = {}
+    if plan.key is None:
+        token = {"idempotency_token": _token(plan.nonce, changed.token_us)}
+    if plan.how == "batch":
+        items = [
+            {
+                "counter": counter,
+                "delta": delta,
+                "idempotency_token": _token(plan.nonce * 1_000 + place, changed.token_us),
+            }
+            for place, (counter, delta) in enumerate(plan.items)
+        ]
+        return "POST", f"{base}/batch/add", {"items": items}, headers
+    if plan.how == "atomic":
+        pairs = [{"counter": counter, "delta": delta} for counter, delta in plan.items]
+        return "POST", f"{base}/atomic/add", token | {"items": pairs}, headers
+    ((counter, delta),) = plan.items
+    body = token if plan.how == "clear" else token | {"delta": delta}
+    return "POST", f"{base}/counters/{counter}/{plan.how}", body, headers
+
+
+def _token(nonce: int, time_us: int) -> dict[str, str]:
+    return {"token": str(uuid.UUID(int=nonce + 1)), "generation_time": to_rfc3339(time_us)}

@@ -1,0 +1,84 @@
+"""What clients did and what they were told: all that the checker knows."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.plan import Change, Read
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request of a change, and its answer; instants are of true time, in microseconds."""
+
+    sent_us: int
+    api: int
+    answered_us: int | None = None
+    status: int = 0
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Item:
+    """One item of a change: what it adds to which counter; None clears it."""
+
+    change: "Changed"
+    counter: str
+    delta: int | None
+    event_time_us: int | None
+    #: What became of it: the instants of the first answer that it counts, or never will.
+    applied_us: int | None = None
+    void_us: int | None = None
+    conflict_us: int | None = None
+    #: Told ``replayed: false``: so often.
+    told_new: int = 0
+
+
+@dataclass(slots=True)
+class Changed:
+    """A change and all its requests."""
+
+    plan: Change
+    token_us: int
+    items: list[Item] = field(default_factory=list)
+    requests: list[Sent] = field(default_factory=list)
+    #: Retries after the faults that came to nothing.
+    given_up: bool = False
+
+    @property
+    def first_us(self) -> int | None:
+        """When it was sent first."""
+        return min((each.sent_us for each in self.requests), default=None)
+
+    @property
+    def is_definite(self) -> bool:
+        """Whether all that can be known of it is known."""
+        return all(
+            item.applied_us is not None or item.void_us is not None or item.conflict_us is not None
+            for item in self.items
+        )
+
+
+@dataclass(slots=True)
+class Seen:
+    """A count that was read."""
+
+    plan: Read
+    namespace: str
+    counter: str
+    sent_us: int
+    answered_us: int
+    count: int
+    as_of_us: int
+    accuracy: str
+    #: The item that was added with the same request.
+    own: Item | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """A whole run as clients saw it."""
+
+    changes: list[Changed] = field(default_factory=list)
+    reads: list[Seen] = field(default_factory=list)
+    #: Answers that no client should get.
+    surprises: list[str] = field(default_factory=list)

@@ -1,0 +1,320 @@
+"""The service's processes over the simulated cluster, put together as in production."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from api.app import Application, create_app
+from counter.config import Settings
+from counter.limits import SECOND
+from counter.namespaces import Namespaces
+from counter.ports import Clock
+from counter.skew import ClockGuard
+from counter.storage.memory import MemoryCache
+from counter.types import Dataset
+from rollup.leases import MAINTENANCE, Leases
+from rollup.worker import RollupWorker
+from tests.simulation.cluster import Cluster
+from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
+from tests.simulation.plan import Config
+from tests.simulation.store import SimulatedStore, have_schema, options_for
+from tests.simulation.weather import Weather
+
+START_US = 1_800_000_000 * SECOND
+_BOOT_US = 1_000 * SECOND
+_SLOTS = 3
+
+Answer = tuple[int, dict[str, Any]]
+
+
+class SimulatedClock:
+    """A process's clocks: off by as much as it is told, and never stepping back."""
+
+    def __init__(self, loop: SimulatedLoop, offset_us: int) -> None:
+        self._loop = loop
+        self.offset_us = offset_us
+        self._latest_us = 0
+
+    def now_us(self) -> int:
+        self._latest_us = max(self._latest_us, START_US + self._loop.now_us + self.offset_us)
+        return self._latest_us
+
+    def boottime_us(self) -> int:
+        return _BOOT_US + self._loop.now_us
+
+
+class Member:
+    """A place for a process: one after another runs in it."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.is_api = number < world.config.apis
+        self.name = f"{'api' if self.is_api else 'worker'}-{number}"
+        self.offset_us = world.config.offsets_us[number]
+        self.application: Application | None = None
+        self.lives = 0
+        self.ready = asyncio.Event()
+        self.start()
+
+    def start(self) -> None:
+        """Start a process, unless one runs."""
+        if self.lives and self.process.alive:
+            return
+        self.lives += 1
+        loop = self.world.loop
+        self.process = Process(loop, f"{self.name}/{self.lives}")
+        self.clock = SimulatedClock(loop, self.offset_us)
+        self.application = None
+        self.process.spawn(self._api() if self.is_api else self._worker())
+
+    def crash(self, for_us: int) -> None:
+        """Crash, and start again later."""
+        self.process.crash()
+        self.world.loop.at(for_us, self.start)
+
+    def skew(self, offset_us: int) -> None:
+        """Set the clock."""
+        self.offset_us = self.clock.offset_us = offset_us
+
+    def _store(self) -> SimulatedStore:
+        return SimulatedStore(self.world.options, self.clock, self.world.cluster)
+
+    async def _api(self) -> None:
+        world = self.world
+        while True:
+            cache = world.cache_for(self.clock)
+            application = create_app(
+                world.settings, store=self._store(), cache=cache, clock=self.clock, rollup=False
+            )
+            try:
+                async with application.running(rollup=False):
+                    self.application = application
+                    self.ready.set()
+                    await asyncio.Event().wait()
+            except Exception as error:
+                world.note(f"{self.process.name} cannot start: {error!r}")
+            await asyncio.sleep(0.5)
+
+    async def _worker(self) -> None:
+        world, store, clock = self.world, self._store(), self.clock
+        while True:
+            try:
+                await store.open()
+                break
+            except Exception as error:
+                world.note(f"{self.process.name} cannot start: {error!r}")
+                await asyncio.sleep(0.5)
+        guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
+        leases = Leases(store, clock, self.process.name, lease_time_us=world.config.lease_us)
+        worker = RollupWorker(
+            store, world.cache_for(clock), clock, namespaces, leases=leases, guard=guard
+        )
+        await guard.measure()
+        stop = asyncio.Event()
+        await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
+
+
+class World:
+    """Everything that runs."""
+
+    def __init__(self, config: Config, loop: SimulatedLoop) -> None:
+        self.config = config
+        self.loop = loop
+        self.random = Random(f"world {config.seed}")
+        self.weather = Weather(self.random)
+        self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather)
+        self.notes: list[str] = []
+        self.caches: MemoryCache = MemoryCache(SimulatedClock(loop, 0))
+        dataset = Dataset(
+            1,
+            "default",
+            config.retention_us,
+            config.slice_us,
+            config.time_bucket_us,
+            config.event_buckets,
+            config.write_timeout_us,
+            config.skew_us,
+        )
+        self.options = options_for(dataset)
+        self.settings = Settings(
+            store="cassandra",
+            contact_points="simulated:9042",
+            clock_skew_max=f"{config.skew_us // 1000}ms",
+        )
+
+    def note(self, text: str) -> None:
+        """Remember *text* for the trace."""
+        self.notes.append(f"{self.loop.now_us / SECOND:10.6f} s  {text}")
+
+    def wipe_cache(self) -> None:
+        """Have the cache forget everything."""
+        cache = self.caches
+        cache._entries.clear()
+        cache._values.clear()
+        cache._guarded.clear()
+
+    def cache_for(self, _: Clock) -> MemoryCache:
+        """The cache that all processes share."""
+        return self.caches
+
+    async def start(self) -> None:
+        """Apply the schema, start every process, create the namespaces."""
+        await have_schema(self.cluster, self.options)
+        config = self.config
+        self.members = [Member(self, n) for n in range(config.apis + config.workers)]
+        for each in self.members[: config.apis]:
+            await each.ready.wait()
+        for name, counter_type in config.namespaces:
+            body = {
+                "counter_type": counter_type,
+                "accept_limit": _text(config.accept_us),
+                "future_limit": "3s",
+                "rollup_window": _text(config.window_us),
+                "shards": config.shards,
+                "payload_check": config.payload_check,
+                "cache_ttl": _text(config.cache_ttl_us),
+            }
+            status, answer = await self.request(0, "PUT", f"/v1/namespaces/{name}", body)
+            if status != 201:
+                raise RuntimeError(f"namespace {name} is not created: {answer}")
+        # Until every process has read the directory anew.
+        await asyncio.sleep(3.5)
+
+    async def request(
+        self,
+        api: int,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_us: int = 10 * SECOND,
+    ) -> Answer:
+        """Ask *api*; status 0 where no answer came."""
+        weather, loop = self.weather, self.loop
+        answered: asyncio.Future[Answer] = loop.create_future()
+
+        def tell(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        def reply(answer: Answer) -> None:
+            if not weather.happens(weather.client_lost_reply):
+                loop.at(self._client_delay(), tell, answer)
+
+        loop.at(timeout_us, tell, (0, {"code": "no_answer"}))
+        if not weather.happens(weather.client_lost_request):
+            loop.at(
+                self._client_delay(), self._deliver, api, method, path, body, headers or {}, reply
+            )
+        return await answered
+
+    def _client_delay(self) -> int:
+        weather = self.weather
+        if weather.happens(weather.client_slow):
+            return int(self.random.random() * 3 * SECOND)
+        return weather.delay()
+
+    def _deliver(
+        self,
+        api: int,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str],
+        reply: Callable[[Answer], None],
+    ) -> None:
+        member = self.members[api]
+        if not member.process.alive or member.application is None:
+            reply((0, {"code": "refused"}))
+            return
+        raw, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": raw,
+            "raw_path": raw.encode(),
+            "query_string": query.encode(),
+            "headers": [
+                (b"content-type", b"application/json"),
+                *((key.lower().encode(), value.encode()) for key, value in headers.items()),
+            ],
+        }
+        content = b"" if body is None else json.dumps(body).encode()
+        front = member.application.front
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        status = 0
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                loaded = json.loads(message["body"]) if message["body"] else {}
+                NOWHERE.run(reply, (status, loaded))
+
+        member.process.spawn(front(scope, receive, send))
+
+
+def _text(us: int) -> str:
+    return f"{us // 1000}ms" if us else "0s"
+
+
+class _Faults(logging.Handler):
+    """Collects what the service logs as its own fault."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            text = logging.Formatter().formatException(record.exc_info)
+            self.found.append(f"{record.getMessage()}\n{text}")
+
+
+async def _no_site(scope: Any, receive: Any, send: Any) -> None:
+    raise NotImplementedError(scope["path"])
+
+
+@contextmanager
+def deterministic(seed: int) -> Iterator[list[str]]:
+    """Have all chance come from *seed*; yields what the service logs as its own faults."""
+    source = Random(f"urandom {seed}")
+    faults = _Faults()
+    logger = logging.getLogger("counter")
+    was_on, level = logger.propagate, logger.level
+    logger.addHandler(faults)
+    logger.propagate = False
+    logger.setLevel(logging.ERROR)
+    slots = (MAINTENANCE, *(str(number) for number in range(_SLOTS)))
+    try:
+        with (
+            patch("os.urandom", source.randbytes),
+            patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
+            patch("counter.storage.cassandra.counts.random", Random(f"stamps {seed}")),
+            patch("counter.storage.cassandra.sequences.random", Random(f"turns {seed}")),
+            # What is done every second by every process would be most of the run.
+            patch("counter.storage.cassandra.marks._LEFT_BEHIND", 3),
+            patch("counter.namespaces._READ_EVERY_S", 3.0),
+            patch("counter.skew._EVERY_S", 4.0),
+            patch("counter.skew._READINGS", 1),
+            patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
+            patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
+            patch("rollup.leases.LEASE_SLOTS", _SLOTS),
+            patch("rollup.leases.SLOTS", slots),
+            patch("api.app.site_of", lambda *_: _no_site),
+        ):
+            yield faults.found
+    finally:
+        logger.removeHandler(faults)
+        logger.propagate = was_on
+        logger.setLevel(level)
