@@ -1,11 +1,11 @@
 """The Cassandra adapter keeps the contracts.
 
-One keyspace serves all cases, for creating one takes seconds. What a case could see of the one
-before it is forgotten when its store opens. Data stay, under ids of namespaces that are never used
-again.
+One keyspace serves all cases, for to create one takes seconds. What a case could see of the one
+before it is forgotten when its store opens.
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,6 @@ import pytest
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.storage.cassandra.connection import Connection
-from counter.storage.cassandra.documents import slice_text
-from counter.storage.cassandra.ground import NO_OP
-from counter.storage.cassandra.schema import apply
 from counter.types import Decision, Namespace, Outcome, Placement
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
@@ -24,6 +20,7 @@ from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
+    SLICE,
     SLICES_END,
     add,
     nonce,
@@ -31,9 +28,8 @@ from tests.contracts.cases import (
     write,
 )
 from tests.contracts.control_cases import purge
+from tests.support.cassandra import forget, have_schema, options_for
 from tests.support.clock import FakeClock
-
-_LISTS = {"namespaces": "name", "departed": "id", "leases": "slot"}
 
 
 class FreshStore(CassandraStore):
@@ -41,55 +37,15 @@ class FreshStore(CassandraStore):
 
     async def open(self) -> None:
         await super().open()
-        for table, key in _LISTS.items():
-            for (value,) in await self._control.read(f"SELECT {key} FROM {{control}}.{table}"):
-                await self._set(f"DELETE FROM {{control}}.{table} WHERE {key} = ? IF EXISTS", value)
-        for (worker,) in await self._control.read("SELECT worker FROM {control}.workers"):
-            await self.leave(worker)
-        (dataset,) = await self.datasets()
-        for start_us, text in await self._control.read(
-            "SELECT start, document FROM {control}.slices WHERE dataset = ?", dataset.id
-        ):
-            usual = start_us is None or FIRST_SLICE <= start_us < SLICES_END
-            if start_us is not None and not (usual and text == slice_text(slice_at(start_us))):
-                await self._set(
-                    "DELETE FROM {control}.slices WHERE dataset = ? AND start = ? IF EXISTS",
-                    *(dataset.id, start_us),
-                )
-        await self._set(
-            "UPDATE {control}.slices SET dropped_before = 0 WHERE dataset = ?"
-            " IF dropped_before != 0",
-            dataset.id,
-        )
-
-    async def _set(self, cql: str, *values: object) -> None:
-        await self._control.compare(
-            cql,
-            values,
-            seen_by=("SELECT value, op FROM {control}.meta WHERE name = 'schema'", ()),
-            mine=NO_OP,
-            at=1,
-        )
+        usual = [slice_at(start_us) for start_us in range(FIRST_SLICE, SLICES_END, SLICE)]
+        await forget(self, keep=usual)
 
 
 @pytest.fixture(scope="session")
 def options(cassandra: Cluster) -> CassandraOptions:
     """A keyspace with the schema and the dataset of the cases."""
-    options = CassandraOptions(
-        contact_points=[
-            (host, cassandra.shape.cassandra_port) for host in cassandra.contact_points
-        ],
-        keyspace="contracts",
-        datasets=[(DATASET, Placement())],
-    )
-
-    async def create() -> None:
-        connection = Connection(options)
-        await connection.open()
-        await apply(connection, options)
-        await connection.close()
-
-    asyncio.run(create())
+    options = replace(options_for(cassandra), datasets=[(DATASET, Placement())])
+    asyncio.run(have_schema(options))
     return options
 
 
@@ -196,7 +152,8 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         """How many seconds *what* is left to live."""
         assert isinstance(store, CassandraStore)
         which = f"namespace = {namespace.id}" + (f" AND nonce = 0x{key.hex()}" if key else "")
-        cql = f"SELECT TTL({what.format('contracts_default')} WHERE {which} ALLOW FILTERING"
+        keyspace = store._shelf(namespace.dataset).keyspace
+        cql = f"SELECT TTL({what.format(keyspace)} WHERE {which} ALLOW FILTERING"
         ((left_s,),) = await store._connection.simple(cql)
         return int(left_s)
 

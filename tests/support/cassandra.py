@@ -11,8 +11,10 @@ from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.documents import slice_text
+from counter.storage.cassandra.ground import NO_OP
 from counter.storage.cassandra.schema import apply
-from counter.types import Dataset, Placement
+from counter.types import Dataset, Placement, Slice
 from scripts.cluster_nodes import Cluster
 
 DATASET: Final = Dataset(
@@ -70,3 +72,47 @@ async def opened(
         yield store
     finally:
         await store.close()
+
+
+async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
+    """Have the open *store* be as if it were new, but for the slices to *keep*, with their tables.
+
+    To make a new one takes seconds. Data stay, under ids of namespaces that are never used again.
+    """
+    control = store._control
+
+    async def set_(cql: str, *values: object) -> None:
+        seen_by = ("SELECT value, op FROM {control}.meta WHERE name = 'schema'", ())
+        await control.compare(cql, values, seen_by=seen_by, mine=NO_OP, at=1)
+
+    for table, key in (("namespaces", "name"), ("departed", "id"), ("leases", "slot")):
+        for (value,) in await control.read(f"SELECT {key} FROM {{control}}.{table}"):
+            await set_(f"DELETE FROM {{control}}.{table} WHERE {key} = ? IF EXISTS", value)
+    for (worker,) in await control.read("SELECT worker FROM {control}.workers"):
+        await store.leave(worker)
+    kept = {each.start_us: slice_text(each) for each in keep}
+    for dataset in await store.datasets():
+        rows = await control.read(
+            "SELECT start, document FROM {control}.slices WHERE dataset = ?", dataset.id
+        )
+        for start_us, text in rows:
+            if start_us is not None and kept.get(start_us) != text:
+                await set_(
+                    "DELETE FROM {control}.slices WHERE dataset = ? AND start = ? IF EXISTS",
+                    *(dataset.id, start_us),
+                )
+        await set_(
+            "UPDATE {control}.slices SET dropped_before = 0 WHERE dataset = ?"
+            " IF dropped_before != 0",
+            dataset.id,
+        )
+        for start_us in await standing(store, dataset) - kept.keys():
+            await store._drop_table(store._shelf(dataset), start_us)
+
+
+async def standing(store: CassandraStore, dataset: Dataset = DATASET) -> set[int]:
+    """The starts of the slices whose tables are there."""
+    keyspace = store._shelf(dataset).keyspace
+    cql = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
+    names = [name for (name,) in await store._connection.simple(cql)]
+    return {int(name[len("events_") :]) for name in names if name.startswith("events_")}

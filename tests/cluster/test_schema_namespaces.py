@@ -1,0 +1,338 @@
+"""Namespaces, numbers and leases that several processes see: two stores over one keyspace."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import NamespaceUnknownError
+from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
+from counter.partitions import shard_of
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.types import Checkpoint, CounterUpdate, Event, Mark, Namespace, NamespaceSettings
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at
+from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
+from tests.support.clock import FakeClock
+from tests.support.relay import Relay
+
+Stores = tuple[CassandraStore, CassandraStore]
+WORKER_TTL = 600 * SECOND
+
+
+@pytest.fixture(scope="module")
+def options(cassandra: Cluster) -> CassandraOptions:
+    options = options_for(cassandra)
+    asyncio.run(have_schema(options))
+    return options
+
+
+@pytest.fixture
+async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
+    """Two processes, and the slice of now."""
+    clock = FakeClock(NOW)
+    async with opened(options, clock) as one, opened(options, clock) as other:
+        await forget(one, keep=[slice_at(T0)])
+        await one.make_slice(DATASET, slice_at(T0))
+        yield one, other
+
+
+async def create(
+    store: CassandraStore, name: str = "tests", settings: NamespaceSettings = SETTINGS
+) -> Namespace:
+    namespace = await store.create_namespace(name, settings, NOW)
+    assert namespace is not None
+    return namespace
+
+
+async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]:
+    """How many rows each table of the dataset has of *namespace*; no table that has none."""
+    found: dict[str, int] = {}
+    for table in ("dirty", "atomic_marks", "watermarks", "counts", "names"):
+        ((number,),) = await store._connection.simple(
+            f"SELECT COUNT(*) FROM {store._shelf(DATASET).keyspace}.{table}"
+            f" WHERE namespace = {namespace.id} ALLOW FILTERING"
+        )
+        if number:
+            found[table] = number
+    return found
+
+
+async def test_one_of_many_who_create_a_name_at_once_does(stores: Stores) -> None:
+    """The others learn that it is taken, and leave nothing."""
+    one, other = stores
+    asked = [
+        store.create_namespace("tests", replace(SETTINGS, cache_ttl_us=n), NOW)
+        for n, store in enumerate((one, other, one, other))
+    ]
+    created = [each for each in await asyncio.gather(*asked) if each is not None]
+    assert len(created) == 1
+    assert list(await one.namespaces()) == list(await other.namespaces()) == created
+    for number in range(created[0].id - 3, created[0].id + 4):
+        namespace = replace(created[0], id=number)
+        rows = {"watermarks": 1} if number == created[0].id else {}
+        assert await rows_of(one, namespace) == rows
+
+
+async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Stores) -> None:
+    """Its watermarks at once; the rest when this process has heard of it."""
+    one, other = stores
+    namespace = await create(one)
+    assert list(await other.namespaces()) == [namespace]
+    event = Event("c", NOW, bytes(16), 0, 1)
+    assert await one.delete_namespace(namespace)
+    with pytest.raises(NamespaceUnknownError):
+        await other.watermarks(namespace)
+    assert list(await other.namespaces()) == []
+    for store in stores:
+        with pytest.raises(NamespaceUnknownError):
+            await store.append(namespace, [event])
+        with pytest.raises(NamespaceUnknownError):
+            await store.counters(namespace, prefix="", after=None, limit=1)
+    again = await create(other)
+    assert again.id > namespace.id
+    assert list(await one.namespaces()) == [again]
+    await one.append(again, [event])
+
+
+async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gone(
+    stores: Stores,
+) -> None:
+    """The listing began before it."""
+    one, _ = stores
+    really_read = one._control.read
+
+    async def slow(cql: str, *values: object) -> object:
+        rows = await really_read(cql, *values)
+        if "namespaces" in cql:
+            created.append(await create(one, "late"))
+        return rows
+
+    created: list[Namespace] = []
+    with patch.object(one._control, "read", slow):
+        assert list(await one.namespaces()) == []
+    await one.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
+
+
+async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) -> None:
+    namespace = await create(stores[0])
+    changed = await asyncio.gather(
+        *(
+            store.update_namespace(namespace, replace(SETTINGS, cache_ttl_us=n), T0 + SLICE)
+            for n, store in enumerate(stores)
+        )
+    )
+    (updated,) = [each for each in changed if each is not None]
+    assert list(await stores[0].namespaces()) == [updated]
+
+
+async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
+    stores: Stores, cassandra: Cluster
+) -> None:
+    """A namespace is created, changed and deleted once, by the process that asked."""
+    one, _ = stores
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    async with relay.listening():
+        far = replace(at(one._options, relay.address), read_timeout_us=400 * MILLISECOND)
+        async with opened(far, FakeClock(NOW)) as store:
+            really_settle = store._control.settled
+
+            async def settle(cql: str, *values: object) -> object:
+                relay.mute = False
+                return await really_settle(cql, *values)
+
+            really_send = store._connection._send
+            lose: list[bool] = []
+
+            async def send(statements: list[object], *rest: object, **more: object) -> object:
+                # The answer comes when nobody waits for it any more.
+                relay.mute = bool(more.get("raw") and lose and lose.pop())
+                return await really_send(statements, *rest, **more)  # type: ignore[arg-type]
+
+            with (
+                patch.object(store._control, "settled", settle),
+                patch.object(store._connection, "_send", send),
+            ):
+                await store.lease_tokens(1, NOW)
+                # Of the id, and of the namespace.
+                lose = [True, True]
+                created = await create(store)
+                assert list(await one.namespaces()) == [created]
+                lose = [True]
+                settings = replace(SETTINGS, cache_ttl_us=1)
+                updated = await store.update_namespace(created, settings, T0 + SLICE)
+                assert list(await one.namespaces()) == [updated]
+                assert updated is not None
+                lose = [True]
+                assert await store.delete_namespace(updated)
+                assert list(await one.namespaces()) == []
+                lose = [True]
+                block = await store.lease_tokens(5, NOW)
+                assert not lose
+            assert (await one.lease_tokens(1, NOW)).first == block.first + 5
+
+
+async def test_numbers_of_several_processes_are_all_different(stores: Stores) -> None:
+    """However many ask at once; each process asks Cassandra once for all of its own."""
+    blocks = await asyncio.gather(
+        *(stores[n % 2].lease_tokens(1 + n % 3, NOW + n) for n in range(300))
+    )
+    numbers = [
+        block.first + offset for n, block in enumerate(blocks) for offset in range(1 + n % 3)
+    ]
+    assert len(set(numbers)) == len(numbers)
+    assert len({block.issuer for block in blocks}) == 1
+    ordered = sorted(blocks, key=lambda block: block.first)
+    times = [block.time_us for block in ordered]
+    assert times == sorted(times)
+    assert all(block.time_us >= NOW + n for n, block in enumerate(blocks))
+
+
+async def test_who_gives_up_a_lease_of_numbers_takes_none_from_others(stores: Stores) -> None:
+    one, _ = stores
+    asked = [asyncio.create_task(one.lease_tokens(1, NOW)) for _ in range(9)]
+    await asyncio.sleep(0)
+    for each in asked[::2]:
+        each.cancel()
+    blocks = await asyncio.gather(*asked[1::2])
+    blocks.append(await one.lease_tokens(1, NOW))
+    assert len({block.first for block in blocks}) == len(blocks)
+
+
+async def test_slots_are_shared_by_processes(stores: Stores) -> None:
+    """What one holds the other does not get, until it is given back."""
+    one, other = stores
+    slots = [str(n) for n in range(16)]
+    assert all(await one.acquire(slots[:8], "a", WORKER_TTL))
+    assert list(await other.acquire(slots, "b", WORKER_TTL)) == [False] * 8 + [True] * 8
+    assert all(await one.acquire(slots[:8], "a", WORKER_TTL))
+    await one.release(slots[:4], "a")
+    assert (
+        list(await other.acquire(slots, "b", WORKER_TTL)) == [True] * 4 + [False] * 4 + [True] * 8
+    )
+    assert dict(await one.holders()) == {
+        slot: "a" if 4 <= n < 8 else "b" for n, slot in enumerate(slots)
+    }
+
+
+async def test_a_worker_that_starts_again_under_its_name_has_its_slots(stores: Stores) -> None:
+    """It does not know that it holds them."""
+    one, other = stores
+    assert await one.acquire(["1"], "a", WORKER_TTL) == [True]
+    assert await other.acquire(["1"], "a", WORKER_TTL) == [True]
+
+
+async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) -> None:
+    """Counters as the service and a worker leave them."""
+    await store.mark(namespace, [Mark(NOW, name) for name in names])
+    checkpoint = Checkpoint(NOW - 1, 1)
+    updates = [CounterUpdate(name, (), checkpoint) for name in names]
+    await store.apply(namespace, updates, through_us=NOW - 1)
+
+
+async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
+    """However many counters and shards it has, a part at a time; of others nothing."""
+    one, other = stores
+    doomed = await create(one, "doomed", replace(SETTINGS, shards=4))
+    lives = await create(one, "lives", replace(SETTINGS, shards=4))
+    names = [f"c{n:04}" for n in range(2_500)]
+    for namespace, part in ((doomed, names), (lives, names[:9])):
+        await fill(one, namespace, part)
+    stood = await rows_of(one, lives)
+    assert stood == {"dirty": 9, "watermarks": 4, "counts": 9, "names": 9}
+    assert await one.delete_namespace(doomed)
+    calls = 0
+    # The one begins, the other ends it, as if the one had been killed.
+    while await (one if calls < 2 else other).purge(NOW):
+        calls += 1
+        assert calls < 50
+    assert calls > 2
+    assert await rows_of(one, doomed) == {}
+    assert await rows_of(one, lives) == stood
+
+
+async def test_what_is_written_after_its_purge_stays_hidden(stores: Stores) -> None:
+    """By a process that has not heard that the namespace is gone."""
+    one, other = stores
+    doomed = await create(one)
+    await fill(one, doomed, ["c"])
+    assert await one.delete_namespace(doomed)
+    while await one.purge(NOW):
+        pass
+    await fill(other, doomed, ["c"])
+    await other.advance(doomed, 0, NOW + HOUR)
+    assert await rows_of(one, doomed) == {}
+
+
+async def test_a_deletion_that_was_given_up_purges_nothing(stores: Stores) -> None:
+    """It was noted, and the namespace stands: for an hour it may yet go."""
+    one, _ = stores
+    namespace = await create(one)
+    await fill(one, namespace, ["c"])
+    await one._note_departure(namespace)
+    stood = await rows_of(one, namespace)
+    for now_us in (NOW, NOW + HOUR - 1, NOW + HOUR, NOW + 2 * HOUR):
+        assert not await one.purge(now_us)
+        departed = await one._control.read("SELECT id FROM {control}.departed")
+        assert len(departed) == (now_us < NOW + HOUR)
+    assert await rows_of(one, namespace) == stood
+
+
+@pytest.mark.parametrize("shards", [1, 7, 64])
+async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, shards: int) -> None:
+    """In pages of any size, with a prefix whose end is hard to name."""
+    one, _ = stores
+    namespace = await create(one, settings=replace(SETTINGS, shards=shards))
+    last = "\U0010ffff"
+    names = [f"n{n}" for n in range(400)]
+    names += ["\ud7ff", "\ud7ffx", "\ue000", last, f"{last}{last}", f"a{last}", f"a{last}b", "b"]
+    if shards == 7:
+        # All in one shard: the others have nothing to say.
+        names = [name for name in names if shard_of(name, 7) == 3]
+    await one.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
+    for prefix in ("", "n", "n1", "\ud7ff", last, "a", f"a{last}", "nothing"):
+        expected = sorted(name for name in names if name.startswith(prefix))
+        for limit in (1, 37, 1_000):
+            found: list[str] = []
+            while not found or len(found) % limit == 0:
+                after = found[-1] if found else None
+                page = await one.counters(namespace, prefix=prefix, after=after, limit=limit)
+                found += page
+                if len(page) < limit or len(found) > 60:
+                    break
+            assert found == expected[: len(found)]
+            assert len(found) == len(expected) or len(found) > 60
+
+
+async def test_the_clock_that_is_farthest_off_is_told(stores: Stores) -> None:
+    """Of nodes that answer; a reading that is not sure is not far off."""
+    one, _ = stores
+    clocks = {"a": (0, 1_000, 2_000), "b": (0, 50_000, 2_000), "c": (0, 90_000, 400_000)}
+
+    async def read(node: str, now: object) -> tuple[int, int, int]:
+        if node == "d":
+            raise TimeoutError
+        return clocks[node]
+
+    for nodes in (["a", "b", "c"], ["b", "a"], ["d", "b"]):
+        with (
+            patch.object(one._connection, "near_nodes", return_value=nodes),
+            patch.object(one._connection, "clock_of", read),
+        ):
+            reading = await one.read_clock()
+        assert reading.offset_us == 50_000 + MILLISECOND // 2 - 1_000
+    with (
+        patch.object(one._connection, "near_nodes", return_value=["d"]),
+        patch.object(one._connection, "clock_of", read),
+        pytest.raises(TimeoutError),
+    ):
+        await one.read_clock()
+
+
+async def test_a_clock_of_the_same_machine_is_right(options: CassandraOptions) -> None:
+    async with opened(options) as store:
+        reading = await store.read_clock()
+        assert abs(reading.offset_us) <= reading.error_us
+        assert reading.error_us < MINUTE
