@@ -51,7 +51,7 @@ KEY_TTL_MIN_US: Final = MINUTE
 LEASE_SLOTS: Final = 64
 LEASE_TIME_US: Final = 10 * SECOND
 #: How often a worker looks who else lives.
-LEASE_LOOK_US: Final = SECOND
+LEASE_LOOK_US: Final = 500 * MILLISECOND
 #: Counters of one worker that are read or written at once.
 ROLLUP_CONCURRENCY: Final = 64
 

@@ -92,22 +92,27 @@ async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> No
     assert await world.rolled_up(namespace) == expected
 
 
-async def test_a_worker_begins_nothing_more_of_a_shard_that_it_lost() -> None:
-    """What it was at it finishes; the rest is the next one's."""
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_a_worker_begins_nothing_more_when_its_leases_are_lost(shards: int) -> None:
+    """Of no shard. What it is at it finishes; the rest is the next one's, and nothing is lost."""
     world = World()
-    await world.begin(shards=1)
-    await world.add_many(20)
-    a = world.process("a")
-    world.clock.advance(CLOSING)
-    await world.turns(a)
-    a.road.hold_in = "apply"
-    with small_reads(5):
-        slow = asyncio.create_task(a.worker.tick())
-        await a.road.held.wait()
-        world.clock.advance(LEASE_TIME)
-        a.road.open.set()
-        await slow
+    with patch("rollup.worker._SHARDS_AT_ONCE_MAX", 1):
+        namespace = await world.begin(shards=shards)
+        expected = await world.add_many(30)
+        a, b = world.process("a"), world.process("b")
+        world.clock.advance(CLOSING)
+        await world.turns(a)
+        a.road.hold_in = "apply"
+        with small_reads(5):
+            slow = asyncio.create_task(a.worker.tick())
+            await a.road.held.wait()
+            world.clock.advance(LEASE_TIME)
+            a.road.open.set()
+            await slow
     assert a.worker.tally["counters"] == 5
+    await world.turns(b)
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) == expected
 
 
 async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
