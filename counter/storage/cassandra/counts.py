@@ -57,23 +57,29 @@ _DELETE_ROWS: Final = (
     "DELETE FROM {keyspace}.counts USING TIMESTAMP ?"
     f" WHERE namespace = ? AND counter = ? AND kind = {WINDOW} AND t <= ?"
 )
-_HEADS: Final = (
-    "SELECT counter, kind, t, u, cell FROM {keyspace}.counts"
-    f" WHERE namespace = ? AND counter IN ? AND kind < {WINDOW}"
+#: Of one counter, which its own nodes can be asked for, and of many.
+_HEADS: Final = tuple(
+    f"SELECT counter, kind, t, u, cell FROM {{keyspace}}.counts WHERE namespace = ?"
+    f" AND counter {of} AND kind < {WINDOW}"
+    for of in ("= ?", "IN ?")
 )
 #: The settled fold and the rows after it in one read, so that they are of one moment.
-_ROWS: Final = (
-    "SELECT counter, kind, t, cell FROM {keyspace}.counts WHERE namespace = ? AND counter IN ?"
+_ROWS: Final = tuple(
+    f"SELECT counter, kind, t, cell FROM {{keyspace}}.counts WHERE namespace = ? AND counter {of}"
     f" AND (kind, t) >= ({SETTLED}, 0) AND (kind, t) <= ({WINDOW}, ?)"
+    for of in ("= ?", "IN ?")
 )
 
 #: Counters that one statement reads.
 _READ_TOGETHER: Final = 64
-#: Counters that are written together, each as one; servers complain of more than ten.
+#: Counters, and rows of theirs, that go out in one statement; each counter is written as one
+#: nevertheless. Servers complain of more than ten partitions and of 5 KiB, and refuse 50; a single
+#: partition may be of any size.
 _WRITTEN_TOGETHER: Final = 10
+_ROWS_TOGETHER: Final = 40
 _RANDOM_US: Final = 1_000
 _NOTHING: Final = Checkpoint(0, 0)
-#: Batches whose random part is remembered.
+#: Calls whose random part is remembered.
 _DRAWN_MAX: Final = 1_000
 
 _T = TypeVar("_T")
@@ -86,7 +92,7 @@ class CassandraCounts(CassandraBase):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._drawn: dict[tuple[int, int], int] = {}
+        self._drawn: dict[tuple[int, int, str], int] = {}
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         parts: dict[str, _Parts] = {}
@@ -115,12 +121,14 @@ class CassandraCounts(CassandraBase):
         return [found[counter] for counter in counters]
 
     async def _read(
-        self, namespace: Namespace, cql: str, counters: Sequence[str], *values: Any
+        self, namespace: Namespace, cql: Sequence[str], counters: Sequence[str], *values: Any
     ) -> Iterator[Sequence[Any]]:
         """The rows of each of *counters*, those of one together and in order."""
-        select = await self._to_read(namespace.dataset, cql)
+        of_one, of_many = [await self._to_read(namespace.dataset, each) for each in cql]
         statements = [
-            select.bind((namespace.id, some, *values))
+            of_one.bind((namespace.id, some[0], *values))
+            if len(some) == 1
+            else of_many.bind((namespace.id, some, *values))
             for some in _chunks(dict.fromkeys(counters), _READ_TOGETHER)
         ]
         found = await self._connection.rows(statements)
@@ -129,14 +137,21 @@ class CassandraCounts(CassandraBase):
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        stamp_us = through_us + 1 + self._draw(namespace.id, through_us)
-        batches = []
-        for some in _chunks(updates, _WRITTEN_TOGETHER):
-            statements: list[Any] = []
-            for update in some:
-                statements += await self._written(namespace, update, through_us, stamp_us)
-            batches.append(batch_of(statements))
-        await self._connection.rows(batches)
+        if not updates:
+            return
+        stamp_us = through_us + 1 + self._draw(namespace.id, through_us, updates[0].counter)
+        batches: list[list[Any]] = []
+        counters = _WRITTEN_TOGETHER
+        for update in updates:
+            statements = await self._written(namespace, update, through_us, stamp_us)
+            fits = batches and len(batches[-1]) + len(statements) <= _ROWS_TOGETHER
+            if fits and counters < _WRITTEN_TOGETHER:
+                batches[-1] += statements
+                counters += 1
+            else:
+                batches.append(statements)
+                counters = 1
+        await self._connection.rows([batch_of(each) for each in batches])
 
     async def _written(
         self, namespace: Namespace, update: CounterUpdate, through_us: int, stamp_us: int
@@ -178,14 +193,15 @@ class CassandraCounts(CassandraBase):
             ]
         )
 
-    def _draw(self, namespace_id: int, through_us: int) -> int:
-        """The random part of a batch's timestamp; a batch that is done again draws a higher one,
-        while there is one: it saw more."""
-        key = (namespace_id, through_us)
+    def _draw(self, namespace_id: int, through_us: int, first: str) -> int:
+        """The random part of the timestamps of one call, whose *first* counter tells it from others
+        up to the same instant. Done again, having seen more, it draws a higher one."""
+        key = (namespace_id, through_us, first)
         before = self._drawn.pop(key, None)
-        drawn = random.randrange(_RANDOM_US // 2)
-        if before is not None:
-            drawn = min(_RANDOM_US - 1, before + random.randint(1, 9))
+        if before is None:
+            drawn = random.randrange(_RANDOM_US // 2)
+        else:
+            drawn = min(before + random.randint(1, 9), _RANDOM_US - 1)
         self._drawn[key] = drawn
         while len(self._drawn) > _DRAWN_MAX:
             del self._drawn[next(iter(self._drawn))]

@@ -1,29 +1,56 @@
-"""Folds of the event log, summed by the servers."""
+"""Folds of the event log.
+
+Most windows of most counters hold few events, and many partitions are asked for at once: their rows
+are read, up to a bound for each partition, and summed here. Where a partition holds more, the
+servers sum it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from counter.errors import SliceMissingError, WriteTimeoutError
+from counter.errors import SliceMissingError
 from counter.folding import fold_events
 from counter.storage.cassandra.base import CassandraBase
-from counter.storage.cassandra.rows import event_of
+from counter.storage.cassandra.rows import PARTITION_IS, event_of
 from counter.storage.cassandra.spans import SPAN_IS, Part, Query, parts_of, queries_of
 from counter.types import Event, Fold, Namespace, Slice
 
-#: A sum of bigints would wrap, and say nothing.
-_FOLD: Final = (
-    "SELECT counter, COUNT(clear), SUM(CAST(delta AS varint)) FROM {keyspace}.{table}"
-    f" WHERE {SPAN_IS} GROUP BY namespace, counter, time_bucket, event_bucket"
+#: Rows of a partition that are worth reading to spare another round trip.
+ROWS_MAX: Final = 50
+
+_FEW: Final = (
+    "SELECT counter, time_bucket, event_bucket, delta, clear FROM {keyspace}.{table}"
+    f" WHERE {SPAN_IS} PER PARTITION LIMIT {ROWS_MAX}"
 )
-_ROWS: Final = (
+#: A sum of bigints would wrap, and say nothing. Of one partition, because servers complain of
+#: sums over several.
+_SUM: Final = (
+    "SELECT COUNT(clear), SUM(CAST(delta AS varint)) FROM {keyspace}.{table}"
+    f" WHERE {PARTITION_IS} AND event_time >= ? AND event_time < ?"
+)
+_EVENTS: Final = (
     "SELECT counter, event_time, event_id, item, delta, clear, atom FROM {keyspace}.{table}"
     f" WHERE {SPAN_IS}"
 )
 
 #: ``[low, high)``
 _Span = tuple[int, int]
+_Key = tuple[str, _Span]
+
+
+class _Sums:
+    """Sums of (counter, span), and which of them hold a clear."""
+
+    def __init__(self) -> None:
+        self.totals: dict[_Key, int] = {}
+        self.cleared: dict[_Key, None] = {}
+
+    def add(self, key: _Key, clears: int, total: int) -> None:
+        self.totals[key] = self.totals.get(key, 0) + total
+        if clears:
+            self.cleared[key] = None
 
 
 class EventFolds(CassandraBase):
@@ -39,9 +66,7 @@ class EventFolds(CassandraBase):
         for low_us, high_us in spans:
             await self._slice_of(namespace.dataset, low_us)
             await self._slice_of(namespace.dataset, high_us - 1)
-        slices = self._shelf(namespace.dataset).slices
-        # A worker is in no hurry: a hot window's sum is not to be taken twice.
-        folds = await self._fold(namespace, slices, spans, speculate=False)
+        folds = await self._fold(namespace, self._shelf(namespace.dataset).slices, spans)
         return [
             folds.get((counter, (start_us, start_us + size_us)), Fold(False, 0))
             for counter, start_us in windows
@@ -58,7 +83,7 @@ class EventFolds(CassandraBase):
                     f" {shelf.dropped_before_us} µs are dropped"
                 )
             spans.setdefault((after_us + 1, end_us), {})[counter] = None
-        folds = await self._fold(namespace, shelf.slices, spans, speculate=True)
+        folds = await self._fold(namespace, shelf.slices, spans)
         return [
             folds.get((counter, (after_us + 1, end_us)), Fold(False, 0))
             for counter, after_us in after
@@ -69,10 +94,11 @@ class EventFolds(CassandraBase):
         namespace: Namespace,
         slices: Sequence[Slice],
         spans: Mapping[_Span, Mapping[str, None]],
-        *,
-        speculate: bool,
-    ) -> dict[tuple[str, _Span], Fold]:
-        """The fold of each counter in each span; none where there is no event."""
+    ) -> dict[_Key, Fold]:
+        """The fold of each counter in each span; none where there is no event.
+
+        Raises SliceMissingError where a table is gone: what was read of others is worth nothing.
+        """
         parts = {span: list(parts_of(slices, *span)) for span in spans}
         asked = [
             (span, query)
@@ -80,32 +106,51 @@ class EventFolds(CassandraBase):
             for part in parts[span]
             for query in queries_of(part, tuple(counters))
         ]
-        queries = [query for _, query in asked]
-        found = await self._ask(namespace, _FOLD, queries, speculate=speculate)
-        totals: dict[tuple[str, _Span], int] = {}
-        cleared: dict[tuple[str, _Span], None] = {}
-        for (span, _), rows in zip(asked, found, strict=True):
-            for counter, clears, total in rows:
-                key = (counter, span)
-                totals[key] = totals.get(key, 0) + (total or 0)
-                if clears:
-                    cleared[key] = None
-        folds = {key: Fold(False, total) for key, total in totals.items()}
-        for key in cleared:
-            # Which of the events come after it, only the events themselves can tell.
-            counter, span = key
-            events = await self._events(namespace, counter, parts[span])
-            folds[key] = fold_events(events)
+        try:
+            sums = await self._sum(namespace, asked)
+            folds = {key: Fold(False, total) for key, total in sums.totals.items()}
+            for counter, span in sums.cleared:
+                # Which of the events come after it, only the events themselves can tell.
+                events = await self._events(namespace, counter, parts[span])
+                folds[(counter, span)] = fold_events(events)
+        except SliceMissingError:
+            await self._reload_slices(namespace.dataset)
+            raise
         return folds
+
+    async def _sum(self, namespace: Namespace, asked: Sequence[tuple[_Span, Query]]) -> _Sums:
+        sums = _Sums()
+        keys: list[_Key] = []
+        selects: list[Any] = []
+        found = await self._ask(namespace, _FEW, [query for _, query in asked])
+        for (span, query), rows in zip(asked, found, strict=True):
+            partitions: dict[tuple[str, int, int], list[int]] = {}
+            for counter, time_bucket, event_bucket, delta, clear in rows:
+                cells = partitions.setdefault((counter, time_bucket, event_bucket), [0, 0, 0])
+                cells[0] += 1
+                cells[1] += clear is not None
+                cells[2] += delta or 0
+            for (counter, *buckets), (count, clears, total) in partitions.items():
+                if count < ROWS_MAX:
+                    sums.add((counter, span), clears, total)
+                    continue
+                part = query.part
+                select = await self._to_read(namespace.dataset, _SUM, part.start_us)
+                values = (namespace.id, counter, *buckets, part.low_us, part.high_us)
+                selects.append(select.bind(values))
+                keys.append((counter, span))
+        for key, rows in zip(keys, await self._connection.rows(selects), strict=True):
+            ((clears, total),) = rows
+            sums.add(key, clears, total or 0)
+        return sums
 
     async def _events(
         self, namespace: Namespace, counter: str, parts: Sequence[Part]
     ) -> list[Event]:
         """All the events of *parts* of a counter, in no order."""
         queries = [query for part in parts for query in queries_of(part, (counter,))]
-        found = await self._ask(namespace, _ROWS, queries, speculate=False)
         events = []
-        for rows in found:
+        for rows in await self._ask(namespace, _EVENTS, queries):
             for name, time_us, event_id, item_key, *cells in rows:
                 event = event_of(name, (time_us, event_id, item_key), *cells)
                 if event is not None:
@@ -113,37 +158,11 @@ class EventFolds(CassandraBase):
         return events
 
     async def _ask(
-        self, namespace: Namespace, cql: str, queries: Sequence[Query], *, speculate: bool
+        self, namespace: Namespace, cql: str, queries: Sequence[Query]
     ) -> list[Sequence[Any]]:
-        """The rows of each query; one that is too much for one statement, partition by partition.
-
-        Raises SliceMissingError where a table is gone: what was read of others is worth nothing.
-        """
-        try:
-            results = await self._connection.run(
-                [await self._bound(namespace, cql, query, speculate) for query in queries]
-            )
-            found: list[Sequence[Any]] = []
-            for query, result in zip(queries, results, strict=True):
-                rows = result
-                if isinstance(result, WriteTimeoutError):
-                    smaller = query.each_partition()
-                    if len(smaller) == 1:
-                        raise result
-                    again = [await self._bound(namespace, cql, one, False) for one in smaller]
-                    rows = [
-                        row for some in await self._connection.rows(again) for row in some or ()
-                    ]
-                elif isinstance(result, BaseException):
-                    raise result
-                found.append(rows or ())
-        except SliceMissingError:
-            await self._reload_slices(namespace.dataset)
-            raise
-        return found
-
-    async def _bound(self, namespace: Namespace, cql: str, query: Query, speculate: bool) -> Any:
-        select = await self._to_read(namespace.dataset, cql, query.part.start_us)
-        bound = select.bind(query.values(namespace.id))
-        bound.is_idempotent = speculate
-        return bound
+        """The rows of each query."""
+        selects = []
+        for query in queries:
+            select = await self._to_read(namespace.dataset, cql, query.part.start_us)
+            selects.append(select.bind(query.values(namespace.id)))
+        return [rows or () for rows in await self._connection.rows(selects)]

@@ -44,8 +44,9 @@ _MARK_PACKERS: Final = (BIGINT, INT, BIGINT, TEXT, BIGINT, BIGINT)
 _NAME_PACKERS: Final = (BIGINT, INT, TEXT, BIGINT)
 _COLUMNS: Final = "SELECT window_start, counter, recount FROM {keyspace}.dirty"
 _DIRTY: Final = f"{_COLUMNS} WHERE {_WINDOW_IS} AND (counter, recount) > (?, ?) LIMIT ?"
-_ANY_DIRTY: Final = (
-    f"SELECT window_start FROM {{keyspace}}.dirty WHERE {_WINDOW_IN} PER PARTITION LIMIT 1"
+_MARKED: Final = tuple(
+    f"SELECT window_start FROM {{keyspace}}.{table} WHERE {_WINDOW_IN} PER PARTITION LIMIT 1"
+    for table in ("dirty", "atomic_marks")
 )
 _ATOMIC: Final = (
     "SELECT window_start, event_time, event_id, atom, items FROM {keyspace}.atomic_marks"
@@ -67,7 +68,7 @@ _NAMES_MAX: Final = 200_000
 _WINDOWS_MAX: Final = 64
 #: Before all counters of a window: no name is empty.
 _FIRST: Final = ("", 0)
-#: A process that drops marks for the first time drops those of so many windows: what another one
+#: A process that drops marks for the first time looks for them in so many windows: what another one
 #: that crashed rolled up last, and did not come to drop.
 _LEFT_BEHIND: Final = 64
 
@@ -167,12 +168,15 @@ class CassandraMarks(CassandraWrites):
         position = _FIRST
         if start is not None and start.window_us > after_us:
             after_us, position = start.window_us - 1, (start.counter, start.recount_us)
-        windows = self._windows(namespace, after_us, through_us)
+        windows: Sequence[int] = self._windows(namespace, after_us, through_us)
         select = await self._to_read(namespace.dataset, _DIRTY)
         width = 1
         while windows and len(marks) < limit:
             some, windows = windows[:width], windows[width:]
-            for window_us in await self._some_dirty(namespace, shard, some):
+            # A single window is not worth asking for.
+            if width > 1:
+                some = await self._marked(namespace, shard, some, _MARKED[:1])
+            for window_us in some:
                 left = limit - len(marks)
                 if left:
                     values = (namespace.id, shard, window_us, *position, left)
@@ -183,15 +187,14 @@ class CassandraMarks(CassandraWrites):
         self._note_seen(namespace, shard, marks)
         return marks
 
-    async def _some_dirty(
-        self, namespace: Namespace, shard: int, windows: Sequence[int]
+    async def _marked(
+        self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
     ) -> Sequence[int]:
-        """Those of *windows* that hold marks, in order; a single one is not worth asking for."""
-        if len(windows) == 1:
-            return windows
-        select = await self._to_read(namespace.dataset, _ANY_DIRTY)
-        rows = await self._connection.one(select.bind((namespace.id, shard, windows)))
-        return sorted(window_us for (window_us,) in rows)
+        """Those of *windows* that hold marks, in order."""
+        values = (namespace.id, shard, windows)
+        selects = [(await self._to_read(namespace.dataset, cql)).bind(values) for cql in tables]
+        found = await self._connection.rows(selects)
+        return sorted({window_us for rows in found for (window_us,) in rows or ()})
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
@@ -217,7 +220,8 @@ class CassandraMarks(CassandraWrites):
         seen = self._seen.setdefault(key, set())
         if key not in self._has_dropped:
             after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
-            seen.update(self._windows(namespace, after_us, through_us))
+            windows = self._windows(namespace, after_us, through_us)
+            seen.update(await self._marked(namespace, shard, windows, _MARKED))
         done = sorted(window_us for window_us in seen if window_us <= through_us)
         stamp_us = self._stamp()
         deletes = []

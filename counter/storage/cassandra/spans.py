@@ -8,7 +8,6 @@ partition does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Any, Final, NamedTuple
 
 from counter.types import Slice
@@ -43,16 +42,6 @@ class Query(NamedTuple):
         """The values of :data:`SPAN_IS`."""
         _, low_us, high_us, time_buckets, event_buckets = self.part
         return (namespace_id, self.counters, time_buckets, event_buckets, low_us, high_us)
-
-    def each_partition(self) -> list[Query]:
-        """The same, a partition a statement."""
-        part = self.part
-        return [
-            Query(part._replace(time_buckets=(time,), event_buckets=(bucket,)), (counter,))
-            for counter, time, bucket in product(
-                self.counters, part.time_buckets, part.event_buckets
-            )
-        ]
 
 
 def parts_of(slices: Sequence[Slice], low_us: int, high_us: int) -> Iterator[Part]:

@@ -8,13 +8,14 @@ changed by compare-and-set too, or it might come back.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cassandra.query import BatchStatement, BatchType
 
-from counter.errors import WriteTimeoutError, invariant
+from counter.errors import StoreUnavailableError, WriteTimeoutError, invariant
 from counter.ports import Clock
 from counter.storage.cassandra.gathering import Batch, Gatherer
 from counter.storage.cassandra.options import CassandraOptions
@@ -33,6 +34,10 @@ from counter.types import Dataset, Event, Namespace, Written
 #: Rows that one compare-and-set inserts; if one of them stands it is done again without it.
 _ROWS_MAX: Final = 32
 _ATTEMPTS_MAX: Final = 5
+#: Where several processes contend for a partition, each pauses at random, up to so long.
+_PAUSE_S: Final = 0.02
+#: Failures of a compare-and-set that contention may be the cause of.
+_WORTH_ANOTHER: Final = (WriteTimeoutError, StoreUnavailableError)
 
 #: An event, and the bound statement that inserts it.
 _Insert = tuple[Event, Any]
@@ -137,8 +142,9 @@ class StrictWrites(CassandraWrites):
             (result,) = await self._connection.run((statement,), timeout_us)
             if isinstance(result, Exception):
                 failures += 1
-                again = isinstance(result, WriteTimeoutError) and failures < _ATTEMPTS_MAX
+                again = isinstance(result, _WORTH_ANOTHER) and failures < _ATTEMPTS_MAX
                 if again and self._clock.boottime_us() < until_us:
+                    await asyncio.sleep(random.uniform(0, failures * _PAUSE_S))
                     continue
                 return found | dict.fromkeys(left, result)
             if result[0][0]:
@@ -171,8 +177,9 @@ class StrictWrites(CassandraWrites):
                 break
             # Whether it was done is seen by doing it again.
             error = result
-            if not isinstance(result, WriteTimeoutError):
+            if not isinstance(result, _WORTH_ANOTHER):
                 raise error
+            await asyncio.sleep(random.uniform(0, _PAUSE_S))
         else:
             invariant(error is not None, "a void that was not refused has failed")
             raise error or RuntimeError

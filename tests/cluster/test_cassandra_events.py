@@ -1,0 +1,380 @@
+"""Events on Cassandra: what is grouped, what is told, what stays hidden.
+
+The clock is near the nodes' own, so that compare-and-sets bear later times than events, as they do
+in life. Two stores over one keyspace are two processes.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import cassandra
+import pytest
+
+from counter.errors import SliceMissingError, UnavailableError, WriteTimeoutError
+from counter.limits import INT64_MAX, MINUTE, SECOND
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.folds import ROWS_MAX
+from counter.storage.cassandra.spans import PARTITIONS_MAX
+from counter.types import Event, Fold, Namespace, PayloadCheck, Slice, Written
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cases import SETTINGS, nonce, nonces_per_bucket, ordered
+from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
+from tests.support.cassandra_statements import Statements, statements_of
+from tests.support.clock import FakeClock
+from tests.support.waiting import eventually
+
+SIZE = DATASET.slice_us
+NEW, REPLAYED, CONFLICT, UNTOLD = (
+    Written.NEW,
+    Written.REPLAYED,
+    Written.CONFLICT,
+    Written.UNTOLD,
+)
+
+Stores = tuple[CassandraStore, CassandraStore]
+
+
+@pytest.fixture(scope="module")
+def now() -> int:
+    """A minute ago, in the middle of a window."""
+    return (time.time_ns() // 1_000 - MINUTE) // (10 * SECOND) * 10 * SECOND + 3 * SECOND
+
+
+@pytest.fixture(scope="module")
+def options(cassandra: Cluster) -> CassandraOptions:
+    options = options_for(cassandra)
+    asyncio.run(have_schema(options))
+    return options
+
+
+@pytest.fixture
+async def stores(options: CassandraOptions, now: int) -> AsyncIterator[Stores]:
+    """Two processes; the slices before and after the present one, and that."""
+    clock = FakeClock(now + MINUTE)
+    async with opened(options, clock) as one, opened(options, clock) as other:
+        first = now - now % SIZE - SIZE
+        kept = [
+            Slice(start_us, start_us + SIZE, DATASET.time_bucket_us, DATASET.event_buckets)
+            for start_us in (first, first + SIZE, first + 2 * SIZE)
+        ]
+        await forget(one, keep=kept)
+        for each in kept:
+            await one.make_slice(DATASET, each)
+        await other.slices(DATASET)
+        yield one, other
+
+
+async def make(store: CassandraStore, now: int, check: PayloadCheck) -> Namespace:
+    settings = replace(SETTINGS, payload_check=check)
+    created = await store.create_namespace(f"tests-{check}", settings, now)
+    assert created is not None
+    return created
+
+
+@pytest.fixture
+async def guard(stores: Stores, now: int) -> Namespace:
+    return await make(stores[0], now, PayloadCheck.GUARD)
+
+
+@pytest.fixture
+async def strict(stores: Stores, now: int) -> Namespace:
+    return await make(stores[0], now, PayloadCheck.STRICT)
+
+
+def add(at: int, number: int = 1, delta: int = 1, counter: str = "c") -> Event:
+    return Event(counter, at, nonce(number), 0, delta)
+
+
+def as_clear(event: Event) -> Event:
+    return event._replace(delta=0, clear=True)
+
+
+async def seen(store: CassandraStore, namespace: Namespace, event: Event) -> list[Any]:
+    """What each kind of read shows of *event*, alone in its counter and window."""
+    window_us = event.event_time_us - event.event_time_us % (10 * SECOND)
+    (found,) = await store.find(namespace, [event])
+    (fold,) = await store.sums(namespace, [(event.counter, window_us)])
+    (tail,) = await store.tails(namespace, [(event.counter, window_us - 1)])
+    listed = await store.scan(
+        namespace, event.counter, from_us=0, to_us=window_us + MINUTE, before=None, limit=9
+    )
+    return [found, fold, tail, list(listed)]
+
+
+HIDDEN: list[Any] = [None, Fold(False, 0), Fold(False, 0), []]
+
+
+async def test_rows_of_one_partition_travel_together(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """A hot counter's adds of one turn take a statement an event bucket; a cold one's go alone."""
+    store, _ = stores
+    hot = [add(now + n, n) for n in range(120)]
+    cold = [add(now, n, counter=f"c{n}") for n in range(10)]
+    await store.append(guard, [add(now, 999, counter="first")])
+    with Statements(store) as sent:
+        answers = await asyncio.gather(*(store.append(guard, [each]) for each in hot + cold))
+    assert answers == [[UNTOLD]] * 130
+    assert len(sent.sizes) == DATASET.event_buckets + len(cold)
+    assert sum(sent.sizes) == 130
+    assert list(await store.find(guard, hot + cold)) == hot + cold
+
+
+async def test_a_partition_that_fails_fails_its_own_events(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """They have the error in place of an outcome, the others theirs."""
+    store, _ = stores
+    events = [add(now + n, n, counter=name) for n, name in enumerate(["a", "bad", "b", "bad"])]
+    await store.append(guard, [add(now, 9, counter="first")])
+
+    def fault(statement: Any) -> Exception | None:
+        bad: bool = any("bad" in str(values) for values in statements_of(statement))
+        return cassandra.OperationTimedOut() if bad else None
+
+    with Statements(store, fault):
+        outcomes = await store.append(guard, events)
+    assert [outcomes[0], outcomes[2]] == [UNTOLD, UNTOLD]
+    assert all(isinstance(outcomes[at], WriteTimeoutError) for at in (1, 3))
+    assert list(await store.find(guard, events)) == [events[0], None, events[2], None]
+
+
+async def test_within_a_call_the_first_of_an_identity_stands(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """Also where the store cannot tell new from replayed."""
+    store, _ = stores
+    one = add(now, delta=5)
+    outcomes = await store.append(guard, [one, one, add(now, delta=6), add(now, 2), as_clear(one)])
+    assert list(outcomes) == [UNTOLD, UNTOLD, CONFLICT, UNTOLD, CONFLICT]
+    assert await seen(store, guard, one) == [one, *[Fold(False, 6)] * 2, [one, add(now, 2)]]
+
+
+async def test_an_add_and_a_clear_under_one_token_are_a_clear(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """Without a strict check both may land. Every read takes it for the same one of them."""
+    one, other = stores
+    event = add(now, delta=5)
+    await one.append(guard, [event, add(now - 1, 2, delta=70)])
+    await other.append(guard, [as_clear(event)])
+    found, fold, tail, listed = await seen(one, guard, event)
+    assert found == as_clear(event)
+    assert fold == tail == Fold(True, 0)
+    assert listed == [as_clear(event), add(now - 1, 2, delta=70)]
+
+
+@pytest.mark.parametrize("check", [PayloadCheck.GUARD, PayloadCheck.STRICT])
+async def test_a_late_event_under_a_void_stays_invisible(
+    stores: Stores, now: int, check: PayloadCheck
+) -> None:
+    """Whether it stood before or lands after, from any process, by any of the ways to write."""
+    one, other = stores
+    namespace = await make(one, now, check)
+    for event in (add(now, counter="c0"), as_clear(add(now, counter="c1"))):
+        for store in (one, other):
+            await store.void(namespace, [event])
+            assert await seen(store, namespace, event) == HIDDEN
+            outcomes = await store.append(namespace, [event])
+            assert outcomes[0] not in (NEW, REPLAYED, CONFLICT)
+            assert await seen(one, namespace, event) == HIDDEN
+        standing = event._replace(event_time_us=now + 1)
+        await one.append(namespace, [standing])
+        await other.void(namespace, [standing])
+        await one.append(namespace, [standing])
+        assert await seen(one, namespace, standing) == HIDDEN
+
+
+@pytest.mark.parametrize("first", [PayloadCheck.GUARD, PayloadCheck.STRICT])
+async def test_a_void_holds_while_the_check_changes(
+    stores: Stores, now: int, first: PayloadCheck
+) -> None:
+    """Processes that have not heard yet write in the other way: what one of them wrote before the
+    void, or has landing after it, stays hidden where the voiding one is strict."""
+    one, other = stores
+    namespace = await make(one, now, first)
+    strict, plain = (
+        replace(namespace, settings=replace(namespace.settings, payload_check=check))
+        for check in (PayloadCheck.STRICT, PayloadCheck.GUARD)
+    )
+    before, after = add(now, counter="before"), add(now, counter="after")
+    await other.append(plain, [before])
+    await one.void(strict, [before, after])
+    await other.append(plain, [after, before])
+    assert list(await one.append(strict, [before, after])) == [Written.LATE] * 2
+    for event in (before, after):
+        assert await seen(one, strict, event) == HIDDEN
+
+
+async def test_strict_tells_exactly_between_processes(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """Of many sends at once from two processes one is new; the payload that stands is one for all,
+    and every outcome is told by it."""
+    sends = [(store, add(now, number=1, delta=1 + n % 2)) for n in range(4) for store in stores]
+    told = await asyncio.gather(*(store.append(strict, [event]) for store, event in sends))
+    (standing,) = await stores[0].find(strict, [add(now)])
+    assert standing is not None
+    outcomes = [outcome for (outcome,) in told]
+    assert outcomes.count(NEW) + outcomes.count(UNTOLD) >= 1
+    for (_, event), outcome in zip(sends, outcomes, strict=True):
+        # Where two processes contend, a send may fail: its token tells later what became of it.
+        if not isinstance(outcome, UnavailableError):
+            assert (outcome is CONFLICT) == (event.delta != standing.delta)
+    assert outcomes.count(NEW) <= 1
+
+
+async def test_strict_rows_of_one_partition_share_a_compare_and_set(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """Also where some of them stand already: they are told, and the others written."""
+    store, _ = stores
+    bucket = nonces_per_bucket()[0]
+    events = [Event("c", now + n, bucket, 0, n) for n in range(20)]
+    await store.append(strict, [*events[3:5], events[7]._replace(delta=99)])
+    with Statements(store) as sent:
+        told = await asyncio.gather(*(store.append(strict, [each]) for each in events))
+    outcomes = [outcome for (outcome,) in told]
+    expected = [NEW] * 20
+    expected[3:5], expected[7] = [REPLAYED] * 2, CONFLICT
+    assert outcomes == expected
+    assert len(sent.sizes) == 2
+    found = await store.find(strict, events)
+    assert [each and each.delta for each in found] == [*range(7), 99, *range(8, 20)]
+
+
+async def test_a_strict_insert_that_timed_out_is_run_again(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """It shows what stands. The same payload may be its own: new or replayed cannot be told. One
+    that did not stand is new after all."""
+    store, other = stores
+    mine, theirs = add(now, counter="a"), add(now, delta=2, counter="b")
+    await other.append(strict, [mine, theirs])
+    failed: list[Any] = []
+
+    def fault(statement: Any) -> Exception | None:
+        # The first time of each partition.
+        name = str(statements_of(statement)[0][1])
+        if name in failed:
+            return None
+        failed.append(name)
+        error: Exception = cassandra.OperationTimedOut()
+        return error
+
+    with Statements(store, fault):
+        events = [mine, theirs._replace(delta=3), add(now, counter="d")]
+        outcomes = await store.append(strict, events)
+    assert list(outcomes) == [UNTOLD, CONFLICT, NEW]
+
+
+async def test_a_strict_insert_that_fails_for_good_says_so(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """In the place of its event; nothing is guessed."""
+    store, _ = stores
+    await store.append(strict, [add(now, 9)])
+    with Statements(store, lambda _: cassandra.OperationTimedOut()):
+        (outcome,) = await store.append(strict, [add(now)])
+    assert isinstance(outcome, WriteTimeoutError)
+
+
+async def test_small_windows_of_many_counters_share_a_statement(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """Their rows are read and summed here; a partition with many rows the servers sum, exactly."""
+    store, _ = stores
+    window_us = now - now % (10 * SECOND)
+    names = [f"c{n}" for n in range(PARTITIONS_MAX // DATASET.event_buckets)]
+    bucket = nonces_per_bucket()[0]
+    events = [add(now, n, n, name) for n, name in enumerate(names)]
+    many = [Event("c3", now + n, bucket, 1, INT64_MAX) for n in range(ROWS_MAX)]
+    await store.append(guard, events + many[1:])
+    wanted = [(name, window_us) for name in names]
+    expected = [Fold(False, n) for n in range(len(names))]
+    expected[3] = Fold(False, 3 + (ROWS_MAX - 1) * INT64_MAX)
+    for statements in (1, 2):
+        with Statements(store) as sent:
+            assert list(await store.sums(guard, wanted)) == expected
+        assert len(sent.sizes) == statements
+        await store.append(guard, many[:1])
+        expected[3] = Fold(False, 3 + ROWS_MAX * INT64_MAX)
+
+
+async def test_a_clear_among_many_rows_erases_across_partitions(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """Whether it is in a partition that the servers sum or in one whose rows were read."""
+    store, _ = stores
+    window_us = now - now % (10 * SECOND)
+    first, second, *_ = nonces_per_bucket()
+    for name, cleared_in in (("a", first), ("b", second)):
+        events = [Event(name, now + n, first, 0, 1) for n in range(2 * ROWS_MAX)]
+        events.append(Event(name, now + ROWS_MAX, cleared_in, 1, 0, clear=True))
+        events.append(Event(name, now, second, 0, 1_000))
+        await store.append(guard, events)
+        expected = Fold(True, ROWS_MAX - 1)
+        assert list(await store.sums(guard, [(name, window_us)])) == [expected]
+        assert list(await store.tails(guard, [(name, window_us - 1)])) == [expected]
+
+
+async def test_a_table_that_goes_under_a_sum_is_an_error(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """Each sum and tail is whole or an error, never short; a process that knew the slice reads
+    anew what there is."""
+    one, other = stores
+    first, *_ = await one.slices(DATASET)
+    at_us = first.end_us - 5 * SECOND
+    window_us = at_us - at_us % (10 * SECOND)
+    await one.append(guard, [add(at_us, n) for n in range(50)])
+    answers: list[Fold] = []
+
+    async def read() -> None:
+        while True:
+            answers.extend(await other.sums(guard, [("c", window_us)]))
+            answers.extend(await other.tails(guard, [("c", at_us - 1)]))
+
+    async def has_read() -> bool:
+        return len(answers) >= 20
+
+    readers = [asyncio.create_task(read()) for _ in range(4)]
+    await eventually(has_read, "twenty reads")
+    await one.drop_slice(DATASET, first.start_us)
+    errors = await asyncio.gather(*readers, return_exceptions=True)
+    assert all(isinstance(error, UnavailableError) for error in errors)
+    assert set(answers) == {Fold(False, 50)}
+    for _ in range(2):
+        with pytest.raises(SliceMissingError):
+            await other.find(guard, [add(at_us)])
+    with pytest.raises(SliceMissingError):
+        await other.tails(guard, [("c", at_us - 1)])
+
+
+async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: int) -> None:
+    """Void rows keep their places and count for nothing: a page is full where there are more."""
+    store, _ = stores
+    bucket = nonces_per_bucket()[0]
+    events = [Event("c", now + n // 2, bucket, n % 2, n) for n in range(24)]
+    await store.append(strict, events)
+    gone = [each for each in events if each.item_key == 0 and each.delta >= 6]
+    await store.void(strict, gone)
+    left = ordered([each for each in events if each not in gone])
+    for limit in (1, 3, 5, 100):
+        found: list[Event] = []
+        while True:
+            page = await store.scan(
+                strict,
+                "c",
+                from_us=0,
+                to_us=now + MINUTE,
+                before=found[-1] if found else None,
+                limit=limit,
+            )
+            found += page
+            if len(page) < limit:
+                break
+        assert found == left

@@ -1,0 +1,123 @@
+"""Marks of many windows and of several processes, two stores over one keyspace."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from counter.limits import MINUTE
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.types import AtomicMark, Mark, Namespace
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at
+from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
+from tests.support.cassandra_statements import Statements
+from tests.support.clock import FakeClock
+
+Stores = tuple[CassandraStore, CassandraStore]
+
+
+@pytest.fixture(scope="module")
+def options(cassandra: Cluster) -> CassandraOptions:
+    options = options_for(cassandra)
+    asyncio.run(have_schema(options))
+    return options
+
+
+@pytest.fixture
+async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
+    """Two processes, one of them a minute later; the slices before now's and now's."""
+    clocks = [FakeClock(NOW), FakeClock(NOW + MINUTE)]
+    async with opened(options, clocks[0]) as one, opened(options, clocks[1]) as other:
+        kept = [slice_at(start_us) for start_us in (T0 - SLICE, T0)]
+        await forget(one, keep=kept)
+        for each in kept:
+            await one.make_slice(DATASET, each)
+        await other.slices(DATASET)
+        yield one, other
+
+
+@pytest.fixture
+async def namespace(stores: Stores) -> Namespace:
+    created = await stores[0].create_namespace("tests", replace(SETTINGS, shards=1), NOW)
+    assert created is not None
+    return created
+
+
+async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Namespace) -> None:
+    """Those of one window and shard, up to a hundred each time, whoever leaves them; and so do the
+    names of counters that this process has not listed yet."""
+    store, _ = stores
+    await store.mark(namespace, [Mark(NOW, "first")])
+    names = [f"c{n}" for n in range(200)]
+    with Statements(store) as sent:
+        await asyncio.gather(*(store.mark(namespace, [Mark(NOW, name)]) for name in names))
+    assert sorted(sent.sizes) == [100] * 4
+    with Statements(store) as sent:
+        await store.mark(namespace, [Mark(NOW + WINDOW, name) for name in names])
+    assert sorted(sent.sizes) == [100] * 2
+    assert {mark.counter for mark in await marks(store, namespace)} == {"first", *names}
+    listed = await store.counters(namespace, prefix="", after=None, limit=1_000)
+    assert listed == sorted(["first", *names])
+
+
+async def test_names_that_were_forgotten_are_listed_again(
+    stores: Stores, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept in memory is bounded, and forgetting costs a write at most."""
+    store, _ = stores
+    monkeypatch.setattr("counter.storage.cassandra.marks._NAMES_MAX", 3)
+    for _ in range(2):
+        await store.mark(namespace, [Mark(NOW, name) for name in "abcde"])
+        assert len(store._listed) == 3
+    assert await store.counters(namespace, prefix="", after=None, limit=9) == list("abcde")
+
+
+async def test_a_long_outage_is_caught_up_with_in_order(
+    stores: Stores, namespace: Namespace
+) -> None:
+    """Few marks in hundreds of windows: all of them in order, in far fewer reads than windows."""
+    store, _ = stores
+    windows = range(T0 - SLICE, T0 + SLICE, WINDOW)
+    dirty = [*windows[:3], *windows[50:120:7], *windows[-2:]]
+    some = [Mark(window_us, name) for window_us in dirty for name in "abc"]
+    await store.mark(namespace, some)
+    with Statements(store) as sent:
+        found = await store.dirty(
+            namespace, 0, after_us=0, through_us=windows[-1], start=None, limit=1_000
+        )
+    assert list(found) == some
+    assert len(sent.sizes) < len(dirty) + 12
+
+
+async def test_what_a_crashed_process_rolled_up_is_dropped_by_the_next_one(
+    stores: Stores, namespace: Namespace
+) -> None:
+    """The first time that a process drops marks it looks for some that were left behind; then it
+    drops what it saw, and where it saw nothing it writes nothing."""
+    one, other = stores
+    left = [Mark(NOW - n * WINDOW, "c") for n in range(3)]
+    await one.mark(namespace, left)
+    await one.mark_atomic(namespace, AtomicMark(NOW - 5 * WINDOW, tuple(atomic(("a", 1)))))
+    await other.drop_marks(namespace, 0, NOW - 1)
+    assert await marks(one, namespace) == left[:1]
+    found = await one.dirty_atomic(namespace, 0, after_us=T0 - SLICE, through_us=NOW)
+    assert list(found) == []
+    with Statements(other) as sent:
+        await other.drop_marks(namespace, 0, NOW + MINUTE)
+    assert sent.sizes == []
+    assert await marks(other, namespace) == left[:1]
+    await other.drop_marks(namespace, 0, NOW + MINUTE)
+    assert await marks(one, namespace) == []
+
+
+async def test_watermarks_are_read_once_for_all_who_ask(
+    stores: Stores, namespace: Namespace
+) -> None:
+    """By all the gets of one turn of the loop."""
+    store, _ = stores
+    await store.watermarks(namespace)
+    with Statements(store) as sent:
+        await asyncio.gather(*(store.watermarks(namespace) for _ in range(50)))
+    assert len(sent.sizes) <= 2
