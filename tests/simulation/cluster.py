@@ -109,11 +109,16 @@ class Cluster:
             for partition in table.values():
                 partition.compact(before_us)
 
-    def execute(self, statement: Any, timeout_us: int, done: Done) -> None:
-        """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver."""
+    def execute(
+        self, statement: Any, timeout_us: int, done: Done, hold_us: int = 0, loses: bool = False
+    ) -> None:
+        """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver.
+
+        It may be held on its way, or its answer be lost.
+        """
         self.statements += 1
         weather = self.weather
-        if weather.is_calm and self._random.random() < _AT_ONCE:
+        if weather.is_calm and not hold_us and not loses and self._random.random() < _AT_ONCE:
             self._at(weather.delay(), self._coordinate, statement, done, True)
             return
 
@@ -131,7 +136,7 @@ class Cluster:
         if weather.happens(weather.lost_request):
             self._at(timeout_us, over)
             return
-        lost = weather.happens(weather.lost_reply)
+        lost = loses or weather.happens(weather.lost_reply)
         begun_us = self.now_us()
 
         def reply(result: Any) -> None:
@@ -143,9 +148,9 @@ class Cluster:
             else:
                 self._at(delay_us, answer, result)
 
-        if weather.slow or lost:
+        if weather.slow or lost or hold_us:
             self._at(timeout_us, answer, cassandra.OperationTimedOut("simulated"))
-        self._at(weather.delay(), self._coordinate, statement, reply)
+        self._at(hold_us + weather.delay(), self._coordinate, statement, reply)
 
     def _coordinate(self, statement: Any, reply: Done, at_once: bool = False) -> None:
         if sum(node.up for node in self.nodes) < QUORUM:

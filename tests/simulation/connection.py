@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, NamedTuple
 
 from cassandra import ConsistencyLevel
-from cassandra.query import BoundStatement, SimpleStatement
+from cassandra.query import BatchStatement, BoundStatement, SimpleStatement
 
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.cassandra.bridge import Bridge
@@ -14,6 +14,18 @@ from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.options import CassandraOptions
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import Statement, parse, schema_of
+
+
+class Met(NamedTuple):
+    """What a statement meets: how long it is held, whether its answer, or it itself, is lost."""
+
+    hold_us: int = 0
+    loses: bool = False
+    vanishes: bool = False
+
+
+def _nothing(_: str) -> Met:
+    return Met()
 
 
 class _Bound(BoundStatement):  # type: ignore[misc]
@@ -74,13 +86,20 @@ class _Response:
             self._loop.call_soon(self._callbacks, result, context=self._context)
 
 
+def _table_of(statement: Any) -> str:
+    if isinstance(statement, BatchStatement):
+        return str(statement._statements_and_parameters[0][1].table)
+    return str(statement.prepared_statement.query_id.table)
+
+
 class SimulatedConnection(Connection):
     """Statements go to the simulated cluster, their results come back by the bridge."""
 
     def __init__(self, options: CassandraOptions, cluster: Cluster) -> None:
         super().__init__(options)
         self._simulated = cluster
-        self._delay_us = 0
+        #: Told of each statement on data before it is sent: see :class:`Met`.
+        self.meet: Callable[[str], Met] = _nothing
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,7 +118,12 @@ class SimulatedConnection(Connection):
         if isinstance(statement, SimpleStatement):
             response._loop.call_soon(lambda: response.finish(self._system(statement)))
         else:
-            self._simulated.execute(statement, int(timeout_s * SECOND), response.finish)
+            met = self.meet(_table_of(statement))
+            if not met.vanishes:
+                timeout_us = int(timeout_s * SECOND)
+                self._simulated.execute(
+                    statement, timeout_us, response.finish, met.hold_us, met.loses
+                )
         return response
 
     async def ddl(self, cql: str) -> None:

@@ -74,7 +74,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def create_task(self, coro: Any, **more: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(self, coro: Any, **more: Any) -> asyncio.Task[Any]:
         task = super().create_task(coro, **more)
         self._made.append(task)
         return task
@@ -106,7 +106,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             ready.append(handle)
         self.turns += 1
         for handle in self._in_order([ready.popleft() for _ in range(len(ready))]):
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
             if process is None:

@@ -101,6 +101,22 @@ class Fault(Step):
     how_much: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Trap(Step):
+    """From its instant on, the *nth* statement of process *who* on tables of a name is met.
+
+    *action* is what happens then, for *for_us*: ``hold`` keeps the statement on its way, ``lose``
+    its answer; ``pause`` and ``crash`` strike the process, ``-before`` the statement is sent or
+    ``-after`` it.
+    """
+
+    who: int
+    table: str
+    nth: int
+    action: str
+    for_us: int
+
+
 @dataclass(slots=True)
 class Plan:
     """A whole run."""
@@ -119,29 +135,28 @@ def draw(seed: int) -> Plan:
 
 
 def _config(seed: int, random: Random) -> Config:
-    window_us = random.choice([1, 2, 2, 4]) * SECOND
+    """Times are short, so that what must not meet comes close, and a run is soon over."""
+    window_us = random.choice([1, 1, 1, 2]) * SECOND
+    skew_us = random.choice([10, 50, 200]) * MILLISECOND
+    apis, workers = random.choice([1, 2, 2]), random.choice([1, 1, 2, 2])
+    is_long = random.random() < 0.03
+    end_us = random.randrange(130, 170) * SECOND if is_long else random.randrange(4, 9) * SECOND
+    edges = [-skew_us, skew_us, 0, random.randint(-skew_us, skew_us)]
     slice_us = window_us * random.choice([10, 30])
-    slice_us = min(slice_us, MINUTE)
-    retention_us = 2 * MINUTE
-    skew_us = random.choice([20, 100, 300]) * MILLISECOND
-    apis, workers = random.choice([1, 2, 2, 2]), random.choice([1, 2, 2, 3])
-    is_long = random.random() < 0.04
-    end_us = random.randrange(170, 240) * SECOND if is_long else random.randrange(6, 16) * SECOND
-    offsets = [random.randint(-skew_us, skew_us) * 9 // 10 for _ in range(apis + workers)]
     return Config(
         seed=seed,
         window_us=window_us,
-        accept_us=random.choice([500, 1_000, 2_000, 3_000]) * MILLISECOND,
-        write_timeout_us=random.choice([300, 1_000, 2_000]) * MILLISECOND,
+        accept_us=random.choice([200, 500, 1_000, 2_000]) * MILLISECOND,
+        write_timeout_us=random.choice([200, 500, 1_000]) * MILLISECOND,
         skew_us=skew_us,
-        retention_us=retention_us,
+        retention_us=2 * MINUTE,
         slice_us=slice_us,
         time_bucket_us=slice_us // random.choice([1, 1, 2]),
         event_buckets=random.choice([1, 2]),
         shards=random.choice([1, 1, 2]),
         lease_us=random.choice([3, 10, 20]) * SECOND,
         payload_check=random.choice(["guard", "guard", "off", "strict"]),
-        cache_ttl_us=random.choice([0, 1, 30]) * SECOND,
+        cache_ttl_us=random.choice([0, 0, 1, 30]) * SECOND,
         namespaces=random.choice(
             [
                 (("one", "EVENTUAL"),),
@@ -149,11 +164,15 @@ def _config(seed: int, random: Random) -> Config:
                 (("one", "ACCURATE"), ("two", "EVENTUAL")),
             ]
         ),
-        offsets_us=tuple(offsets),
+        offsets_us=tuple(random.choice(edges) for _ in range(apis + workers)),
         apis=apis,
         workers=workers,
         end_us=end_us,
     )
+
+
+_TRAPPED = ("events_", "dirty", "counts", "watermarks", "resolutions", "atomic_marks", "")
+_ACTIONS = ("hold", "lose", "pause-before", "pause-after", "crash-before", "crash-after")
 
 
 class _Drawing:
@@ -179,8 +198,36 @@ class _Drawing:
                 self._changes.append(change)
         for _ in range(random.randint(2, 12)):
             steps.append(self._read())
-        for _ in range(random.choice([0, 2, 5, 9])):
+        for _ in range(random.choice([0, 1, 3, 6])):
             steps.append(self._fault())
+        for _ in range(random.choice([0, 2, 5, 10])):
+            steps.append(self._trap())
+
+    def _trap(self) -> Trap:
+        random, config = self._random, self._config
+        table = random.choices(_TRAPPED, [5, 3, 3, 2, 2, 2, 1])[0]
+        action = random.choices(_ACTIONS, [6, 2, 2, 2, 1, 1])[0]
+        for_us = self._span()
+        return Trap(
+            self._at(),
+            random.randrange(config.apis + config.workers),
+            table,
+            random.choice([1, 1, 1, 2, 3]),
+            action,
+            for_us,
+        )
+
+    def _span(self) -> int:
+        """A time of the order of those that the protocol waits for."""
+        random, config = self._random, self._config
+        spans = [
+            config.write_timeout_us,
+            config.accept_us,
+            config.accept_us + config.write_timeout_us,
+            config.lag_us + config.window_us,
+            2 * (config.lag_us + config.window_us),
+        ]
+        return int(random.choice(spans) * random.uniform(0.5, 1.2))
 
     def _at(self) -> int:
         return int(self._random.random() * self._config.end_us)
@@ -194,9 +241,11 @@ class _Drawing:
         self._digits[key] = digit + 1
         if digit < 2:
             # Two of the great ones are more than 64 bits hold.
-            great = (BASE**DIGITS_MAX, BASE**DIGITS_MAX + BASE ** (DIGITS_MAX - 1))[digit]
-            return great if self._random.random() < 0.4 else BASE ** (DIGITS_MAX - 4 + digit)
-        return self._random.choice([1, 1, -1]) * BASE ** (digit - 2)
+            great: int = (BASE**DIGITS_MAX, BASE**DIGITS_MAX + BASE ** (DIGITS_MAX - 1))[digit]
+            small: int = BASE ** (DIGITS_MAX - 4 + digit)
+            return great if self._random.random() < 0.4 else small
+        delta: int = self._random.choice([1, 1, -1]) * BASE ** (digit - 2)
+        return delta
 
     def _change(self) -> Change | None:
         random, config = self._random, self._config
@@ -216,10 +265,13 @@ class _Drawing:
         self._number += 1
         key = None
         age_us = int(random.expovariate(1) * 200 * MILLISECOND)
-        if random.random() < 0.08:
-            # Late from the first.
-            age_us = int(random.random() * 4 * config.accept_us)
-        elif random.random() < 0.08:
+        draw = random.random()
+        if draw < 0.35:
+            # On the edge of being late.
+            age_us = int(random.uniform(0.6, 1.05) * config.accept_us)
+        elif draw < 0.45:
+            age_us = self._span()
+        elif draw < 0.52:
             age_us = -int(random.random() * (config.skew_us + SECOND))
         if how != "batch" and random.random() < 0.12 and config.end_us <= 40 * SECOND:
             key = f"order:{self._number}"
@@ -243,7 +295,7 @@ class _Drawing:
             attempts.append(Attempt(hedge_us, random.randrange(config.apis), False))
         after_us = 0
         for _ in range(random.choice([0, 1, 2, 3])):
-            after_us += int(random.expovariate(1) * random.choice([0.3, 2]) * config.accept_us)
+            after_us += self._span()
             is_retry = random.random() < 0.8
             attempts.append(Attempt(after_us, random.randrange(config.apis), is_retry))
         return tuple(attempts)
@@ -264,10 +316,10 @@ class _Drawing:
                 "storm", "abandon", "crash", "pause", "node", "wipe", "skew", "recount", "accept",
                 "compact",
             ],
-            [5, 4, 4, 4, 3, 1, 1, 1, 0.5, 0.5],
+            [5, 5, 2, 2, 3, 1, 1, 1, 1, 1],
         )[0]  # fmt: skip
         who = random.randrange(config.apis + config.workers)
-        for_us = int(random.expovariate(1) * 4 * SECOND)
+        for_us = int(random.expovariate(1) * 3 * SECOND)
         return Fault(self._at(), what, who, for_us, random.random())
 
 

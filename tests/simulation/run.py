@@ -13,7 +13,7 @@ from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.history import Changed, Seen
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.plan import Change, Fault, Plan, Read, Step, draw
+from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap, draw
 from tests.simulation.world import START_US, World, deterministic
 
 _ASKED_AGAIN_MAX = 40
@@ -92,6 +92,8 @@ class _Run:
         elif isinstance(step, Fault):
             self.world.note(f"fault {step.what}")
             getattr(self, f"_fault_{step.what}")(step)
+        elif isinstance(step, Trap):
+            self.world.members[step.who].set_trap(step)
 
     # Faults.
 
@@ -168,6 +170,7 @@ class _Run:
         for node in world.cluster.nodes:
             node.up = True
         for member in world.members:
+            member.disarm()
             member.skew(0)
             if not member.process.paused:
                 member.start()
@@ -201,8 +204,9 @@ class _Run:
         for turn in range(_ASKED_AGAIN_MAX):
             if changed.is_definite:
                 return
-            await self._clients.send(changed, turn % apis)
-            await asyncio.sleep(0 if changed.is_definite else 0.7)
+            sent = await self._clients.send(changed, turn % apis)
+            if not changed.is_definite:
+                await asyncio.sleep(sent.body.get("retry_after", 1))
         changed.given_up = True
         self.world.note(f"change {changed.plan.number} has no definite answer")
 

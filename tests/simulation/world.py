@@ -5,13 +5,14 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
 from counter.config import Settings
-from counter.limits import SECOND
+from counter.limits import MILLISECOND, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Clock
 from counter.skew import ClockGuard
@@ -20,14 +21,17 @@ from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
 from rollup.worker import RollupWorker
 from tests.simulation.cluster import Cluster
+from tests.simulation.connection import Met
 from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
-from tests.simulation.plan import Config
+from tests.simulation.plan import Config, Trap
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
 
 START_US = 1_800_000_000 * SECOND
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
+_DATA = "counter_default."
+_UNMET = Met()
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -59,6 +63,7 @@ class Member:
         self.offset_us = world.config.offsets_us[number]
         self.application: Application | None = None
         self.lives = 0
+        self._traps: list[list[Any]] = []
         self.ready = asyncio.Event()
         self.start()
 
@@ -78,12 +83,49 @@ class Member:
         self.process.crash()
         self.world.loop.at(for_us, self.start)
 
+    def disarm(self) -> None:
+        """Forget the traps that nothing fell into."""
+        self._traps.clear()
+
     def skew(self, offset_us: int) -> None:
         """Set the clock."""
         self.offset_us = self.clock.offset_us = offset_us
 
     def _store(self) -> SimulatedStore:
-        return SimulatedStore(self.world.options, self.clock, self.world.cluster)
+        store = SimulatedStore(self.world.options, self.clock, self.world.cluster)
+        store.simulated.meet = self._meet
+        return store
+
+    def set_trap(self, trap: Trap) -> None:
+        """Have a statement from now on meet *trap*."""
+        self._traps.append([trap.nth, trap])
+
+    def _meet(self, table: str) -> Met:
+        """What a statement on *table* that is about to be sent meets."""
+        if not self._traps or not table.startswith(_DATA):
+            return _UNMET
+        for each in self._traps:
+            trap: Trap = each[1]
+            if not table.startswith(_DATA + trap.table):
+                continue
+            each[0] -= 1
+            if each[0] == 0:
+                self._traps.remove(each)
+                return self._caught(trap, table)
+        return _UNMET
+
+    def _caught(self, trap: Trap, table: str) -> Met:
+        self.world.note(f"{self.process.name}: {trap.action} at {table[len(_DATA) :]}")
+        action, _, when = trap.action.partition("-")
+        if action == "hold":
+            return Met(hold_us=trap.for_us)
+        if action == "lose":
+            return Met(loses=True)
+        if action == "pause":
+            self.process.pause(trap.for_us)
+            return Met(hold_us=trap.for_us if when == "before" else 0)
+        self.crash(trap.for_us)
+        return Met(vanishes=when == "before")
 
     async def _api(self) -> None:
         world = self.world
@@ -142,11 +184,7 @@ class World:
             config.skew_us,
         )
         self.options = options_for(dataset)
-        self.settings = Settings(
-            store="cassandra",
-            contact_points="simulated:9042",
-            clock_skew_max=f"{config.skew_us // 1000}ms",
-        )
+        self.settings = _settings(config.skew_us // MILLISECOND)
 
     def note(self, text: str) -> None:
         """Remember *text* for the trace."""
@@ -262,6 +300,17 @@ class World:
                 NOWHERE.run(reply, (status, loaded))
 
         member.process.spawn(front(scope, receive, send))
+
+
+@lru_cache
+def _settings(skew_ms: int) -> Settings:
+    return Settings.model_validate(
+        {
+            "store": "cassandra",
+            "contact_points": "simulated:9042",
+            "clock_skew_max": f"{skew_ms}ms",
+        }
+    )
 
 
 def _text(us: int) -> str:

@@ -1,0 +1,119 @@
+"""Bugs of reads."""
+
+from counter import reading
+from counter.storage.cassandra import folds
+from counter.types import Fold
+from tests.simulation.bugs import Bug
+from tests.simulation.mutate import Edit, Swap
+
+_Reader = reading.CountReader
+
+BUGS = (
+    Bug(
+        "checkpoint-before-watermark",
+        "a reader reads the checkpoint before the watermark",
+        (
+            Edit(
+                _Reader.read_one,
+                "    watermarks = await self._store.watermarks(namespace)\n"
+                "    (head,) = await self._store.heads(namespace, (counter,))\n",
+                "    (head,) = await self._store.heads(namespace, (counter,))\n"
+                "    watermarks = await self._store.watermarks(namespace)\n",
+            ),
+            Edit(
+                _Reader._read_stored,
+                "    watermarks = await self._store.watermarks(namespace)\n"
+                "    heads = await self._store.heads(namespace, counters)\n",
+                "    heads = await self._store.heads(namespace, counters)\n"
+                "    watermarks = await self._store.watermarks(namespace)\n",
+            ),
+        ),
+    ),
+    Bug(
+        "reader-ignores-pending",
+        "a reader ignores that a recount is pending",
+        (Edit(_Reader._stored, "if any(", "if False and any("),),
+    ),
+    Bug(
+        "tail-cut-at-now",
+        "the live tail ends at the reader's now",
+        (
+            Edit(
+                folds.EventFolds.tails,
+                "end_us = shelf.slices[-1].end_us if shelf.slices else 0",
+                "end_us = self._clock.now_us() + 1",
+            ),
+        ),
+    ),
+    Bug(
+        "cache-claims-watermark",
+        "a count out of the cache claims the watermark as its as_of",
+        (
+            Edit(
+                _Reader.read_one,
+                "return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)",
+                "watermarks = await self._store.watermarks(namespace)\n"
+                "            watermark_us = watermarks[shard_of(counter, len(watermarks))]\n"
+                "            time_us = max(entry.time_us, watermark_us)\n"
+                "            return Count(counter, entry.count, time_us, Accuracy.EVENTUAL)",
+            ),
+        ),
+    ),
+    Bug(
+        "cache-holds-tails",
+        "a count with its live tail goes into the cache",
+        (
+            Edit(
+                _Reader.read_one,
+                "return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)",
+                "await self._cache.put_many(namespace, ((counter, live),))\n"
+                "    return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)",
+            ),
+        ),
+    ),
+    Bug(
+        "sum-wraps",
+        "sums wrap at 64 bits",
+        (
+            Edit(
+                folds.EventFolds._fold,
+                "totals.get(key, 0) + (total or 0)",
+                "(totals.get(key, 0) + (total or 0) + 2**63) % 2**64 - 2**63",
+            ),
+        ),
+    ),
+    Bug(
+        "clear-by-arrival",
+        "a clear erases whatever was in its window",
+        (Swap(folds, "fold_events", lambda _: Fold(True, 0)),),
+    ),
+    Bug(
+        "clear-per-partition",
+        "a clear erases only what is in its own partition",
+        (
+            Edit(
+                folds.EventFolds._fold,
+                "for counter, clears, total in rows:",
+                "for counter, clears, total in rows:\n"
+                "            if clears:\n"
+                "                total = 0",
+            ),
+            Edit(
+                folds.EventFolds._fold,
+                "folds[key] = fold_events(events)",
+                "folds[key] = Fold(True, totals[key] + 0 * fold_events(events).total)",
+            ),
+        ),
+    ),
+    Bug(
+        "recount-without-settled",
+        "a reader that counts for itself forgets what is settled",
+        (
+            Edit(
+                _Reader._recount,
+                "fold_rows(settled.count, rows)",
+                "fold_rows(0, rows)",
+            ),
+        ),
+    ),
+)

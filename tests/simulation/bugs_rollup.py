@@ -1,0 +1,249 @@
+"""Bugs of the rollup."""
+
+from counter import reading
+from counter.storage.cassandra import slices
+from counter.storage.cassandra.counts import CassandraCounts
+from rollup import atomics, roller, worker
+from rollup.maintenance import Maintenance
+from tests.simulation.bugs import Bug
+from tests.simulation.mutate import Edit, Swap
+
+_Worker = worker.RollupWorker
+
+BUGS = (
+    Bug(
+        "through-window-end",
+        "a batch reaches to the end of its last window, one microsecond too far",
+        (
+            Edit(
+                _Worker._roll_some,
+                "marks[-1].window_us + size_us - 1 if marks",
+                "marks[-1].window_us + size_us if marks",
+            ),
+        ),
+    ),
+    Bug(
+        "watermark-early",
+        "the watermark is advanced before the counters are written",
+        (
+            Edit(
+                _Worker.roll_shard,
+                "while watermark_us < closed_us:",
+                "if watermark_us < closed_us:\n"
+                "        await self._store.advance(namespace, shard, closed_us)\n"
+                "    while watermark_us < closed_us:",
+            ),
+        ),
+    ),
+    Bug(
+        "clock-after-marks",
+        "a worker takes the windows for closed by a clock that it reads after the marks",
+        (
+            Edit(
+                _Worker._roll_some,
+                "batch_us = marks[-1]",
+                "through_us = max(through_us, closed_through(namespace, self._clock.now_us()))\n"
+                "    batch_us = marks[-1]",
+            ),
+        ),
+    ),
+    Bug(
+        "stamped-with-now",
+        "checkpoints and rows carry the time of writing",
+        (
+            Edit(
+                CassandraCounts.apply,
+                "stamp_us = through_us + 1 + self._draw(namespace.id, through_us, "
+                "updates[0].counter)",
+                "stamp_us = self._clock.now_us()",
+            ),
+        ),
+    ),
+    Bug(
+        "recount-adjusts",
+        "a recount adds the difference to the checkpoint instead of folding anew",
+        (
+            Edit(
+                roller.update,
+                "count = fold_rows(head.settled.count, in_order)",
+                "olds = {row.window_us: row.total for row in rows}\n"
+                "        count = head.checkpoint.count + sum(\n"
+                "            row.total - olds.get(row.window_us, 0) for row in fresh\n"
+                "        )",
+            ),
+        ),
+    ),
+    Bug(
+        "recount-folds-fresh-only",
+        "a recount folds only what it summed itself",
+        (
+            Edit(
+                roller.update,
+                "merged = {row.window_us: row for row in rows if row.window_us <= target_us}",
+                "merged = {}",
+            ),
+        ),
+    ),
+    Bug(
+        "fold-ignores-clear",
+        "the fold of rows ignores that a window was cleared",
+        (
+            Swap(
+                roller,
+                "fold_rows",
+                lambda count, rows: count + sum(row.total for row in rows),
+            ),
+        ),
+    ),
+    Bug(
+        "settles-before-recounts",
+        "what is settled is folded from rows as they were before the batch's recounts",
+        (
+            Edit(
+                roller.update,
+                "old = (row for row in in_order if row.window_us <= settled_us)",
+                "old = (row for row in rows if row.window_us <= settled_us)",
+            ),
+        ),
+    ),
+    Bug(
+        "removes-unread-pending",
+        "a worker removes pending recounts that it did not read",
+        (
+            Edit(
+                CassandraCounts.apply,
+                "batches: list[list[Any]] = []",
+                "heads = await self.heads(namespace, [each.counter for each in updates])\n"
+                "    from dataclasses import replace\n"
+                "    updates = [\n"
+                "        replace(each, pending_done=head.pending if head else ())\n"
+                "        for each, head in zip(updates, heads)\n"
+                "    ]\n"
+                "    batches: list[list[Any]] = []",
+            ),
+        ),
+    ),
+    Bug(
+        "removes-pending-of-open-windows",
+        "a worker removes pending recounts whose window is still open",
+        (
+            Edit(
+                roller.update,
+                "if each.window_us + batch.window_size_us - 1 <= batch.through_us\n        and",
+                "if",
+            ),
+        ),
+    ),
+    Bug(
+        "ignores-pending",
+        "a worker does not do the pending recounts that it reads",
+        (
+            Edit(
+                roller.plan,
+                "recounts = tuple(sorted({*asked, *pending}))",
+                "recounts = tuple(sorted({*asked}))",
+            ),
+        ),
+    ),
+    Bug(
+        "ignores-recount-marks",
+        "a worker takes marks of recounts for marks of adds",
+        (Edit(roller.group, "if recount_us:", "if False:"),),
+    ),
+    Bug(
+        "half-an-atomic-add",
+        "an atomic add of which some items are found is left as it is",
+        (
+            Edit(
+                atomics.AtomicSettler._resolve_halves,
+                "if all(stands) and decision is None:",
+                "if any(stands) and decision is None:",
+            ),
+        ),
+    ),
+    Bug(
+        "atomic-add-not-found",
+        "an atomic add of which no item is found is left undecided",
+        (
+            Edit(
+                atomics.AtomicSettler._resolve_halves,
+                "if all(stands) and decision is None:",
+                "if (all(stands) or not any(stands)) and decision is None:",
+            ),
+        ),
+    ),
+    Bug(
+        "decision-ignored",
+        "a decision that stands about an atomic add is ignored where its items are found",
+        (
+            Edit(
+                atomics.AtomicSettler._resolve_halves,
+                "if all(stands) and decision is None:",
+                "if all(stands):",
+            ),
+        ),
+    ),
+    Bug(
+        "atomic-adds-not-settled",
+        "a worker sums windows without looking at their atomic adds",
+        (
+            Edit(
+                atomics.AtomicSettler._resolve_halves,
+                "if not marks:",
+                "if True:",
+            ),
+        ),
+    ),
+    Bug(
+        "slice-dropped-early",
+        "a slice is dropped without regard for watermarks and retention",
+        (
+            Edit(
+                Maintenance._drop_slices,
+                "due_us = each.end_us\n",
+                "due_us = each.end_us\n        watermark_us = self._clock.now_us()\n",
+            ),
+            Edit(
+                Maintenance._drop_slices,
+                "max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)",
+                "each.end_us",
+            ),
+        ),
+    ),
+    Bug(
+        "settled-rows-summed",
+        "rows at or before the settled instant are still summed",
+        (
+            Edit(
+                reading.read_partitions,
+                "[row for row in part if row.window_us > _settled_us(head)]",
+                "list(part)",
+            ),
+            Edit(
+                CassandraCounts.rows,
+                "elif t > max(after_us, settled.get(counter, 0)):",
+                "else:",
+            ),
+            Edit(
+                CassandraCounts._written,
+                "if settled is not None:\n        delete =",
+                "if False:\n        delete =",
+            ),
+        ),
+    ),
+    Bug(
+        "tombstone-expires",
+        "what hides a voided write is purged within seconds",
+        (
+            Swap(
+                slices,
+                "create_table",
+                of=lambda create: (
+                    lambda *args: create(*args).replace(
+                        "gc_grace_seconds = 864000", "gc_grace_seconds = 1"
+                    )
+                ),
+            ),
+        ),
+    ),
+)

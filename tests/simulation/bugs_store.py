@@ -1,0 +1,70 @@
+"""Bugs of consistency: what the cluster is asked for too little."""
+
+from counter.storage.cassandra import marks, rows
+from counter.storage.cassandra.leases import CassandraLeases
+from rollup.worker import RollupWorker
+from tests.simulation.bugs import Bug
+from tests.simulation.cluster import Cluster
+from tests.simulation.mutate import Edit, Swap
+
+_ONE = "nodes = self._some_nodes({} if {!r} in bound[0].table else self.read_nodes)"
+
+
+def _reads_one(table: str) -> Edit:
+    """Reads of *table* ask one replica."""
+    return Edit(
+        Cluster._read,
+        "nodes = self._some_nodes(self.read_nodes)",
+        f"nodes = self._some_nodes(1 if {table!r} in bound[0].table else self.read_nodes)",
+    )
+
+
+BUGS = (
+    Bug("marks-from-one-replica", "marks are read from one replica", (_reads_one("dirty"),)),
+    Bug("events-from-one-replica", "events are read from one replica", (_reads_one("events_"),)),
+    Bug("counts-from-one-replica", "counts are read from one replica", (_reads_one("counts"),)),
+    Bug(
+        "no-read-repair",
+        "a read repairs nothing",
+        (Edit(Cluster._answer_read, "if self.repairs:", "if False:"),),
+    ),
+    Bug(
+        "event-time-not-stamp",
+        "events are written at the time of writing, so that a void may lie before them",
+        (
+            Edit(
+                rows.insert_of,
+                "event.event_time_us)",
+                "event.event_time_us + 10_000_000_000)",
+            ),
+        ),
+    ),
+    Bug(
+        "names-of-marks-only",
+        "marks are dropped before the watermark has passed them",
+        (
+            Edit(
+                RollupWorker._roll_some,
+                "batch = Batch(",
+                "await self._store.drop_marks(namespace, shard, through_us)\n    batch = Batch(",
+            ),
+        ),
+    ),
+    Bug(
+        "marks-of-one-window",
+        "only the earliest dirty window of a pass is read",
+        (
+            Edit(
+                marks.CassandraMarks._windows,
+                "through_us + 1, size_us)",
+                "through_us + 1 - size_us, size_us)",
+            ),
+        ),
+    ),
+    Bug(
+        "lease-for-everybody",
+        "every worker is told that it holds every lease (harmless)",
+        (Edit(CassandraLeases._take, "for _ in range(_TRIES):", "for _ in range(0):"),),
+    ),
+)
+_ = Swap

@@ -1,0 +1,243 @@
+"""Bugs of adds and of resolutions."""
+
+from counter import resolution, service, windows, writing
+from counter.skew import ClockGuard
+from counter.storage.cassandra.decisions import CassandraDecisions
+from counter.storage.cassandra.events import CassandraEvents
+from tests.simulation.bugs import Bug
+from tests.simulation.mutate import Edit
+
+_Writer = writing.EventWriter
+_Resolver = resolution.Resolver
+
+BUGS = (
+    Bug(
+        "event-before-mark",
+        "the event is written before its mark",
+        (
+            Edit(
+                _Writer.write,
+                "told, _ = await asyncio.gather(\n"
+                "            self._told(namespace, events), self._leave_marks(namespace, events)\n"
+                "        )",
+                "told = await self._told(namespace, events)",
+            ),
+            Edit(
+                _Writer.write,
+                "self._check_deadline(namespace, began_us)",
+                "self._check_deadline(namespace, began_us)\n"
+                "        await self._leave_marks(namespace, events)",
+            ),
+        ),
+    ),
+    Bug(
+        "no-second-age-check",
+        "no age check between mark and event",
+        (
+            Edit(
+                _Writer.write,
+                "if self.is_late(namespace, event.event_time_us, now_us):",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "deadline-before-mark",
+        "the deadline is never checked: a timer alone, which a sleeping process does not hear",
+        (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
+    ),
+    Bug(
+        "time-out-is-success",
+        "a write that timed out is acknowledged",
+        (
+            Edit(
+                service.CounterService._added,
+                "if isinstance(outcome, UnavailableError):",
+                "if isinstance(outcome, UnavailableError) and False:",
+            ),
+            Edit(
+                service.CounterService._added,
+                "self.tally[_TALLIED[outcome]] += 1",
+                "outcome = Written.UNTOLD if isinstance(outcome, UnavailableError) else outcome",
+            ),
+        ),
+    ),
+    Bug(
+        "guard-is-proof",
+        "a token that the guard knows is answered without writing the event",
+        (
+            Edit(
+                _Writer.write,
+                "outcomes[index] = Written.CONFLICT",
+                "outcomes[index] = Written.CONFLICT\n"
+                "            elif told[index] is Guarded.SAME:\n"
+                "                outcomes[index] = Written.REPLAYED",
+            ),
+        ),
+    ),
+    Bug(
+        "mark-remembered-early",
+        "a mark is remembered before its own write is acknowledged",
+        (
+            Edit(
+                _Writer._leave_marks,
+                "await self._store.mark(namespace, marks)\n"
+                "        self._marked.remember(namespace.id, marks)",
+                "self._marked.remember(namespace.id, marks)\n"
+                "        await self._store.mark(namespace, marks)",
+            ),
+        ),
+    ),
+    Bug(
+        "no-write-timeout-in-closing",
+        "a window is closed without waiting for the write time-out",
+        (
+            Edit(
+                windows.closing_lag,
+                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+                "2 * dataset.clock_skew_max_us",
+            ),
+        ),
+    ),
+    Bug(
+        "no-skew-in-closing",
+        "a window is closed with no allowance for clocks",
+        (
+            Edit(
+                windows.closing_lag,
+                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+                "dataset.write_timeout_us",
+            ),
+        ),
+    ),
+    Bug(
+        "one-skew-in-closing",
+        "a window is closed with the skew taken once",
+        (
+            Edit(
+                windows.closing_lag,
+                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+                "dataset.write_timeout_us + dataset.clock_skew_max_us",
+            ),
+        ),
+    ),
+    Bug(
+        "no-clock-guard",
+        "a process whose clock is off goes on",
+        (Edit(ClockGuard.check, "self._refuse(self._trouble(dataset.clock_skew_max_us))", "pass"),),
+    ),
+    Bug(
+        "clock-after-look-up",
+        "a resolution reads the clock after it looked the event up",
+        (
+            Edit(
+                _Resolver.resolve,
+                "self._check_closed(namespace, time_us, now_us)",
+                "self._check_closed(namespace, time_us, self._clock.now_us())",
+            ),
+        ),
+    ),
+    Bug(
+        "no-wait-for-window",
+        "a resolution does not wait until the window is closed",
+        (Edit(_Resolver._check_closed, "if now_us < closes_us:", "if False:"),),
+    ),
+    Bug(
+        "no-compare-and-set",
+        "who comes second with a decision does not adopt the first",
+        (
+            Edit(
+                CassandraDecisions.decide,
+                "return _decision_of(standing)",
+                "return decision",
+            ),
+        ),
+    ),
+    Bug(
+        "void-without-tombstone",
+        "a void is decided, and nothing hides the write that lands later",
+        (
+            Edit(
+                CassandraEvents.void,
+                "await asyncio.gather(",
+                "return\n    await asyncio.gather(",
+            ),
+        ),
+    ),
+    Bug(
+        "applied-without-rewrite",
+        "an event that was found on one replica is not written again",
+        (Edit(_Resolver._decide, "await self._store.rewrite(namespace, events)", "pass"),),
+    ),
+    Bug(
+        "no-recount",
+        "nothing is counted anew after a resolution",
+        (Edit(_Resolver.leave_recounts, "while True:", "while not for_readers:"),),
+    ),
+    Bug(
+        "no-pending-recount",
+        "no recount is left for readers, only the worker's mark",
+        (Edit(_Resolver.leave_recounts, "if for_readers:", "if False:"),),
+    ),
+    Bug(
+        "no-recount-mark",
+        "a recount is left for readers, and no mark for the worker",
+        (Edit(_Resolver.leave_recounts, "await self._store.mark(namespace, marks)", "pass"),),
+    ),
+    Bug(
+        "recount-in-event-window",
+        "the mark of a recount is left in the event's window, which was passed",
+        (
+            Edit(
+                _Resolver.leave_recounts,
+                "Mark(left_us, counter, each_us)",
+                "Mark(each_us, counter, each_us)",
+            ),
+        ),
+    ),
+    Bug(
+        "recounts-not-left-again",
+        "recounts are left once, however long it took",
+        (Edit(_Resolver.leave_recounts, "if self._clock.now_us() <= closing_us:", "if True:"),),
+    ),
+    Bug(
+        "key-not-voided",
+        "a key whose time went stale gets a new one without the old one being resolved",
+        (
+            Edit(
+                service.CounterService._with_token,
+                "return await submit(Token(nonce, time_us))",
+                "if self._writer.is_late(namespace, time_us, self._clock.now_us()):\n"
+                "                raise TokenTooOldError('stale', applied=False)\n"
+                "            return await submit(Token(nonce, time_us))",
+            ),
+        ),
+    ),
+    Bug(
+        "item-key-by-index",
+        "the item key of an atomic add is its place in the list",
+        (
+            Edit(
+                service._atomic_events,
+                "earlier[counter] = earlier.get(counter, 0) + 1",
+                "earlier[counter] = len(events) + 1",
+            ),
+        ),
+    ),
+    Bug(
+        "no-atomic-mark-before-decision",
+        "who resolves an atomic add leaves no mark of it before the decision",
+        (Edit(_Resolver._decide, "if events[0].item_key and not by_worker:", "if False:"),),
+    ),
+    Bug(
+        "era-begins-at-once",
+        "a changed accept limit holds in the middle of a slice",
+        (
+            Edit(
+                service.Namespaces._era_start,
+                "if made_us > known_us:",
+                "return self._clock.now_us()\n    if made_us > known_us:",
+            ),
+        ),
+    ),
+)
