@@ -250,6 +250,13 @@ def test_a_busy_cluster_is_overloaded() -> None:
     assert isinstance(translated(NoHostAvailable("none", {"a": busy})), OverloadedError)
 
 
+def test_a_node_that_is_left_alone_says_so() -> None:
+    """Also where the driver went on to ask nodes that are down."""
+    alone = Unavailable("no", required_replicas=2, alive_replicas=1)
+    for error in (alone, NoHostAvailable("none", {"a": ConnectionShutdown("gone"), "b": alone})):
+        assert "1 of the 2 replicas" in str(translated(error))
+
+
 def test_a_bug_is_nobodys_failure() -> None:
     """What the driver raises for a statement that is wrong stays what it is."""
     error = TypeError("wrong number of cells")

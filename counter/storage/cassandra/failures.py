@@ -70,11 +70,7 @@ def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
         kind = WriteTimeoutError if wrote else StoreUnavailableError
         return _made(kind, f"Cassandra did not answer in time: {_text(error)}")
     if isinstance(error, cassandra.Unavailable):
-        return _made(
-            StoreUnavailableError,
-            f"{error.alive_replicas} of the {error.required_replicas} replicas that the"
-            f" consistency level needs are alive; see `nodetool status`",
-        )
+        return _too_few(error)
     if isinstance(error, _NOT_TAKEN):
         return _made(OverloadedError, f"Cassandra is overloaded: {_text(error)}")
     if isinstance(error, cassandra.DriverException | ErrorMessage | ConnectionException):
@@ -83,15 +79,28 @@ def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
     return error
 
 
+def _too_few(error: cassandra.Unavailable) -> UnavailableError:
+    return _made(
+        StoreUnavailableError,
+        f"{error.alive_replicas} of the {error.required_replicas} replicas that the consistency"
+        " level needs are alive; see `nodetool status`",
+    )
+
+
 def _no_host(error: NoHostAvailable, wrote: bool) -> UnavailableError:
     """The first cause that says more than that no host was there."""
-    causes = [translated(each, wrote=wrote) for each in causes_of(error)]
+    causes = causes_of(error)
+    ours = [translated(each, wrote=wrote) for each in causes]
     for kind in (WriteTimeoutError, OverloadedError, SliceMissingError):
-        for cause in causes:
+        for cause in ours:
             if isinstance(cause, kind):
                 return cause
+    for each in causes:
+        # One node was there to say that too few others are.
+        if isinstance(each, cassandra.Unavailable):
+            return _too_few(each)
     hosts = ", ".join(str(host) for host in error.errors) or "none known"
-    reasons = "; ".join(dict.fromkeys(_text(each) for each in causes_of(error)))
+    reasons = "; ".join(dict.fromkeys(_text(each) for each in causes))
     return _made(
         StoreUnavailableError,
         f"no Cassandra node can be asked (tried: {hosts}{': ' if reasons else ''}{reasons[:300]})",
