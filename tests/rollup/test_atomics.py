@@ -7,9 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from counter.errors import StoreUnavailableError, TokenPendingError
-from counter.limits import MINUTE, SECOND
+from counter.folding import fingerprint
+from counter.limits import MINUTE, SECOND, TIME_MAX_US
 from counter.resolution import Resolver
-from counter.types import AtomicMark, Event, Namespace
+from counter.types import AtomicMark, Decision, Event, Namespace, Outcome
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World
 
@@ -96,3 +97,20 @@ async def test_one_that_may_still_be_in_flight_holds_up_its_window_and_none_befo
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"early": 1, "a": 1, "b": 2, "late": 1}
     assert a.worker.trouble is None
+
+
+async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() -> None:
+    """All items are found, and void was decided: what stands decided must become so."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    token = world.token()
+    await world.api.add_atomic(namespace, ITEMS, token)
+    (mark,) = await world.store.dirty_atomic(namespace, 0, after_us=0, through_us=TIME_MAX_US)
+    void = Decision(Outcome.VOID, fingerprint(mark.events))
+    await world.store.decide(namespace, mark.events, void)
+    a = world.process()
+    for _ in range(2):
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+    assert list(await world.store.find(namespace, mark.events)) == [None, None]
+    assert set((await world.rolled_up(namespace)).values()) == {0}

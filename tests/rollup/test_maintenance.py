@@ -103,8 +103,31 @@ async def test_a_shard_that_lags_behind_holds_the_slices_back() -> None:
             world.clock.advance(DATASET.slice_us)
             with pytest.raises(StoreUnavailableError):
                 await a.worker.tick()
+    slices = await world.store.slices(DATASET)
+    behind_us = (await world.store.watermarks(namespace))[1]
+    assert not any(each.retired_at_us for each in slices if each.start_us > behind_us)
     assert await world.store.dropped_before(DATASET) == 0
     for _ in range(9):
         await a.worker.tick()
     assert await world.store.dropped_before(DATASET) > 0
     assert await world.rolled_up(namespace) == {f"c{each}": each for each in range(10)}
+
+
+async def test_a_slice_that_must_stay_keeps_the_later_ones() -> None:
+    """Two workers' clocks differ: the earlier slice may have been retired by the later time."""
+    world = World()
+    with patch.object(world.store, "retire_slice"):
+        await world.begin(shards=1)
+        a = world.process()
+        world.clock.advance(DATASET.retention_us + 3 * DATASET.slice_us)
+        await a.worker.tick()
+    first, second, *_ = await world.store.slices(DATASET)
+    now_us = world.clock.now_us()
+    await world.store.retire_slice(DATASET, first.start_us, now_us + MINUTE)
+    await world.store.retire_slice(DATASET, second.start_us, now_us - MINUTE)
+    await a.worker.tick()
+    assert await world.store.dropped_before(DATASET) == 0
+    world.clock.advance(2 * MINUTE)
+    for _ in range(2):
+        await a.worker.tick()
+    assert await world.store.dropped_before(DATASET) >= second.end_us

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from counter.limits import SECOND
 from rollup.leases import SLOTS
-from tests.rollup.world import CLOSING, LEASE_TIME, World
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
 from tests.support.waiting import eventually
 
 
@@ -134,6 +134,74 @@ async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
     await world.turns(b)
     await b.worker.tick()
     assert await world.rolled_up(namespace) == expected
+
+
+async def test_what_was_done_before_a_crash_is_not_done_again() -> None:
+    """The next worker sees it in the counters' own checkpoints, later though it comes."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    expected = await world.add_many(20)
+    a, b = world.process("a"), world.process("b")
+    world.clock.advance(CLOSING)
+    await world.turns(a)
+    a.road.hold_in = "advance"
+    dying = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    world.clock.advance(LEASE_TIME + CLOSING)
+    await world.turns(b)
+    assert await b.worker.tick() == 0
+    assert await world.rolled_up(namespace) == expected
+
+
+async def test_a_recount_whose_slice_is_dropped_under_it_is_left_alone() -> None:
+    """A worker wakes in the middle of it, and the events are gone: its rollup stands."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    window_us = world.clock.now_us() // WINDOW * WINDOW
+    a, b = world.process(), world.process()
+    world.clock.advance(CLOSING)
+    await a.worker.tick()
+    await world.api.resolver.leave_recounts(namespace, [("c", window_us)], for_readers=False)
+    world.clock.advance(CLOSING)
+    a.road.hold_in = "sums"
+    asleep = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    for _ in range(12):
+        world.clock.advance(DATASET.slice_us)
+        for _ in range(2):
+            await b.worker.tick()
+    assert await world.store.dropped_before(DATASET) > window_us
+    a.road.open.set()
+    await asleep
+    assert a.worker.trouble is None
+    assert await world.rolled_up(namespace) == {"c": 5}
+
+
+async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> None:
+    """Two workers settle a counter in the same batch, one between two reads of the other."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    a, b = world.process(), world.process()
+    for _ in range(12):
+        world.clock.advance(DATASET.slice_us)
+        for _ in range(2):
+            await b.worker.tick()
+    await world.add("c", 2)
+    world.clock.advance(CLOSING)
+    a.road.hold_in = "heads done"
+    slow = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    await b.worker.tick()
+    (head,) = await world.store.heads(namespace, ["c"])
+    assert head is not None
+    assert head.settled.count == 5
+    a.road.open.set()
+    await slow
+    assert await world.rolled_up(namespace) == {"c": 7}
 
 
 async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leaves() -> None:
