@@ -115,6 +115,8 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "logback.configurationFile": folder / "logback.xml",
         "cassandra.storagedir": folder,
         "cassandra.logdir": folder,
+        # Else it closes its standard output, our log, once it has started.
+        "cassandra-foreground": "yes",
         "cassandra.skip_wait_for_gossip_to_settle": 0,
         "cassandra.ring_delay_ms": 5000,
         "cassandra.superuser_setup_delay_ms": 0,

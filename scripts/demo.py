@@ -206,6 +206,7 @@ class Demo:
             "connections refused": f"{tally.refused:,}",
             "batches refused for a while (503)": f"{tally.unavailable:,}",
             "adds collapsed into an earlier one": f"{tally.collapsed.total():,}",
+            "adds told to ask again (time-outs)": f"{tally.adds_untold:,}",
             "adds told to wait (token_pending)": f"{tally.adds_pending:,}",
             "late adds resolved": f"{tally.adds_late:,}",
             "new tokens after a void": f"{tally.adds_voided:,}",

@@ -45,6 +45,7 @@ class Tally:
     unavailable: int = 0
     adds_done: int = 0
     adds_pending: int = 0
+    adds_untold: int = 0
     adds_late: int = 0
     adds_voided: int = 0
     contradictions: int = 0
@@ -97,7 +98,9 @@ class Client:
             batch.plan = replace(plan, hedge_s=None)
             replies.append(self._send(batch, plan.hedge_s))
         age_s = time.monotonic() - batch.made_s
-        self._settle(batch, await asyncio.gather(*replies), age_s)
+        busy_s = self._settle(batch, await asyncio.gather(*replies), age_s)
+        # Whoever is told to come back later begins nothing else meanwhile.
+        await asyncio.sleep(busy_s)
 
     async def _give_up(self, batch: Batch, after_s: float) -> None:
         """Send, and hang up after a while at the latest, without having read the reply."""
@@ -148,20 +151,27 @@ class Client:
             self._note_sent(batch)
             self._tally.lost += 1
 
-    def _settle(self, batch: Batch, replies: Sequence[Reply], age_s: float) -> None:
-        """Take the answers in, and see to what they leave open."""
+    def _settle(self, batch: Batch, replies: Sequence[Reply], age_s: float) -> float:
+        """Take the answers in, and see to what they leave open; how long the service is busy."""
         states = bytearray([AT_FIRST[batch.known]]) * len(batch.names)
-        wait_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
+        busy_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
+        pending_s = 0.0
         answered = [reply for reply in replies if isinstance(reply, list)]
         for reply in answered:
             for position, answer in enumerate(reply):
-                wait_s = max(wait_s, self._take_in(batch, position, answer, states))
+                wait_s = self._take_in(batch, position, answer, states)
+                if answer.get("code") == "token_pending":
+                    pending_s = max(pending_s, wait_s)
+                else:
+                    busy_s = max(busy_s, wait_s)
+        wait_s = max(busy_s, pending_s)
         if answered and age_s > ACCEPT_LIMIT_S:
             self._tally.adds_late += len(states) - states.count(UNKNOWN)
         if batch.known is Known.NOTHING:
             self._follow_up(batch, states, wait_s)
         elif not answered:
             self._outbox.push(batch, wait_s)
+        return busy_s if UNKNOWN in states else 0.0
 
     def _take_in(self, batch: Batch, position: int, answer: Answer, states: bytearray) -> float:
         """Note one answer in *states*; how long it asks to wait."""
@@ -175,7 +185,9 @@ class Client:
             is_wrong = state == VOID or (replayed is False and state == FRESH)
             is_wrong = is_wrong or answer["counter"] != batch.names[position]
         elif answer["applied"] is None and answer["retry"] == "same_token":
-            self._tally.adds_pending += answer["code"] == "token_pending"
+            is_pending = answer["code"] == "token_pending"
+            self._tally.adds_pending += is_pending
+            self._tally.adds_untold += not is_pending
             return retry_after(answer)
         elif answer["applied"] is False and answer["retry"] == "new_token":
             states[position] = VOID
