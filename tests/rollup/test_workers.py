@@ -181,7 +181,7 @@ async def test_a_recount_whose_slice_is_dropped_under_it_is_left_alone() -> None
 
 
 async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> None:
-    """Two workers settle a counter in the same batch, one between two reads of the other."""
+    """Two workers settle and recount in the same batch, one between two reads of the other."""
     world = World()
     namespace = await world.begin(shards=1)
     await world.add("c", 5)
@@ -191,6 +191,8 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
         for _ in range(2):
             await b.worker.tick()
     await world.add("c", 2)
+    window_us = world.clock.now_us() // WINDOW * WINDOW
+    await world.api.resolver.leave_recounts(namespace, [("c", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
     a.road.hold_in = "heads done"
     slow = asyncio.create_task(a.worker.tick())
