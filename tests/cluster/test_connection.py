@@ -74,7 +74,7 @@ async def test_who_gives_up_leaves_no_hole_in_the_bound(connection: Connection, 
     await calls[0]
     assert all(each.cancelled() for each in calls[1:])
     assert await connection.run(statements) == [None] * 600
-    await asyncio.gather(*connection._pending)
+    await connection._empty.wait()
     assert connection._in_flight == 0
 
 

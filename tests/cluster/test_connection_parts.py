@@ -71,7 +71,7 @@ def gathered(driver: Driver, statements: Sequence[Any]) -> asyncio.Future[list[A
     """What comes of *statements*."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Any]] = loop.create_future()
-    Gathering(Bridge(loop), future, statements, driver.send).begin()
+    Gathering(Bridge(loop), future.set_result, statements, driver.send).begin()
     return future
 
 
@@ -133,7 +133,7 @@ async def test_results_from_many_threads_all_arrive() -> None:
 
     def resolve(part: list[asyncio.Future[int]], first: int) -> None:
         for number, future in enumerate(part, first):
-            bridge.resolve(future, number)
+            bridge.call(future.set_result, number)
 
     threads = [
         threading.Thread(target=resolve, args=(futures[at : at + 1_000], at))

@@ -6,12 +6,14 @@ No store is opened anew: recovery needs no restart.
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from counter.clock import SystemClock
 from counter.errors import StartupError, UnavailableError
+from counter.limits import SECOND
 from counter.partitions import slice_start
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.types import Event, Mark, Namespace, Slice
@@ -27,7 +29,7 @@ T = TypeVar("T")
 @pytest.fixture(scope="module")
 def options(three_nodes: Cluster) -> CassandraOptions:
     """Of a keyspace that has three replicas."""
-    options = options_for(three_nodes, replicas=3)
+    options = replace(options_for(three_nodes, replicas=3), read_timeout_us=2 * SECOND)
     asyncio.run(have_schema(options))
     return options
 

@@ -35,6 +35,8 @@ def options_for(cluster: Cluster, *, replicas: int = 1, keyspace: str = "") -> C
     return CassandraOptions(
         contact_points=[(host, port) for host in cluster.contact_points],
         keyspace=keyspace or f"t_{uuid.uuid4().hex[:12]}",
+        # A busy machine is slow: only tests of time-outs want short ones.
+        read_timeout_us=20 * SECOND,
         datasets=[(DATASET, Placement((("", replicas),)))],
     )
 

@@ -22,16 +22,16 @@ _DONE: Final = -1
 
 
 class Bridge:
-    """Resolves futures of one event loop from any thread."""
+    """Calls functions in one event loop, from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._done: deque[tuple[asyncio.Future[Any], Any]] = deque()
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._woken = False
 
-    def resolve(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Have *future* resolved in its loop. Call from any thread."""
-        self._done.append((future, result))
+    def call(self, function: Callable[[Any], None], result: Any) -> None:
+        """Have *function* called with *result* in the loop. Call from any thread."""
+        self._calls.append((function, result))
         # Appended first, then looked: either the drain under way takes it, or a new one will.
         if not self._woken:
             self._woken = True
@@ -39,18 +39,18 @@ class Bridge:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
                 # The loop is closed: nobody waits any more.
-                self._done.clear()
+                self._calls.clear()
 
     def _drain(self) -> None:
         self._woken = False
-        while self._done:
-            future, result = self._done.popleft()
-            if not future.done():
-                future.set_result(result)
+        while self._calls:
+            function, result = self._calls.popleft()
+            function(result)
 
 
 class Gathering:
-    """The results of statements that are sent together, each with all its pages.
+    """The results of statements that are sent together, each with all its pages; *done* gets them
+    in the event loop.
 
     A statement can be answered more than once: by the node that was asked first and by the one
     that was asked when the first was slow, or by a node when its time was already over. The first
@@ -60,12 +60,12 @@ class Gathering:
     def __init__(
         self,
         bridge: Bridge,
-        future: asyncio.Future[list[Any]],
+        done: Callable[[list[Any]], None],
         statements: Sequence[Any],
         send: Send,
     ) -> None:
         self._bridge = bridge
-        self._future = future
+        self._done = done
         self._statements = statements
         self._send = send
         self._results: list[Any] = [None] * len(statements)
@@ -111,7 +111,7 @@ class Gathering:
         if paging_state:
             self._ask(index, page + 1, paging_state)
         elif is_last:
-            self._bridge.resolve(self._future, self._results)
+            self._bridge.call(self._done, self._results)
 
     def _fail(self, error: BaseException, index: int, page: int) -> None:
         with self._lock:
@@ -122,4 +122,4 @@ class Gathering:
             self._left -= 1
             is_last = not self._left
         if is_last:
-            self._bridge.resolve(self._future, self._results)
+            self._bridge.call(self._done, self._results)

@@ -11,6 +11,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ class Connection:
         self._options = options
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
-        self._pending: set[asyncio.Future[list[Any]]] = set()
+        self._empty = asyncio.Event()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def open(self) -> None:
@@ -83,8 +84,11 @@ class Connection:
 
     async def close(self) -> None:
         """Wait for what was sent, and let go of every connection."""
-        if self._pending:
-            await asyncio.wait(self._pending, timeout=2 * self._options.read_timeout_us / SECOND)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._options.read_timeout_us / SECOND):
+                while self._in_flight:
+                    self._empty.clear()
+                    await self._empty.wait()
         await asyncio.to_thread(self._cluster.shutdown)
 
     async def prepare(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
@@ -240,24 +244,28 @@ class Connection:
             return []
         timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
         results = await self._gather(statements, partial(self._execute, timeout_s))
-        if raw:
-            return results
-        return [
-            translated(result, wrote=_writes(statement))
-            if isinstance(result, BaseException)
-            else result
-            for statement, result in zip(statements, results, strict=True)
-        ]
+        if not raw:
+            for index, result in enumerate(results):
+                if isinstance(result, BaseException):
+                    results[index] = translated(result, wrote=_writes(statements[index]))
+        return results
 
     async def _gather(self, statements: Sequence[Any], send: Send) -> list[Any]:
         count = len(statements)
-        await self._take(count)
+        if self._waiting or self._in_flight + count > IN_FLIGHT_MAX:
+            await self._wait_for_room(count)
+        else:
+            self._in_flight += count
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        # When they are back, and not before: whoever waits for them may be cancelled meanwhile.
-        future.add_done_callback(partial(self._back, count))
-        self._pending.add(future)
-        Gathering(self._bridge, future, statements, send).begin()
-        return await asyncio.shield(future)
+
+        def done(results: list[Any]) -> None:
+            # Room is made when they are back: whoever waits may have been cancelled before.
+            self._give_back(count)
+            if not future.done():
+                future.set_result(results)
+
+        Gathering(self._bridge, done, statements, send).begin()
+        return await future
 
     def _execute(
         self, timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
@@ -265,12 +273,9 @@ class Connection:
         execute = self._session.execute_async
         return execute(statement, timeout=timeout_s, paging_state=paging_state, **more)
 
-    async def _take(self, count: int) -> None:
-        """Wait for room, in order of arrival."""
+    async def _wait_for_room(self, count: int) -> None:
+        """Wait for room for *count* statements, in order of arrival, and take it."""
         invariant(count <= IN_FLIGHT_MAX, f"{count} statements at once never find room")
-        if not self._waiting and self._in_flight + count <= IN_FLIGHT_MAX:
-            self._in_flight += count
-            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((count, turn))
         try:
@@ -280,12 +285,10 @@ class Connection:
                 self._give_back(count)
             raise
 
-    def _back(self, count: int, future: asyncio.Future[list[Any]]) -> None:
-        self._pending.discard(future)
-        self._give_back(count)
-
     def _give_back(self, count: int) -> None:
         self._in_flight -= count
+        if not self._in_flight:
+            self._empty.set()
         while self._waiting:
             wanted, turn = self._waiting[0]
             if not turn.cancelled():
