@@ -35,10 +35,12 @@ class Clients:
     def __init__(self, world: World) -> None:
         self._world = world
         self.history = History()
+        #: When the plan's time begins.
+        self.begun_us = 0
 
     async def change(self, plan: Change) -> None:
         """Send a change as often as its plan says."""
-        token_us = START_US + plan.at_us - plan.age_us
+        token_us = START_US + self.begun_us + plan.at_us - plan.age_us
         changed = Changed(plan, token_us)
         known_us = None if plan.key is not None else token_us
         changed.items = [Item(changed, name, delta, known_us) for name, delta in plan.items]

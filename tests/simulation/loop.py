@@ -66,6 +66,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._random = random
         self._now_s = 0.0
         self.turns = 0
+        #: Whether the run is over, and only being taken apart.
+        self.ending = False
         self.failures: list[str] = []
         #: Held: a task of a process that crashed would else be collected at a time of its own.
         self._made: list[asyncio.Task[Any]] = []
@@ -143,6 +145,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def end(self) -> None:
         """Close every coroutine that is left, so that none is closed at some time of its own."""
+        self.ending = True
         for task in self._made:
             if task.done():
                 continue

@@ -99,6 +99,7 @@ class Fault(Step):
     who: int = 0
     for_us: int = 0
     how_much: float = 0.0
+    span_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +192,16 @@ class _Drawing:
     def draw(self) -> None:
         """All the steps."""
         random, steps = self._random, self._plan.steps
-        for _ in range(random.randint(5, 35)):
+        for _ in range(random.randint(8, 40)):
             change = self._change()
             if change is not None:
                 steps.append(change)
                 self._changes.append(change)
         for _ in range(random.randint(2, 12)):
             steps.append(self._read())
-        for _ in range(random.choice([0, 1, 3, 6])):
+        for _ in range(random.choice([0, 1, 3, 7])):
             steps.append(self._fault())
-        for _ in range(random.choice([0, 2, 5, 10])):
+        for _ in range(random.choice([0, 3, 8, 16])):
             steps.append(self._trap())
 
     def _trap(self) -> Trap:
@@ -208,6 +209,9 @@ class _Drawing:
         table = random.choices(_TRAPPED, [5, 3, 3, 2, 2, 2, 1])[0]
         action = random.choices(_ACTIONS, [6, 2, 2, 2, 1, 1])[0]
         for_us = self._span()
+        if action == "hold" and random.random() < 0.6:
+            # Not so long that it is given up.
+            for_us = int(config.write_timeout_us * random.uniform(0.3, 0.98))
         return Trap(
             self._at(),
             random.randrange(config.apis + config.workers),
@@ -320,7 +324,7 @@ class _Drawing:
         )[0]  # fmt: skip
         who = random.randrange(config.apis + config.workers)
         for_us = int(random.expovariate(1) * 3 * SECOND)
-        return Fault(self._at(), what, who, for_us, random.random())
+        return Fault(self._at(), what, who, for_us, random.random(), self._span())
 
 
 def describe(step: Any) -> str:

@@ -71,7 +71,7 @@ class _Run:
     async def whole(self) -> list[str]:
         """Everything; what is wrong."""
         await self.world.start()
-        self._begun_us = self._loop.now_us
+        self._begun_us = self._clients.begun_us = self._loop.now_us
         tasks = [asyncio.create_task(self._step(each)) for each in self._plan.steps]
         await self._until(self._plan.config.end_us)
         self._heal()
@@ -100,19 +100,20 @@ class _Run:
     def _fault_storm(self, fault: Fault) -> None:
         """All sorts of messages are lost, slow, or late."""
         weather, some = self.world.weather, fault.how_much
-        weather.slow = 0.1 * some
-        weather.lost_request = weather.lost_reply = 0.1 * some
+        weather.slow, weather.slow_us = 0.6 * some, fault.span_us
+        weather.lost_request = weather.lost_reply = 0.05 * some
         weather.missed = 0.3 * some
         weather.repeated = weather.untold = 0.2 * some
-        weather.client_lost_request = weather.client_lost_reply = 0.2 * some
-        weather.client_slow = 0.2 * some
+        weather.hint_us = 3 * fault.span_us
+        weather.client_lost_request = weather.client_lost_reply = 0.1 * some
+        weather.client_slow = 0.3 * some
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_abandon(self, fault: Fault) -> None:
         """Coordinators give up writes half done."""
         weather = self.world.weather
         weather.abandoned = 0.6 * fault.how_much
-        weather.hint_us = int(1 + 30 * fault.how_much) * SECOND
+        weather.hint_us = 3 * fault.span_us
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_crash(self, fault: Fault) -> None:
@@ -256,7 +257,8 @@ class _Run:
                     f" {plan.items} of {(changed.token_us - START_US) / SECOND:.6f}"
                     f" on api-{sent.api}: {sent.status} {told} after {took_ms:g} ms"
                 )
-        return sorted([*lines, *map(_read_line, self._clients.history.reads)])
+        lines = sorted([*lines, *map(_read_line, self._clients.history.reads)])
+        return [*lines, f"{self._loop.turns} turns, {self.world.cluster.statements} statements"]
 
 
 def _read_line(seen: Seen) -> str:

@@ -1,0 +1,93 @@
+"""The command line of ``scripts/simulate``: the service on virtual time, seed after seed.
+
+The same seed gives the same run. Exits with 1 where a seed failed, or a planted bug was not caught.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from tests.simulation.bugs import Bug, all_bugs
+from tests.simulation.run import run_seed
+from tests.simulation.shrink import report, shrink
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+GUARANTEES: Final = ROOT / "docs" / "guarantees.md"
+_BEGIN: Final = "<!-- the table is written by scripts/simulate --table -->"
+_COLLECT_EVERY: Final = 20
+
+app = App(
+    name="scripts/simulate",
+    help="Runs the service on virtual time, over a simulated cluster, with faults.",
+    help_format="plaintext",
+    version_flags=(),
+)
+
+
+@app.default
+def simulate(
+    *,
+    seeds: Annotated[int, Parameter(help="How many seeds.")] = 100,
+    start: Annotated[int, Parameter(help="The first one.")] = 0,
+    bug: Annotated[str | None, Parameter(help="A bug to plant; `all` for each in turn.")] = None,
+    table: Annotated[bool, Parameter(help="Write what was caught to docs/guarantees.md.")] = False,
+    shrinks: Annotated[int, Parameter(help="Runs that shrinking a failure may take.")] = 200,
+) -> int:
+    """Run seeds; show the first failure, shrunk, and how to have it again."""
+    gc.disable()
+    if bug == "all" or table:
+        return _catch_all(seeds, start, table=table)
+    planted = all_bugs()[bug] if bug is not None else None
+    plant = planted.plant if planted is not None else nullcontext
+    began_s = time.monotonic()
+    for seed in range(start, start + seeds):
+        result = run_seed(seed, plant)
+        if seed % _COLLECT_EVERY == 0:
+            gc.collect()
+        if result.problems:
+            print(report(shrink(result, plant, shrinks), bug))
+            return 1
+    took_s = time.monotonic() - began_s
+    print(f"{seeds} seeds from {start} on: nothing wrong; {60 * seeds / took_s:.0f} a minute")
+    return 0
+
+
+def _catch_all(seeds: int, start: int, *, table: bool) -> int:
+    """Plant each bug in turn, and say how many seeds it took."""
+    took: dict[str, int | None] = {}
+    for name, bug in all_bugs().items():
+        took[name] = seeds_to_catch(bug, start, seeds)
+        print(f"{name}: {took[name] or f'not in {seeds}'}", flush=True)
+    if table:
+        text = GUARANTEES.read_text(encoding="utf-8")
+        before, _, _ = text.partition(_BEGIN)
+        GUARANTEES.write_text(f"{before}{_BEGIN}\n\n{_table(took, seeds)}", encoding="utf-8")
+    return 0 if all(took.values()) else 1
+
+
+def seeds_to_catch(bug: Bug, start: int, seeds: int) -> int | None:
+    """How many seeds it took until one failed; None where none of *seeds* did."""
+    for number in range(seeds):
+        if number % _COLLECT_EVERY == 0:
+            gc.collect()
+        if run_seed(start + number, bug.plant).problems:
+            return number + 1
+    return None
+
+
+def _table(took: dict[str, int | None], seeds: int) -> str:
+    lines = ["| bug | what is broken | seeds it took |", "|---|---|---|"]
+    for name, bug in all_bugs().items():
+        lines.append(f"| `{name}` | {bug.what} | {took[name] or f'more than {seeds}'} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(app())
