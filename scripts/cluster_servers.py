@@ -119,7 +119,8 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "cassandra-foreground": "yes",
         "cassandra.skip_wait_for_gossip_to_settle": 0,
         "cassandra.ring_delay_ms": 5000,
-        "cassandra.superuser_setup_delay_ms": 0,
+        # It is tried again and again while other nodes are down: with 0, as fast as a core can.
+        "cassandra.superuser_setup_delay_ms": 200,
         # Who may log in is known on every node, so that it works with a node down.
         "cassandra.system_auth.default_rf": settings.nodes,
     }

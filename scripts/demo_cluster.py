@@ -89,7 +89,7 @@ class ManyProcesses:
 
     def __init__(self, folder: Path, seed: int, *, keep: bool) -> None:
         self._folder = folder
-        shape = Shape(nodes=NODES, memcached=1)
+        shape = Shape(nodes=NODES, memcached=1, quick=True)
         self._cluster = make_temporary(folder / "cluster", shape)
         self._keep = keep
         self._exits = ExitStack()
