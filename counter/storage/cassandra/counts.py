@@ -19,6 +19,7 @@ Rows at or before ``settled`` do not count, wherever they come from: nobody is s
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -92,7 +93,7 @@ class CassandraCounts(CassandraBase):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._drawn: dict[tuple[int, int, str], int] = {}
+        self._drawn: OrderedDict[tuple[int, int, str], int] = OrderedDict()
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         parts: dict[str, _Parts] = {}
@@ -204,7 +205,7 @@ class CassandraCounts(CassandraBase):
             drawn = min(before + random.randint(1, 9), _RANDOM_US - 1)
         self._drawn[key] = drawn
         while len(self._drawn) > _DRAWN_MAX:
-            del self._drawn[next(iter(self._drawn))]
+            self._drawn.popitem(last=False)
         return drawn
 
 

@@ -9,6 +9,7 @@ its window.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -79,7 +80,7 @@ class CassandraMarks(CassandraWrites):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._listed: dict[tuple[int, str], None] = {}
+        self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
         #: By namespace id and shard: windows that were seen to hold marks and are not dropped yet.
         self._seen: dict[tuple[int, int], set[int]] = {}
         self._has_dropped: set[tuple[int, int]] = set()
@@ -130,7 +131,7 @@ class CassandraMarks(CassandraWrites):
         for counter in new:
             listed[(namespace.id, counter)] = None
         while len(listed) > _NAMES_MAX:
-            del listed[next(iter(listed))]
+            listed.popitem(last=False)
 
     async def fence(self) -> int:
         return self._clock.now_us()
