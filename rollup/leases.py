@@ -25,6 +25,8 @@ from counter.ports import Clock, LeaseStore
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
 MAINTENANCE: Final = "maintenance"
+#: One call of the store for so many slots.
+_ASKED_TOGETHER: Final = 8
 SLOTS: Final = (MAINTENANCE, *(str(number) for number in range(LEASE_SLOTS)))
 
 
@@ -162,23 +164,37 @@ class Leases:
         _log.info("gave back slots %s", ", ".join(sorted(slots)))
 
     async def _take(self, slots: Sequence[str], now_us: int) -> None:
-        """Ask for *slots*; the time counts from before the question."""
+        """Ask for *slots*, a few at a time: what fails costs only those that it was asked for with.
+
+        Raises the first failure, after all that was answered is noted.
+        """
         self._asked.update(slots)
-        answers = await self._store.acquire(slots, self.worker, self._ttl_us)
-        taken, lost = [], []
+        groups = [slots[at : at + _ASKED_TOGETHER] for at in range(0, len(slots), _ASKED_TOGETHER)]
+        found = await asyncio.gather(
+            *(self._store.acquire(each, self.worker, self._ttl_us) for each in groups),
+            return_exceptions=True,
+        )
+        before = set(self.held())
+        for group, answers in zip(groups, found, strict=True):
+            if not isinstance(answers, BaseException):
+                self._note_answers(group, answers, now_us)
+        after = set(self.held())
+        if taken := [slot for slot in slots if slot in after - before]:
+            _log.info("took slots %s", ", ".join(taken))
+        if lost := [slot for slot in slots if slot in before - after]:
+            _log.warning("lost slots %s to another worker", ", ".join(lost))
+        for answers in found:
+            if isinstance(answers, BaseException):
+                raise answers
+
+    def _note_answers(self, slots: Sequence[str], answers: Sequence[bool], now_us: int) -> None:
+        """The time of what was taken counts from before the question."""
         for slot, is_ours in zip(slots, answers, strict=True):
             if is_ours:
-                if not self.holds(slot):
-                    taken.append(slot)
                 self._until_us[slot] = now_us + self._ttl_us
             else:
                 self._asked.discard(slot)
-                if self._until_us.pop(slot, None) is not None:
-                    lost.append(slot)
-        if taken:
-            _log.info("took slots %s", ", ".join(taken))
-        if lost:
-            _log.warning("lost slots %s: their time was over", ", ".join(lost))
+                self._until_us.pop(slot, None)
 
     def _note(self, trouble: str | None) -> None:
         """Keep what is wrong; log it once."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -263,6 +264,30 @@ async def test_an_answer_that_is_lost_leaves_no_slot_behind(step: str) -> None:
     await a.leave()
     await b.leave()
     assert dict(await store.holders()) == {}
+
+
+async def test_a_slot_that_cannot_be_renewed_costs_few_others() -> None:
+    """The rest are renewed, and the trouble is told."""
+    clock = FakeClock(START_US)
+    store = MemoryStore(clock)
+    worker = Leases(store, clock, "a", lease_time_us=LEASE_TIME)
+    await worker.turn()
+    works = store.acquire
+
+    async def fails_for_one(slots: Sequence[str], name: str, ttl_us: int) -> Sequence[bool]:
+        if "7" in slots:
+            raise StoreUnavailableError("a fault that a test planted")
+        return await works(slots, name, ttl_us)
+
+    with patch.object(store, "acquire", fails_for_one):
+        for _ in range(LEASE_TIME // LOOK):
+            clock.advance(LOOK)
+            with suppress(StoreUnavailableError):
+                await worker.turn()
+    assert "7" not in worker.held()
+    assert len(worker.held()) > len(SLOTS) * 3 // 4
+    await worker.turn()
+    assert len(worker.held()) == len(SLOTS)
 
 
 async def test_trouble_is_told_while_it_lasts() -> None:
