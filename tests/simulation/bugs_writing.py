@@ -1,6 +1,7 @@
 """Bugs of adds and of resolutions."""
 
 from counter import resolution, service, windows, writing
+from counter.namespaces import Namespaces
 from counter.skew import ClockGuard
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
@@ -234,7 +235,7 @@ BUGS = (
         "a changed accept limit holds in the middle of a slice",
         (
             Edit(
-                service.Namespaces._era_start,
+                Namespaces._era_start,
                 "if made_us > known_us:",
                 "return self._clock.now_us()\n    if made_us > known_us:",
             ),

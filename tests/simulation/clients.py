@@ -49,8 +49,14 @@ class Clients:
 
     async def _attempt(self, changed: Changed, attempt: Attempt) -> None:
         await asyncio.sleep(attempt.after_us / SECOND)
-        if not (attempt.retry and changed.is_definite):
-            await self.send(changed, attempt.api)
+        if attempt.retry and changed.is_definite:
+            return
+        await self.send(changed, attempt.api)
+        plan = changed.plan
+        if plan.reads and changed.is_definite:
+            names = tuple(dict.fromkeys(item.counter for item in changed.items))
+            other = (attempt.api + plan.number) % self._world.config.apis
+            await self.read(Read(plan.at_us, plan.namespace, names, 0, other))
 
     async def send(self, changed: Changed, api: int) -> Sent:
         """One request, and what it was told."""

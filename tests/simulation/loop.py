@@ -149,9 +149,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         for task in self._made:
             if task.done():
                 continue
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            setattr(task, "_log_destroy_pending", False)  # noqa: B010
             try:
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
             except (RuntimeError, StopIteration):
                 continue
         self._ready.clear()

@@ -79,6 +79,8 @@ class Change(Step):
     age_us: int
     key: str | None
     attempts: tuple[Attempt, ...]
+    #: Whether an accurate read follows each answer that says what became of it.
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class _Drawing:
             for_us = int(config.write_timeout_us * random.uniform(0.3, 0.98))
         return Trap(
             self._at(),
-            random.randrange(config.apis + config.workers),
+            random.randrange(config.apis + (config.workers if random.random() < 0.5 else 0)),
             table,
             random.choice([1, 1, 1, 2, 3]),
             action,
@@ -288,7 +290,16 @@ class _Drawing:
             at_us = other.at_us + int(random.random() * 2 * SECOND)
             age_us = at_us - (other.at_us - other.age_us)
         return Change(
-            at_us, self._number, how, namespace, tuple(items), nonce, age_us, key, self._attempts()
+            at_us,
+            self._number,
+            how,
+            namespace,
+            tuple(items),
+            nonce,
+            age_us,
+            key,
+            self._attempts(),
+            random.random() < 0.4,
         )
 
     def _attempts(self) -> tuple[Attempt, ...]:

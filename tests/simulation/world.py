@@ -56,7 +56,7 @@ class Member:
     """A place for a process: one after another runs in it."""
 
     def __init__(self, world: "World", number: int) -> None:
-        self.world = world
+        self.world: World = world
         self.number = number
         self.is_api = number < world.config.apis
         self.name = f"{'api' if self.is_api else 'worker'}-{number}"
@@ -72,9 +72,8 @@ class Member:
         if self.lives and self.process.alive:
             return
         self.lives += 1
-        loop = self.world.loop
-        self.process = Process(loop, f"{self.name}/{self.lives}")
-        self.clock = SimulatedClock(loop, self.offset_us)
+        self.process = Process(self.world.loop, f"{self.name}/{self.lives}")
+        self.clock = SimulatedClock(self.world.loop, self.offset_us)
         self.application = None
         self.process.spawn(self._api() if self.is_api else self._worker())
 
@@ -222,8 +221,8 @@ class World:
             status, answer = await self.request(0, "PUT", f"/v1/namespaces/{name}", body)
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
-        # Until every process has read the directory anew.
-        await asyncio.sleep(3.5)
+        # Processes learn of them when they are asked for them, or when they look next.
+        await asyncio.sleep(0.1)
 
     async def request(
         self,
