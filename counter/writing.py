@@ -73,9 +73,14 @@ class EventWriter:
         try:
             if self._store.transactional:
                 return await self._store.append(namespace, events)
-            told, _ = await asyncio.gather(
-                self._told(namespace, events), self._leave_marks(namespace, events)
-            )
+            marks = self._unmarked(namespace, events)
+            if namespace.settings.payload_check is PayloadCheck.GUARD and marks:
+                told, _ = await asyncio.gather(
+                    self._told(namespace, events), self._leave_marks(namespace, marks)
+                )
+            else:
+                told = await self._told(namespace, events)
+                await self._leave_marks(namespace, marks)
             # The deadline's clock first: a pause between the two must count against it.
             began_us = self._clock.boottime_us()
             now_us = self._clock.now_us()
@@ -111,7 +116,7 @@ class EventWriter:
             time_us = events[0].event_time_us
             window_us = window_of(time_us, namespace.settings.rollup_window_us)
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
-            await self._leave_marks(namespace, events)
+            await self._leave_marks(namespace, self._unmarked(namespace, events))
             began_us = self._clock.boottime_us()
             if self.is_late(namespace, time_us, self._clock.now_us()):
                 return Written.LATE
@@ -139,13 +144,16 @@ class EventWriter:
                     told[index] = Guarded.SAME
         return told
 
-    async def _leave_marks(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Make the events' marks durable; one that is known to be is not written again."""
+    def _unmarked(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Mark]:
+        """The events' marks that are not known to be durable."""
         size_us = namespace.settings.rollup_window_us
-        marks = self._marked.unknown(
+        return self._marked.unknown(
             namespace.id,
             [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events],
         )
+
+    async def _leave_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        """Make *marks* durable, and remember that they are."""
         if marks:
             await self._store.mark(namespace, marks)
             self._marked.remember(namespace.id, marks)
