@@ -107,39 +107,55 @@ async def seen(store: CassandraStore, namespace: Namespace, event: Event) -> lis
 HIDDEN: list[Any] = [None, Fold(False, 0), Fold(False, 0), []]
 
 
-async def test_rows_of_one_partition_travel_together(
-    stores: Stores, guard: Namespace, now: int
-) -> None:
-    """A hot counter's adds of one turn take a statement an event bucket; a cold one's go alone."""
+async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace, now: int) -> None:
+    """A hot counter's take a statement an event bucket; cold ones share statements, ten each."""
     store, _ = stores
-    hot = [add(now + n, n) for n in range(120)]
-    cold = [add(now, n, counter=f"c{n}") for n in range(10)]
+    hot = [add(now + n, n) for n in range(200)]
+    cold = [add(now, n, counter=f"c{n}") for n in range(24)]
     await store.append(guard, [add(now, 999, counter="first")])
     with Statements(store) as sent:
         answers = await asyncio.gather(*(store.append(guard, [each]) for each in hot + cold))
-    assert answers == [[UNTOLD]] * 130
-    assert len(sent.sizes) == DATASET.event_buckets + len(cold)
-    assert sum(sent.sizes) == 130
+    assert answers == [[UNTOLD]] * 224
+    assert sorted(sent.sizes)[:3] == [4, 10, 10]
+    assert len(sent.sizes) == 3 + DATASET.event_buckets
+    assert sum(sent.sizes) == 224
     assert list(await store.find(guard, hot + cold)) == hot + cold
 
 
+@pytest.mark.parametrize(
+    "error", [cassandra.Unavailable("no quorum"), cassandra.InvalidRequest("unconfigured table e")]
+)
 async def test_a_partition_that_fails_fails_its_own_events(
-    stores: Stores, guard: Namespace, now: int
+    stores: Stores, guard: Namespace, now: int, error: Exception
 ) -> None:
-    """They have the error in place of an outcome, the others theirs."""
+    """They have the error in place of an outcome. Others that shared its statement are written by
+    themselves, and have theirs."""
     store, _ = stores
     events = [add(now + n, n, counter=name) for n, name in enumerate(["a", "bad", "b", "bad"])]
     await store.append(guard, [add(now, 9, counter="first")])
 
     def fault(statement: Any) -> Exception | None:
         bad: bool = any("bad" in str(values) for values in statements_of(statement))
-        return cassandra.OperationTimedOut() if bad else None
+        return error if bad else None
 
     with Statements(store, fault):
         outcomes = await store.append(guard, events)
     assert [outcomes[0], outcomes[2]] == [UNTOLD, UNTOLD]
-    assert all(isinstance(outcomes[at], WriteTimeoutError) for at in (1, 3))
+    assert all(isinstance(outcomes[at], UnavailableError) for at in (1, 3))
     assert list(await store.find(guard, events)) == [events[0], None, events[2], None]
+
+
+async def test_a_statement_that_times_out_leaves_all_its_events_untold(
+    stores: Stores, guard: Namespace, now: int
+) -> None:
+    """No time is left to try again: whoever asks again with the same token will be told."""
+    store, _ = stores
+    events = [add(now, n, counter=f"c{n}") for n in range(3)]
+    await store.append(guard, [add(now, 9, counter="first")])
+    with Statements(store, lambda _: cassandra.OperationTimedOut()) as sent:
+        outcomes = await store.append(guard, events)
+    assert all(isinstance(outcome, WriteTimeoutError) for outcome in outcomes)
+    assert sent.sizes == [3]
 
 
 async def test_within_a_call_the_first_of_an_identity_stands(

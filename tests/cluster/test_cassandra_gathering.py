@@ -1,7 +1,7 @@
 """Group commit and the stream of single writes, over a commit and a driver in the test's hand."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import cassandra
@@ -22,8 +22,8 @@ class Commits:
     def __init__(self) -> None:
         self.begun: list[_Batch] = []
 
-    def __call__(self, batch: _Batch) -> None:
-        self.begun.append(batch)
+    def __call__(self, batches: Sequence[_Batch]) -> None:
+        self.begun += batches
 
     @property
     def items(self) -> list[tuple[str, list[int]]]:

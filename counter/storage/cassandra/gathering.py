@@ -1,4 +1,4 @@
-"""Group commit, one partition at a time.
+"""Group commit, partition by partition.
 
 A write to a partition costs the same whether it carries one row or a hundred. So while one batch of
 a partition is on its way the next one gathers, and rows that come in one turn of the event loop
@@ -86,13 +86,14 @@ class _Lane(Generic[_K, _T, _R]):
 class Gatherer(Generic[_K, _T, _R]):
     """Hands the items of each key to *commit*, some of them at a time.
 
-    *commit* begins to commit a batch, and ends it when it is done; it must not raise. Of each key,
-    *at_once* batches may be on their way: a further one only where a full one waits.
+    *commit* begins to commit the batches of one turn of the loop, and ends each when it is done; it
+    must not raise. Of each key, *at_once* batches may be on their way: a further one only where a
+    full one waits.
     """
 
     def __init__(
         self,
-        commit: Callable[[Batch[_K, _T, _R]], None],
+        commit: Callable[[Sequence[Batch[_K, _T, _R]]], None],
         *,
         rows_max: int = ROWS_MAX,
         at_once: int = 4,
@@ -133,13 +134,15 @@ class Gatherer(Generic[_K, _T, _R]):
 
     def _go(self) -> None:
         ready, self._ready = self._ready, []
+        batches: list[Batch[_K, _T, _R]] = []
         for lane in ready:
             lane.is_ready = False
             while self._may_go(lane):
                 lane.running += 1
                 size = min(len(lane.waiting), self._rows_max)
                 rows = [lane.waiting.popleft() for _ in range(size)]
-                self._commit(Batch(lane.key, lane, rows, self._ended))
+                batches.append(Batch(lane.key, lane, rows, self._ended))
+        self._commit(batches)
 
     def _ended(self, lane: _Lane[_K, _T, _R]) -> None:
         lane.running -= 1

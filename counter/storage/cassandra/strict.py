@@ -77,7 +77,7 @@ class StrictWrites(CassandraWrites):
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
         self._conditional: Gatherer[Lane, _Insert, Written] = Gatherer(
-            self._begin_insert, rows_max=_ROWS_MAX, at_once=1
+            self._begin_inserts, rows_max=_ROWS_MAX, at_once=1
         )
         self._inserting: set[asyncio.Task[None]] = set()
 
@@ -92,10 +92,11 @@ class StrictWrites(CassandraWrites):
             items.append(((dataset.write_timeout_us, *place), (event, statement)))
         return await self._conditional.put(items)
 
-    def _begin_insert(self, batch: Batch[Lane, _Insert, Written]) -> None:
-        task = asyncio.create_task(self._insert(batch))
-        self._inserting.add(task)
-        task.add_done_callback(self._inserting.discard)
+    def _begin_inserts(self, batches: Sequence[Batch[Lane, _Insert, Written]]) -> None:
+        for batch in batches:
+            task = asyncio.create_task(self._insert(batch))
+            self._inserting.add(task)
+            task.add_done_callback(self._inserting.discard)
 
     async def _insert(self, batch: Batch[Lane, _Insert, Written]) -> None:
         try:

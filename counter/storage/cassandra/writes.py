@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Final
 
+from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.ports import Clock
 from counter.storage.cassandra.base import CassandraBase
@@ -12,8 +15,16 @@ from counter.storage.cassandra.gathering import Batch, Gatherer, batch_of
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.stream import Stream
 
-#: The first is how long a write may take, in microseconds; the rest names a partition.
+#: How long a write may take, in microseconds, and its table; the rest names a partition.
 Lane = tuple[Any, ...]
+_Rows = Batch[Lane, Any, None]
+
+#: Small batches of one turn share a statement: it costs this process, and the node that takes it,
+#: far more than a row does. Servers complain of more than ten partitions and of 5 KiB.
+_PARTITIONS_MAX: Final = 10
+_ROWS_MAX: Final = 40
+#: Failures that one partition may have brought upon all that shared its statement.
+_OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
 
 
 class CassandraWrites(CassandraBase):
@@ -22,24 +33,41 @@ class CassandraWrites(CassandraBase):
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
         self._stream = Stream(self._begin)
-        self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batch)
+        self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
         self._stamped_us = 0
-
-    def _begin(self, statement: Any, timeout_us: int | None) -> Any:
-        """Begin to send *statement*: its end is the stream's business."""
-        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
-        return self._connection._execute(timeout_s, statement, None)
-
-    def _write_batch(self, batch: Batch[Lane, Any, None]) -> None:
-        statements = batch.items
-        statement = statements[0] if len(statements) == 1 else batch_of(statements)
-        self._stream.send(statement, batch.key[0], batch.end)
 
     async def _write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
         """Write bound statements, each in its lane. Raises the first error."""
         for result in await self._rows.put(rows):
             if result is not None:
                 raise result
+
+    def _write_batches(self, batches: Sequence[_Rows]) -> None:
+        tables: dict[Lane, list[_Rows]] = {}
+        for batch in batches:
+            tables.setdefault(batch.key[:2], []).append(batch)
+        for sharing in chain.from_iterable(map(_shared, tables.values())):
+            self._send_rows(sharing)
+
+    def _send_rows(self, sharing: Sequence[_Rows]) -> None:
+        """Write *sharing* by one statement. They are not one write: each partition is."""
+        statements = [statement for batch in sharing for statement in batch.items]
+        statement = statements[0] if len(statements) == 1 else batch_of(statements)
+        self._stream.send(statement, sharing[0].key[0], partial(self._rows_sent, sharing))
+
+    def _rows_sent(self, sharing: Sequence[_Rows], error: BaseException | None) -> None:
+        if isinstance(error, _OF_ONE) and len(sharing) > 1:
+            # One partition's replicas may be too few, or its table gone: each has its own try.
+            for batch in sharing:
+                self._send_rows([batch])
+            return
+        for batch in sharing:
+            batch.end(error)
+
+    def _begin(self, statement: Any, timeout_us: int | None) -> Any:
+        """Begin to send *statement*: its end is the stream's business."""
+        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
+        return self._connection._execute(timeout_s, statement, None)
 
     def _stamp(self) -> int:
         """A write timestamp for what is true from now on: later than any that was given before.
@@ -48,3 +76,17 @@ class CassandraWrites(CassandraBase):
         """
         self._stamped_us = max(self._clock.now_us(), self._stamped_us + 1)
         return self._stamped_us
+
+
+def _shared(batches: Sequence[_Rows]) -> Iterator[list[_Rows]]:
+    """*batches* by the statements that they share."""
+    sharing: list[_Rows] = []
+    rows = 0
+    for batch in batches:
+        if sharing and (len(sharing) == _PARTITIONS_MAX or rows + len(batch.items) > _ROWS_MAX):
+            yield sharing
+            sharing, rows = [], 0
+        sharing.append(batch)
+        rows += len(batch.items)
+    if sharing:
+        yield sharing
