@@ -122,7 +122,7 @@ def serve(flags: ServeFlags | None = None) -> None:
 def rollup(flags: RollupFlags | None = None) -> None:
     """Roll up what API processes wrote to Cassandra; any number of these share the work.
 
-    Exit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start.
+    Exit codes: 0 after SIGTERM or SIGINT, 1 if it could not end in order, 2 if it cannot start.
     """
     with told():
         settings = _ready(flags).settings
