@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -26,8 +26,13 @@ from tests.support.cassandra import DATASET, at, connected, have_schema, opened,
 
 
 @pytest.fixture
-def options(cassandra: Cluster) -> CassandraOptions:
-    return options_for(cassandra)
+async def options(cassandra: Cluster) -> AsyncIterator[CassandraOptions]:
+    """A keyspace that nobody has made. It goes afterwards: tables cost a small node its memory."""
+    options = options_for(cassandra)
+    yield options
+    async with connected(options) as connection:
+        for suffix in ("", "_default", "_more"):
+            await connection.ddl(f"DROP KEYSPACE IF EXISTS {options.keyspace}{suffix}")
 
 
 def with_dataset(
