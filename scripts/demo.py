@@ -144,7 +144,8 @@ class Demo:
     async def _compare(
         self, truth: Counter[str], feed: Feed, counting_s: float, begin_s: float
     ) -> bool:
-        reader = Reader(self._deployment.urls, self._load.rollup_timeout_s)
+        load = self._load
+        reader = Reader(self._deployment.urls, load.read_items, load.rollup_timeout_s)
         try:
             progress = self._show.bar("reading, exact as of now", len(truth))
             exact = await reader.read(list(truth), EXACT, progress)

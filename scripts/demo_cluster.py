@@ -84,7 +84,12 @@ class ManyProcesses:
     kind that is killed while the demo counts."""
 
     load: Load = Load(
-        occurrences=OCCURRENCES, batch_items=100, clients=8, hedge_all=True, rollup_timeout_s=180.0
+        occurrences=OCCURRENCES,
+        batch_items=100,
+        read_items=100,
+        clients=8,
+        hedge_all=True,
+        rollup_timeout_s=180.0,
     )
 
     def __init__(self, folder: Path, seed: int, *, keep: bool) -> None:

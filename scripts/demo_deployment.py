@@ -14,6 +14,7 @@ class Load:
     #: Occurrences that are counted; None for all.
     occurrences: int | None
     batch_items: int
+    read_items: int
     clients: int
     #: Every batch is sent to two processes at once, not only some.
     hedge_all: bool

@@ -16,7 +16,6 @@ from counter.clock import to_us
 from scripts.demo_clients import REQUEST_TIMEOUT_S, DemoError, read_problem, retry_after
 
 GET_PATH: Final = "/v1/namespaces/default/batch/get"
-GET_ITEMS: Final = 1_000
 ATTEMPTS: Final = 20
 PAUSE_S: Final = 0.2
 #: Counters that were never written: so many that every shard has one of them, nearly always.
@@ -36,9 +35,10 @@ class Reading:
 class Reader:
     """Reads counters in batches, each from the next of several processes."""
 
-    def __init__(self, urls: Sequence[str], rollup_timeout_s: float) -> None:
+    def __init__(self, urls: Sequence[str], read_items: int, rollup_timeout_s: float) -> None:
         self._http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False)
         self._urls = cycle(url + GET_PATH for url in urls)
+        self._read_items = read_items
         self._rollup_timeout_s = rollup_timeout_s
         self._probe = count()
 
@@ -50,8 +50,8 @@ class Reader:
     ) -> dict[str, Reading]:
         """A reading of every counter."""
         readings: dict[str, Reading] = {}
-        for start in range(0, len(counters), GET_ITEMS):
-            part = counters[start : start + GET_ITEMS]
+        for start in range(0, len(counters), self._read_items):
+            part = counters[start : start + self._read_items]
             readings.update(await self._read_batch(part, max_staleness))
             progress(len(part))
         return readings
@@ -63,7 +63,7 @@ class Reader:
         New names each time, so that no cache answers.
         """
         names = [f"the demo's probe {next(self._probe)}" for _ in range(PROBES)]
-        readings = await self._read_batch(names, ROLLED_UP)
+        readings = await self.read(names, ROLLED_UP, lambda _: None)
         return min(reading.as_of_us for reading in readings.values())
 
     async def rolled_up(

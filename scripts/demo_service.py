@@ -18,7 +18,12 @@ class OneProcess:
     """One data directory and one address, and the process that serves them now."""
 
     load: Load = Load(
-        occurrences=None, batch_items=500, clients=8, hedge_all=False, rollup_timeout_s=40.0
+        occurrences=None,
+        batch_items=500,
+        read_items=1_000,
+        clients=8,
+        hedge_all=False,
+        rollup_timeout_s=40.0,
     )
 
     def __init__(self, folder: Path) -> None:
