@@ -77,8 +77,8 @@ BUGS = (
         (
             Edit(
                 folds.EventFolds._fold,
-                "totals.get(key, 0) + (total or 0)",
-                "(totals.get(key, 0) + (total or 0) + 2**63) % 2**64 - 2**63",
+                "Fold(False, total)",
+                "Fold(False, (total + 2**63) % 2**64 - 2**63)",
             ),
         ),
     ),
@@ -93,15 +93,15 @@ BUGS = (
         (
             Edit(
                 folds.EventFolds._fold,
-                "for counter, clears, total in rows:",
-                "for counter, clears, total in rows:\n"
-                "            if clears:\n"
-                "                total = 0",
-            ),
-            Edit(
-                folds.EventFolds._fold,
-                "folds[key] = fold_events(events)",
-                "folds[key] = Fold(True, totals[key] + 0 * fold_events(events).total)",
+                "folds[(counter, span)] = fold_events(events)",
+                "from counter.partitions import event_bucket_of\n"
+                "            buckets = {}\n"
+                "            for each in events:\n"
+                "                bucket = event_bucket_of(each.event_id, slices[0].event_buckets)\n"
+                "                buckets.setdefault(bucket, []).append(each)\n"
+                "            some = [fold_events(each) for each in buckets.values()]\n"
+                "            total = sum(each.total for each in some)\n"
+                "            folds[(counter, span)] = Fold(True, total)",
             ),
         ),
     ),

@@ -16,18 +16,12 @@ BUGS = (
         "event-before-mark",
         "the event is written before its mark",
         (
-            Edit(
-                _Writer.write,
-                "told, _ = await asyncio.gather(\n"
-                "            self._told(namespace, events), self._leave_marks(namespace, events)\n"
-                "        )",
-                "told = await self._told(namespace, events)",
-            ),
+            Edit(_Writer.write, "marks = self._unmarked(namespace, events)", "marks = []"),
             Edit(
                 _Writer.write,
                 "self._check_deadline(namespace, began_us)",
                 "self._check_deadline(namespace, began_us)\n"
-                "        await self._leave_marks(namespace, events)",
+                "        await self._leave_marks(namespace, self._unmarked(namespace, events))",
             ),
         ),
     ),

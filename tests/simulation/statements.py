@@ -133,10 +133,12 @@ def rows_of(
             }
             for row_key, cells in rows[:each_limit]
         ]
-        if statement.grouped:
+        if statement.grouped or any(how for how, _ in statement.columns):
             shown.append(tuple(_aggregate(how, name, named) for how, name in statement.columns))
         else:
             shown += [tuple(row.get(name) for _, name in statement.columns) for row in named]
+    if not shown and not statement.grouped and any(how for how, _ in statement.columns):
+        return [tuple(0 for _ in statement.columns)]
     return shown[:limit]
 
 

@@ -358,7 +358,7 @@ def deterministic(seed: int) -> Iterator[list[str]]:
             patch("counter.skew._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
             # Soon enough after a window is closed to meet what lands in it a little too late.
-            patch("rollup.worker._PAUSE_MAX_US", 60 * MILLISECOND),
+            patch("rollup.worker._PAUSE_MAX_US", 150 * MILLISECOND),
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
             patch("rollup.leases.LEASE_SLOTS", _SLOTS),
             patch("rollup.leases.SLOTS", slots),
