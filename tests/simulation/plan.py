@@ -194,7 +194,9 @@ class _Drawing:
     def draw(self) -> None:
         """All the steps."""
         random, steps = self._random, self._plan.steps
-        for _ in range(random.randint(8, 40)):
+        for _ in range(random.choice([0, 2, 4, 6])):
+            steps += self._ambush()
+        for _ in range(random.randint(4, 25)):
             change = self._change()
             if change is not None:
                 steps.append(change)
@@ -222,6 +224,54 @@ class _Drawing:
             action,
             for_us,
         )
+
+    def _ambush(self) -> list[Step]:
+        """An add that is nearly late, at the end of its window, with traps for its statements; and
+        a retry when the window is closed, or soon will be."""
+        random, config = self._random, self._config
+        namespace = random.choice(config.namespaces)[0]
+        counter = random.choice(self._counters)
+        delta = self._delta(namespace, counter)
+        if delta is None:
+            return []
+        self._number += 1
+        api = random.randrange(config.apis)
+        latest_us = config.accept_us - config.offsets_us[api]
+        age_us = latest_us - random.randint(4, 40) * MILLISECOND
+        window = random.randrange(1, max(2, config.end_us // config.window_us))
+        token_us = window * config.window_us - random.randint(1, 60) * MILLISECOND
+        timeout_us = config.write_timeout_us
+        actions = random.choice(
+            [
+                [("dirty", "hold", 0.9), ("events_", "hold", 0.95)],
+                [("events_", "hold", 0.95)],
+                [("dirty", "pause-after", 2)],
+                [("events_", "pause-before", 2)],
+                [("events_", "pause-after", 2)],
+                [("events_", "hold", 4)],
+                [("events_", "hold", 12)],
+                [("events_", "lose", 1)],
+                [("events_", "crash-after", 1)],
+                [("dirty", "crash-after", 1)],
+                [("dirty", "hold", 4)],
+            ]
+        )
+        at_us = max(0, token_us + age_us)
+        traps = [
+            Trap(at_us, api, table, 1, action, int(timeout_us * times * random.uniform(0.5, 1)))
+            for table, action, times in actions
+        ]
+        closed_us = config.window_us + config.accept_us + timeout_us + 2 * config.skew_us
+        attempts = [Attempt(2 * MILLISECOND, api, False)]
+        for _ in range(random.randint(0, 2)):
+            after_us = int(closed_us * random.uniform(0.1, 1.3))
+            attempts.append(Attempt(after_us, random.randrange(config.apis), True))
+        reads = random.random() < 0.7
+        change = Change(
+            *(at_us, self._number, "add", namespace, ((counter, delta),), self._number),
+            *(at_us - token_us, None, tuple(attempts), reads),
+        )
+        return [*traps, change]
 
     def _span(self) -> int:
         """A time of the order of those that the protocol waits for."""
