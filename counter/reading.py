@@ -164,7 +164,8 @@ class CountReader:
             return Checkpoint(watermark_us, 0)
         as_of_us = max(watermark_us, head.checkpoint.time_us)
         if any(pending.recount_us <= as_of_us for pending in head.pending):
-            return await self._recount(namespace, counter, as_of_us)
+            # Only up to the watermark do all the rows stand for sure.
+            return await self._recount(namespace, counter, watermark_us)
         return Checkpoint(as_of_us, head.checkpoint.count)
 
     async def history(
@@ -173,10 +174,8 @@ class CountReader:
         """The settled fold, the window rows after it that start before *to_us*, and how far the
         rows are exact."""
         watermarks = await self._store.watermarks(namespace)
-        (head,) = await self._store.heads(namespace, (counter,))
         watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
-        as_of_us = max(watermark_us, (head or EMPTY_HEAD).checkpoint.time_us)
-        as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
+        as_of_us, settled, rows = await self._whole(namespace, counter, watermark_us)
         return settled, [row for row in rows if row.window_us < to_us], as_of_us
 
     async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
@@ -195,7 +194,7 @@ class CountReader:
                 self._store, namespace, [counter], through_us=as_of_us
             )
             if head.settled.time_us > as_of_us:
-                as_of_us = head.checkpoint.time_us
+                as_of_us = head.settled.time_us
                 continue
             recounts = recounts_of(head, as_of_us, dropped_before_us)
             try:

@@ -70,13 +70,16 @@ def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
 
 
 def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
-    """What to read for *counter*; None where an earlier batch did it all."""
+    """What to read for *counter*; None where there is nothing to do."""
     done_us = head.checkpoint.time_us
     target_us = max(batch.through_us, done_us)
     new = tuple(sorted(window_us for window_us in dirt.windows if window_us > done_us))
+    # A checkpoint can be seen before the rows of its batch can: one that was given up may stand on
+    # one replica alone, and reading its checkpoint does not spread its rows. So what it holds
+    # already is counted anew, and its rows are written again, before the watermark passes them.
     asked = [
         window_us
-        for window_us in dirt.recounts
+        for window_us in (*dirt.recounts, *(each for each in dirt.windows if each <= done_us))
         if head.settled.time_us < window_us <= target_us and window_us >= batch.dropped_before_us
     ]
     pending = recounts_of(head, target_us, batch.dropped_before_us)

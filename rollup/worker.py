@@ -289,7 +289,7 @@ class RollupWorker:
 
     def _goes_on(self, key: _Shard) -> bool:
         """Whether to begin more of the shard: not when told to stop, or when it is another's now.
-        What was begun may be left at any point: the next one skips what is done."""
+        What was begun may be left at any point: the next one does it again."""
         return not self._stop.is_set() and self._holds_shard(key)
 
     async def _roll_some(

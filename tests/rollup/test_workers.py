@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter.limits import SECOND
+from counter.reading import CountReader, read_partitions
+from counter.storage.memory import MemoryCache
+from counter.types import Checkpoint, CounterType, CounterUpdate, Pending, WindowRow
 from rollup.leases import SLOTS
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
 from tests.support.waiting import eventually
@@ -136,8 +140,8 @@ async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
     assert await world.rolled_up(namespace) == expected
 
 
-async def test_what_was_done_before_a_crash_is_not_done_again() -> None:
-    """The next worker sees it in the counters' own checkpoints, later though it comes."""
+async def test_what_was_done_before_a_crash_comes_out_the_same_when_done_again() -> None:
+    """The next worker cannot tell how many replicas have it, and does all of the batch."""
     world = World()
     namespace = await world.begin(shards=1)
     expected = await world.add_many(20)
@@ -151,8 +155,48 @@ async def test_what_was_done_before_a_crash_is_not_done_again() -> None:
     await asyncio.gather(dying, return_exceptions=True)
     world.clock.advance(LEASE_TIME + CLOSING)
     await world.turns(b)
-    assert await b.worker.tick() == 0
+    assert await b.worker.tick() == 20
     assert await world.rolled_up(namespace) == expected
+    assert await b.worker.tick() == 0
+
+
+async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_anew() -> None:
+    """A batch that was given up may stand on one replica: its checkpoint is read and spreads by
+    that, its row is not. Once the watermark has passed, no fold of the rows may miss it."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    window_us = world.clock.now_us() // WINDOW * WINDOW
+    target_us = window_us + WINDOW - 1
+    seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
+    await world.store.apply(namespace, [seen], through_us=target_us)
+    worker = world.process()
+    world.clock.advance(CLOSING)
+    await worker.worker.tick()
+    [(_, rows)] = await read_partitions(world.store, namespace, ["c"], through_us=target_us)
+    assert rows == [WindowRow(window_us, False, 5)]
+    assert await world.rolled_up(namespace) == {"c": 5}
+
+
+async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermark() -> None:
+    """Rows after it need not be seen by everybody yet, though a checkpoint that holds them is."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    (watermark_us,) = await world.store.watermarks(namespace)
+    target_us = world.clock.now_us() // WINDOW * WINDOW + WINDOW - 1
+    seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
+    await world.store.apply(namespace, [seen], through_us=target_us)
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    eventual = replace(
+        namespace, settings=replace(namespace.settings, counter_type=CounterType.EVENTUAL)
+    )
+    (count,) = await reader.read(eventual, ["c"], None)
+    assert (count.count, count.as_of_us) == (5, target_us)
+    recount = Pending(watermark_us + 1 - WINDOW, target_us + 1)
+    await world.store.leave_pending(namespace, [("c", recount)])
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    (count,) = await reader.read(eventual, ["c"], None)
+    assert (count.count, count.as_of_us) == (0, watermark_us)
 
 
 async def test_a_recount_whose_slice_is_dropped_under_it_is_left_alone() -> None:
