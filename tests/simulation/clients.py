@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from counter.clock import parse_rfc3339, to_rfc3339
@@ -61,13 +61,18 @@ class Clients:
     async def send(self, changed: Changed, api: int) -> Sent:
         """One request, and what it was told."""
         world, plan = self._world, changed.plan
-        method, path, body, headers = _request_of(changed)
+        items = changed.items
+        distinct = {item.counter for item in items}
+        if plan.how == "atomic" and len(distinct) == len(items) and len(changed.requests) % 2:
+            # The place of an item in the list does not matter.
+            items = items[::-1]
+        method, path, body, headers = _request_of(changed, items)
         sent = Sent(self._now_us(), api)
         changed.requests.append(sent)
         sent.status, sent.body = await world.request(api, method, path, body, headers)
         sent.answered_us = self._now_us()
         if sent.status == 200 and plan.how in ("batch", "atomic"):
-            for item, answer in zip(changed.items, sent.body["results"], strict=True):
+            for item, answer in zip(items, sent.body["results"], strict=True):
                 self._note(item, sent, answer)
         else:
             for item in changed.items:
@@ -147,7 +152,7 @@ class Clients:
         return START_US + self._world.loop.now_us
 
 
-def _request_of(changed: Changed) -> tuple[str, str, Any, dict[str, str]]:
+def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any, dict[str, str]]:
     """Method, path, body and headers."""
     plan = changed.plan
     base = f"/v1/namespaces/{plan.namespace}"
@@ -156,7 +161,7 @@ def _request_of(changed: Changed) -> tuple[str, str, Any, dict[str, str]]:
     if plan.key is None:
         token = {"idempotency_token": _token(plan.nonce, changed.token_us)}
     if plan.how == "batch":
-        items = [
+        adds = [
             {
                 "counter": counter,
                 "delta": delta,
@@ -164,9 +169,9 @@ def _request_of(changed: Changed) -> tuple[str, str, Any, dict[str, str]]:
             }
             for place, (counter, delta) in enumerate(plan.items)
         ]
-        return "POST", f"{base}/batch/add", {"items": items}, headers
+        return "POST", f"{base}/batch/add", {"items": adds}, headers
     if plan.how == "atomic":
-        pairs = [{"counter": counter, "delta": delta} for counter, delta in plan.items]
+        pairs = [{"counter": item.counter, "delta": item.delta} for item in items]
         return "POST", f"{base}/atomic/add", token | {"items": pairs}, headers
     ((counter, delta),) = plan.items
     body = token if plan.how == "clear" else token | {"delta": delta}

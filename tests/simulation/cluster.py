@@ -110,16 +110,23 @@ class Cluster:
                 partition.compact(before_us)
 
     def execute(
-        self, statement: Any, timeout_us: int, done: Done, hold_us: int = 0, loses: bool = False
+        self,
+        statement: Any,
+        timeout_us: int,
+        done: Done,
+        hold_us: int = 0,
+        loses: bool = False,
+        abandons: bool = False,
     ) -> None:
         """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver.
 
-        It may be held on its way, or its answer be lost.
+        It may be held on its way, its answer be lost, or its coordinator give it up.
         """
         self.statements += 1
         weather = self.weather
-        if weather.is_calm and not hold_us and not loses and self._random.random() < _AT_ONCE:
-            self._at(weather.delay(), self._coordinate, statement, done, True)
+        meets = hold_us or loses or abandons
+        if weather.is_calm and not meets and self._random.random() < _AT_ONCE:
+            self._at(weather.delay(), self._coordinate, statement, done, False, True)
             return
 
         def over() -> None:
@@ -150,9 +157,11 @@ class Cluster:
 
         if weather.slow or lost or hold_us:
             self._at(timeout_us, answer, cassandra.OperationTimedOut("simulated"))
-        self._at(hold_us + weather.delay(), self._coordinate, statement, reply)
+        self._at(hold_us + weather.delay(), self._coordinate, statement, reply, abandons)
 
-    def _coordinate(self, statement: Any, reply: Done, at_once: bool = False) -> None:
+    def _coordinate(
+        self, statement: Any, reply: Done, abandons: bool, at_once: bool = False
+    ) -> None:
         if sum(node.up for node in self.nodes) < QUORUM:
             reply(
                 cassandra.Unavailable(
@@ -187,7 +196,7 @@ class Cluster:
                         node.apply(write)
                 reply(None)
             else:
-                self._write(writes, logged, reply)
+                self._write(writes, logged, abandons, reply)
 
     def _writes_of(self, bounds: Sequence[Bound], stamp_us: int = 0) -> list[Write]:
         """What the statements write, those of one partition as one."""
@@ -203,19 +212,20 @@ class Cluster:
 
     # Plain writes.
 
-    def _write(self, writes: list[Write], logged: bool, reply: Done) -> None:
+    def _write(self, writes: list[Write], logged: bool, abandons: bool, reply: Done) -> None:
         weather, random = self.weather, self._random
-        if logged and weather.happens(weather.abandoned):
+        if logged and (abandons or weather.happens(weather.abandoned)):
             # The coordinator is gone: others find its batch log, if it was written, much later.
-            if random.random() < 0.6:
-                late_us = weather.later()
+            if random.random() < 0.7:
                 for write in writes:
-                    self._send_to_all(write, late_us)
+                    if random.random() < 0.4:
+                        self._send_to_all(write, 0)
+                    self._send_to_all(write, weather.later())
             self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
             return
         acknowledged_us = 0
         for write in writes:
-            acks = self._send(write)
+            acks = self._send(write, abandons)
             if weather.happens(weather.repeated):
                 self._send_to_all(write, weather.later())
             acknowledged_us = max(acknowledged_us, acks[QUORUM - 1])
@@ -224,10 +234,10 @@ class Cluster:
         else:
             self._at(acknowledged_us, reply, None)
 
-    def _send(self, write: Write) -> list[int]:
+    def _send(self, write: Write, abandons: bool) -> list[int]:
         """Send a write to each replica; when each has it, the earliest first."""
         weather, random = self.weather, self._random
-        gives_up = weather.happens(weather.abandoned)
+        gives_up = abandons or weather.happens(weather.abandoned)
         acks = []
         for node in self.nodes:
             misses = not node.up or weather.happens(weather.missed)
@@ -258,7 +268,9 @@ class Cluster:
 
     def _some_nodes(self, count: int) -> list[Node]:
         up = [node for node in self.nodes if node.up]
-        return self._random.sample(up, min(count, len(up)))
+        while len(up) > count:
+            up.pop(int(self._random.random() * len(up)))
+        return up
 
     def _read(self, bound: Bound, reply: Done, at_once: bool) -> None:
         nodes = self._some_nodes(self.read_nodes)
@@ -284,10 +296,11 @@ class Cluster:
             return None
         schema = self.schemas[statement.table]
         keys = keys_of(statement, schema, values)
+        found = list(table) if keys is None else [key for key in keys if key in table]
+        if not found:
+            return {}
         wanted = filter_of(statement, schema, values)
-        if keys is None:
-            return {key: partition.part(wanted) for key, partition in table.items()}
-        return {key: table[key].part(wanted) for key in keys if key in table}
+        return {key: table[key].part(wanted) for key in found}
 
     def _answer_read(
         self,
@@ -310,6 +323,9 @@ class Cluster:
                     merged[key] = partition.part(None)
         if self.repairs:
             self._repair(statement.table, nodes, found, merged)
+        if not merged and not statement.columns[0][0]:
+            reply([])
+            return
         named = keys_of(statement, schema, values)
         order = sorted(merged) if named is None else [key for key in named if key in merged]
         partitions = [(key, merged[key]) for key in order]

@@ -17,10 +17,12 @@ from tests.simulation.cql import Statement, parse, schema_of
 
 
 class Met(NamedTuple):
-    """What a statement meets: how long it is held, whether its answer, or it itself, is lost."""
+    """What a statement meets: how long it is held, whether its answer, or it itself, is
+    lost, and whether its coordinator gives it up half done."""
 
     hold_us: int = 0
     loses: bool = False
+    abandons: bool = False
     vanishes: bool = False
 
 
@@ -122,7 +124,7 @@ class SimulatedConnection(Connection):
             if not met.vanishes:
                 timeout_us = int(timeout_s * SECOND)
                 self._simulated.execute(
-                    statement, timeout_us, response.finish, met.hold_us, met.loses
+                    statement, timeout_us, response.finish, met.hold_us, met.loses, met.abandons
                 )
         return response
 

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -40,6 +41,12 @@ class Swap:
 Change = Edit | Swap
 
 
+@cache
+def _source(function: FunctionType) -> str:
+    """As it was when it was first asked for: whoever runs for long may have its files changed."""
+    return textwrap.dedent(inspect.getsource(function))
+
+
 @contextmanager
 def planted(changes: tuple[Change, ...]) -> Iterator[None]:
     """Have *changes* made."""
@@ -60,7 +67,7 @@ def planted(changes: tuple[Change, ...]) -> Iterator[None]:
 
 @contextmanager
 def _edited(function: FunctionType, edits: list[Edit]) -> Iterator[None]:
-    text = textwrap.dedent(inspect.getsource(function))
+    text = _source(function)
     for edit in edits:
         if text.count(edit.old) != 1:
             raise LookupError(

@@ -11,9 +11,10 @@ from random import Random
 from counter.limits import MILLISECOND, SECOND
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
+from tests.simulation.draw import draw
 from tests.simulation.history import Changed, Seen
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap, draw
+from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap
 from tests.simulation.world import START_US, World, deterministic
 
 _ASKED_AGAIN_MAX = 40

@@ -25,13 +25,18 @@ def keys_of(statement: Statement, schema: Schema, values: Sequence[Any]) -> list
     if statement.verb == "insert":
         given = {name: term.of(values) for name, term in statement.assigned}
         return [tuple(given[name] for name in schema.partition)]
-    choices: dict[str, list[Any]] = {}
+    choices: dict[str, Sequence[Any]] = {}
+    several = False
     for columns, how, terms in statement.where:
         if columns[0] in schema.partition:
-            value = terms[0].of(values)
-            choices[columns[0]] = list(dict.fromkeys(value)) if how == "in" else [value]
+            marker, value = terms[0]
+            value = value if marker is None else values[marker]
+            several |= how == "in"
+            choices[columns[0]] = list(dict.fromkeys(value)) if how == "in" else (value,)
     if not choices:
         return None
+    if not several:
+        return [tuple([choices[name][0] for name in schema.partition])]
     return list(product(*(choices[name] for name in schema.partition)))
 
 

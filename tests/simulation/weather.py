@@ -20,7 +20,7 @@ class Weather:
     lost_reply: float = 0.0
     #: A write that one replica does not get in time: it gets it by a hint later, or never.
     missed: float = 0.0
-    hint_us: int = 20 * SECOND
+    hint_us: int = 3 * SECOND
     never: float = 0.3
     #: A write that its coordinator gives up: it is on some replicas, or on none.
     abandoned: float = 0.0

@@ -55,6 +55,8 @@ class SimulatedClock:
 class Member:
     """A place for a process: one after another runs in it."""
 
+    process: Process
+
     def __init__(self, world: "World", number: int) -> None:
         self.world: World = world
         self.number = number
@@ -120,6 +122,8 @@ class Member:
             return Met(hold_us=trap.for_us)
         if action == "lose":
             return Met(loses=True)
+        if action == "abandon":
+            return Met(abandons=True)
         if action == "pause":
             self.process.pause(trap.for_us)
             return Met(hold_us=trap.for_us if when == "before" else 0)

@@ -1,0 +1,247 @@
+"""How a seed becomes a plan."""
+
+from itertools import count
+from random import Random
+
+from counter.limits import MILLISECOND, MINUTE, SECOND
+from tests.simulation.ambush import Ambush
+from tests.simulation.plan import (
+    BASE,
+    DIGITS_MAX,
+    Attempt,
+    Change,
+    Config,
+    Fault,
+    Plan,
+    Read,
+    Trap,
+)
+
+_TRAPPED = ("events_", "dirty", "counts", "watermarks", "resolutions", "atomic_marks", "")
+_ACTIONS = (
+    "hold", "lose", "abandon", "pause-before", "pause-after", "crash-before", "crash-after",
+)  # fmt: skip
+
+
+def draw(seed: int) -> Plan:
+    """The plan of *seed*."""
+    random = Random(f"plan {seed}")
+    plan = Plan(_config(seed, random))
+    Drawing(plan, random).draw()
+    plan.steps.sort(key=lambda step: step.at_us)
+    return plan
+
+
+def _config(seed: int, random: Random) -> Config:
+    """Times are short, so that what must not meet comes close, and a run is soon over."""
+    window_us = random.choice([1, 1, 1, 2]) * SECOND
+    skew_us = random.choice([10, 50, 200]) * MILLISECOND
+    apis, workers = random.choice([1, 2, 2]), random.choice([1, 1, 2, 2])
+    is_long = random.random() < 0.06
+    end_us = random.randrange(4, 9) * SECOND
+    if is_long:
+        # Past retention, in wide windows: most of it is waiting.
+        end_us, window_us = random.randrange(150, 170) * SECOND, 4 * SECOND
+    edges = [-skew_us, skew_us, 0, random.randint(-skew_us, skew_us)]
+    offsets = [random.choice(edges) for _ in range(apis + workers)]
+    if random.random() < 0.4:
+        # As far apart as may be, to the harm of who is late.
+        offsets = [-skew_us] * apis + [skew_us] * workers
+    slice_us = 20 * SECOND if is_long else window_us * random.choice([10, 30])
+    return Config(
+        seed=seed,
+        window_us=window_us,
+        accept_us=random.choice([200, 500, 1_000, 2_000]) * MILLISECOND,
+        write_timeout_us=random.choice([200, 500, 1_000]) * MILLISECOND,
+        skew_us=skew_us,
+        retention_us=2 * MINUTE,
+        slice_us=slice_us,
+        time_bucket_us=slice_us // random.choice([1, 1, 2]),
+        event_buckets=random.choice([1, 2]),
+        shards=random.choice([1, 1, 2]),
+        lease_us=random.choice([3, 10, 20]) * SECOND,
+        payload_check=random.choice(["guard", "guard", "off", "strict"]),
+        cache_ttl_us=random.choice([0, 0, 1, 30]) * SECOND,
+        namespaces=random.choice(
+            [
+                (("one", "EVENTUAL"),),
+                (("one", "ACCURATE"),),
+                (("one", "ACCURATE"), ("two", "EVENTUAL")),
+            ]
+        ),
+        offsets_us=tuple(offsets),
+        apis=apis,
+        workers=workers,
+        end_us=end_us,
+    )
+
+
+class Drawing:
+    """Draws the steps of a plan."""
+
+    def __init__(self, plan: Plan, random: Random) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._random = random
+        self._digits: dict[tuple[str, str], int] = {}
+        self._numbers = count(1)
+        self._changes: list[Change] = []
+        names = ["hot", "warm", "cold-1", "cold-2"]
+        self.counters = names[: random.randint(1, len(names))]
+
+    def number(self) -> int:
+        """The number of another change."""
+        return next(self._numbers)
+
+    def draw(self) -> None:
+        """All the steps."""
+        random, steps = self._random, self._plan.steps
+        for _ in range(random.choice([0, 2, 4, 6])):
+            steps += Ambush(self, random, self._config).draw()
+        for _ in range(random.randint(4, 25)):
+            change = self._change()
+            if change is not None:
+                steps.append(change)
+                self._changes.append(change)
+        for _ in range(random.randint(2, 12)):
+            steps.append(self._read())
+        for _ in range(random.choice([0, 1, 3, 7])):
+            steps.append(self._fault())
+        for _ in range(random.choice([0, 3, 8, 16])):
+            steps.append(self._trap())
+
+    def _trap(self) -> Trap:
+        random, config = self._random, self._config
+        table = random.choices(_TRAPPED, [5, 3, 3, 2, 2, 2, 1])[0]
+        action = random.choices(_ACTIONS, [6, 2, 3, 2, 2, 1, 1])[0]
+        for_us = self._span()
+        if action == "hold" and random.random() < 0.6:
+            # Not so long that it is given up.
+            for_us = int(config.write_timeout_us * random.uniform(0.3, 0.98))
+        return Trap(
+            self._at(),
+            random.randrange(config.apis + (config.workers if random.random() < 0.5 else 0)),
+            table,
+            random.choice([1, 1, 1, 2, 3]),
+            action,
+            for_us,
+        )
+
+    def _span(self) -> int:
+        """A time of the order of those that the protocol waits for."""
+        random, config = self._random, self._config
+        spans = [
+            config.write_timeout_us,
+            config.accept_us,
+            config.accept_us + config.write_timeout_us,
+            config.lag_us + config.window_us,
+            2 * (config.lag_us + config.window_us),
+        ]
+        return int(random.choice(spans) * random.uniform(0.5, 1.2))
+
+    def _at(self) -> int:
+        end_us = self._config.end_us
+        if end_us > MINUTE:
+            # At the beginning, or when that is past retention.
+            begin_us = self._random.choice([0, end_us - 20 * SECOND])
+            return begin_us + int(self._random.random() * 20 * SECOND)
+        return int(self._random.random() * end_us)
+
+    def delta(self, namespace: str, counter: str) -> int | None:
+        """A delta with a digit of its own; None where they are used up."""
+        key = (namespace, counter)
+        digit = self._digits.get(key, 0)
+        if digit >= DIGITS_MAX - 2:
+            return None
+        self._digits[key] = digit + 1
+        if digit < 2:
+            # Two of the great ones are more than 64 bits hold.
+            great: int = (BASE**DIGITS_MAX, BASE**DIGITS_MAX + BASE ** (DIGITS_MAX - 1))[digit]
+            small: int = BASE ** (DIGITS_MAX - 4 + digit)
+            return great if self._random.random() < 0.7 else small
+        delta: int = self._random.choice([1, 1, -1]) * BASE ** (digit - 2)
+        return delta
+
+    def _change(self) -> Change | None:
+        random, config = self._random, self._config
+        namespace = random.choice(config.namespaces)[0]
+        how = random.choices(
+            ["add", "add-and-get", "clear", "batch", "atomic"], [10, 2, 1.5, 2, 3]
+        )[0]
+        width = random.randint(1, 4) if how in ("batch", "atomic") else 1
+        items: list[tuple[str, int | None]] = []
+        for _ in range(width):
+            counter = self.counters[int(random.random() ** 2 * len(self.counters))]
+            delta = None if how == "clear" else self.delta(namespace, counter)
+            if delta is not None or how == "clear":
+                items.append((counter, delta))
+        if not items:
+            return None
+        key = None
+        number = self.number()
+        age_us = int(random.expovariate(1) * 200 * MILLISECOND)
+        draw = random.random()
+        if draw < 0.35:
+            # On the edge of being late.
+            age_us = int(random.uniform(0.6, 1.05) * config.accept_us)
+        elif draw < 0.45:
+            age_us = self._span()
+        elif draw < 0.52:
+            age_us = -int(random.random() * (config.skew_us + SECOND))
+        if how != "batch" and random.random() < 0.12 and config.end_us <= 40 * SECOND:
+            key = f"order:{number}"
+        nonce, at_us = number, self._at()
+        rivals = [c for c in self._changes if c.how in ("add", "clear") and c.key is None]
+        if how in ("add", "clear") and key is None and rivals and random.random() < 0.1:
+            # The token of another: a conflict on the same counter, and none on another one.
+            other = random.choice(rivals)
+            nonce = other.nonce
+            at_us = other.at_us + int(random.random() * 2 * SECOND)
+            age_us = at_us - (other.at_us - other.age_us)
+        return Change(
+            at_us,
+            number,
+            how,
+            namespace,
+            tuple(items),
+            nonce,
+            age_us,
+            key,
+            self._attempts(),
+            random.random() < 0.4,
+        )
+
+    def _attempts(self) -> tuple[Attempt, ...]:
+        random, config = self._random, self._config
+        attempts = [Attempt(0, random.randrange(config.apis), False)]
+        if random.random() < 0.3:
+            hedge_us = int(random.random() * 20 * MILLISECOND)
+            attempts.append(Attempt(hedge_us, random.randrange(config.apis), False))
+        after_us = 0
+        for _ in range(random.choice([0, 1, 1, 2])):
+            after_us += self._span()
+            is_retry = random.random() < 0.8
+            attempts.append(Attempt(after_us, random.randrange(config.apis), is_retry))
+        return tuple(attempts)
+
+    def _read(self) -> Read:
+        random, config = self._random, self._config
+        namespace = random.choice(config.namespaces)[0]
+        staleness_us = random.choice([None, None, 0, 0, 2 * SECOND, 10 * SECOND])
+        counters = tuple(self.counters)
+        if random.random() < 0.6:
+            counters = (random.choice(self.counters),)
+        return Read(self._at(), namespace, counters, staleness_us, random.randrange(config.apis))
+
+    def _fault(self) -> Fault:
+        random, config = self._random, self._config
+        what = random.choices(
+            [
+                "storm", "abandon", "crash", "pause", "node", "wipe", "skew", "recount", "accept",
+                "compact",
+            ],
+            [5, 5, 2, 2, 3, 1, 1, 1, 1, 1],
+        )[0]  # fmt: skip
+        who = random.randrange(config.apis + config.workers)
+        for_us = int(random.expovariate(1) * 3 * SECOND)
+        return Fault(self._at(), what, who, for_us, random.random(), self._span())
