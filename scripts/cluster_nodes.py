@@ -142,12 +142,19 @@ class Cluster:
     def start(self) -> list[str]:
         """Start what does not run, and wait until all of it answers; the names of what was started.
 
-        Nodes go one after the other: two that join a ring at once disturb each other.
+        Nodes go one after the other: two that join a ring at once disturb each other. Each answers
+        some time before it knows the others.
         """
         started = [each.name for each in self.memcached if each.launch()]
         started += [each.name for each in self.cassandra if each.start()]
         for each in self.memcached:
             each.wait_ready()
+        if len(self.cassandra) > 1:
+            # Here, where it is needed: memcached alone is started without the driver.
+            from scripts.cluster_ring import wait_until_all_know_all
+
+            shape = self.shape
+            wait_until_all_know_all(self.contact_points, shape.cassandra_port, auth=shape.auth)
         return started
 
     def mend(self) -> None:
