@@ -124,8 +124,10 @@ class _Counters:
 
     def _need(self, item: Item, seen: Seen) -> Need:
         time_us, first_us = item.event_time_us, item.change.first_us
-        if first_us is None or first_us > seen.answered_us or item.void_us is not None:
+        if first_us is None or first_us > seen.answered_us:
             return Need(False, False)
+        if item.void_us is not None:
+            return Need(False, self._may_be_glimpsed(item, item.void_us, seen))
         alone = len(self._rivals[_identity(item)]) == 1
         if seen.accuracy == "accurate":
             known_us = min(
@@ -141,6 +143,15 @@ class _Counters:
             latest_us = time_us + self._config.accept_us - self._config.skew_us
             must = must or item.applied_us < latest_us or item.applied_us <= seen.as_of_us
         return Need(alone and must, True)
+
+    def _may_be_glimpsed(self, item: Item, void_us: int, seen: Seen) -> bool:
+        """Whether a read may show what is void: a write that was given up may land after its window
+        was closed, and stay in view until what is decided about it is carried out and told."""
+        config = self._config
+        if item.event_time_us is None or seen.sent_us > void_us:
+            return False
+        end_us = item.event_time_us - item.event_time_us % config.window_us + config.window_us
+        return seen.answered_us > end_us + config.accept_us + config.write_timeout_us
 
 
 def _identity(item: Item) -> tuple[object, ...]:

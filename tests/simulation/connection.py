@@ -64,8 +64,12 @@ class _Response:
     def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
         self._loop = loop
         self._context = context
-        self._callbacks: Callable[[Any], None] | None = None
+        self._tell: Callable[[Any], None] | None = None
         self._results: list[Any] = []
+        # What the driver's own holds, and lets go of when it was answered.
+        self._timer: Any = None
+        self._callbacks: list[Any] = []
+        self._errbacks: list[Any] = []
 
     def add_callbacks(
         self,
@@ -80,12 +84,12 @@ class _Response:
             else:
                 succeed(result, *callback_args)
 
-        self._callbacks = tell
+        self._tell = tell
 
     def finish(self, result: Any) -> None:
         """Tell in the process that asked, if it lives and is awake."""
-        if self._callbacks is not None:
-            self._loop.call_soon(self._callbacks, result, context=self._context)
+        if self._tell is not None:
+            self._loop.call_soon(self._tell, result, context=self._context)
 
 
 def _table_of(statement: Any) -> str:
