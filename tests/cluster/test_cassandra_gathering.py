@@ -135,6 +135,10 @@ class Response:
     def __init__(self) -> None:
         self.succeed: Callable[[], None] = lambda: None
         self.fail: Callable[[BaseException], None] = lambda error: None
+        # What the driver's own holds, and lets go of when it was answered.
+        self._timer: Any = None
+        self._callbacks: list[Any] = []
+        self._errbacks: list[Any] = []
 
     def add_callbacks(
         self,

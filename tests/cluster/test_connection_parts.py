@@ -1,10 +1,13 @@
 """What lies between the driver's threads and the event loop, without a cluster."""
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from counter.errors import (
     UnavailableError,
     WriteTimeoutError,
 )
-from counter.storage.cassandra.bridge import Bridge, Gathering
+from counter.storage.cassandra.bridge import Bridge, Gathering, let_go
 from counter.storage.cassandra.coalesced import Coalesced
 from counter.storage.cassandra.driver import SparingSpeculation, quieten
 from counter.storage.cassandra.failures import translated, untold
@@ -30,6 +33,10 @@ class Response:
 
     def __init__(self, paging_state: bytes | None) -> None:
         self._paging_state: bytes | None = None
+        # What the driver's own holds, and lets go of when it was answered.
+        self._timer: Any = None
+        self._callbacks: list[Any] = []
+        self._errbacks: list[Any] = []
         self.asked_from = paging_state
         self.succeed: Callable[..., None]
         self.fail: Callable[..., None]
@@ -278,3 +285,19 @@ def test_the_driver_logs_a_node_that_is_down_in_one_line(
     (record,) = caplog.records
     assert record.getMessage() == "[control connection] Error connecting to a: refused"
     assert record.exc_info is None
+
+
+def test_a_response_that_was_answered_holds_nothing_that_holds_it() -> None:
+    """Or nobody but the garbage collector would ever free it."""
+    response = Response(None)
+    timer = SimpleNamespace(callback=response.answer)
+    response._timer, response._callbacks = timer, [response.answer]
+    alive = weakref.ref(response)
+    let_go(response)
+    timer.callback()
+    gc.disable()
+    try:
+        del response
+        assert alive() is None
+    finally:
+        gc.enable()

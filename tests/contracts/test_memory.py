@@ -116,13 +116,6 @@ class TestCache(CacheCases):
         await cache.increment(namespace, "d", 5)
         assert list(await cache.best_effort(namespace, ["a", "c", "d"])) == [0, 5, 5]
 
-    async def test_a_count_as_of_the_same_instant_replaces(self, clock: FakeClock) -> None:
-        """A recount corrects it without moving its time."""
-        cache, namespace = MemoryCache(clock), namespace_of()
-        for count in (1, 2):
-            await cache.put_many(namespace, [("c", Checkpoint(NOW, count))])
-        assert list(await cache.get_many(namespace, ["c"])) == [Checkpoint(NOW, 2)]
-
     async def test_each_namespace_has_its_ttl(self, clock: FakeClock) -> None:
         """As it is set when the entry is asked for."""
         cache, namespace = MemoryCache(clock), namespace_of()

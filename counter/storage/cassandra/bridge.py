@@ -89,7 +89,7 @@ class Gathering:
             self._succeed,
             self._fail,
             callback_args=(index, page, response),
-            errback_args=(index, page),
+            errback_args=(index, page, response),
         )
 
     def _succeed(
@@ -98,6 +98,7 @@ class Gathering:
         # Each page is asked for anew. The response would ask for the next one itself, but then a
         # late answer to this page would pass for an answer to that one.
         paging_state = response._paging_state
+        let_go(response)
         with self._lock:
             if self._pages[index] != page:
                 return
@@ -113,7 +114,11 @@ class Gathering:
         elif is_last:
             self._bridge.call(self._done, self._results)
 
-    def _fail(self, error: BaseException, index: int, page: int) -> None:
+    def _fail(
+        self, error: BaseException, index: int, page: int, response: ResponseFuture | None = None
+    ) -> None:
+        if response is not None:
+            let_go(response)
         with self._lock:
             if self._pages[index] != page:
                 return
@@ -123,3 +128,19 @@ class Gathering:
             is_last = not self._left
         if is_last:
             self._bridge.call(self._done, self._results)
+
+
+def let_go(response: ResponseFuture) -> None:
+    """Have a *response* that was answered hold nothing that holds it: its timer calls it, and its
+    callbacks may know it. Else nobody but the garbage collector would ever free it, and all that
+    it holds: at thousands of statements a second that is a good part of all work."""
+    timer, response._timer = response._timer, None
+    if timer is not None:
+        # It stays in the driver's queue until its time, and does nothing there.
+        timer.callback = _nothing
+    response._callbacks.clear()
+    response._errbacks.clear()
+
+
+def _nothing() -> None:
+    pass

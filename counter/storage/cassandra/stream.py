@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from counter.storage.cassandra.bridge import let_go
 from counter.storage.cassandra.failures import translated
 
 #: Statements on their way at once; the others wait, and may become fewer by gathering.
@@ -26,11 +27,12 @@ Done = Callable[[BaseException | None], None]
 class _Sent:
     """A write on its way. It may be answered twice: by two nodes, or when its time was over."""
 
-    __slots__ = ("done", "ended")
+    __slots__ = ("done", "ended", "response")
 
     def __init__(self, done: Done) -> None:
         self.done = done
         self.ended = False
+        self.response: Any = None
 
 
 class Stream:
@@ -60,6 +62,7 @@ class Stream:
             except Exception as error:
                 self._note(error, sent)
                 continue
+            sent.response = response
             response.add_callbacks(
                 self._succeed, self._note, callback_args=(sent,), errback_args=(sent,)
             )
@@ -70,6 +73,9 @@ class Stream:
         self._note(None, sent)
 
     def _note(self, error: BaseException | None, sent: _Sent) -> None:
+        response, sent.response = sent.response, None
+        if response is not None:
+            let_go(response)
         self._ended.append((sent, error))
         # Appended first, then looked: either the drain under way takes it, or a new one will.
         if not self._woken and self._loop is not None:
