@@ -5,9 +5,7 @@ from counter.storage.cassandra.leases import CassandraLeases
 from rollup.worker import RollupWorker
 from tests.simulation.bugs import Bug
 from tests.simulation.cluster import Cluster
-from tests.simulation.mutate import Edit, Swap
-
-_ONE = "nodes = self._some_nodes({} if {!r} in bound[0].table else self.read_nodes)"
+from tests.simulation.mutate import Edit
 
 
 def _reads_one(table: str) -> Edit:
@@ -29,8 +27,8 @@ BUGS = (
         (Edit(Cluster._answer_read, "if self.repairs:", "if False:"),),
     ),
     Bug(
-        "event-time-not-stamp",
-        "events are written at the time of writing, so that a void may lie before them",
+        "stamped-in-the-future",
+        "events are written with a time that no void reaches",
         (
             Edit(
                 rows.insert_of,
@@ -40,7 +38,7 @@ BUGS = (
         ),
     ),
     Bug(
-        "names-of-marks-only",
+        "marks-dropped-early",
         "marks are dropped before the watermark has passed them",
         (
             Edit(
@@ -62,9 +60,8 @@ BUGS = (
         ),
     ),
     Bug(
-        "lease-for-everybody",
-        "every worker is told that it holds every lease (harmless)",
+        "no-leases",
+        "no worker is ever given a lease",
         (Edit(CassandraLeases._take, "for _ in range(_TRIES):", "for _ in range(0):"),),
     ),
 )
-_ = Swap

@@ -37,8 +37,8 @@ BUGS = (
         ),
     ),
     Bug(
-        "deadline-before-mark",
-        "the deadline is never checked: a timer alone, which a sleeping process does not hear",
+        "timer-alone",
+        "the deadline is left to timers, which a sleeping process does not hear in time",
         (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
     ),
     Bug(

@@ -14,8 +14,29 @@ from tests.simulation.shrink import report, shrink
 #: How many seeds each run of the tests tries; `scripts/simulate` tries any number.
 SEEDS = 120
 _A_PART = 20
-#: Bugs that few seeds catch, so that planting them costs little.
-QUICK = [bug.name for bug in all_bugs().values() if bug.seeds <= 5]
+#: Bugs that a few seeds catch, so that planting them costs little; the script plants all.
+QUICK = (
+    "event-before-mark",
+    "no-second-age-check",
+    "time-out-is-success",
+    "mark-remembered-early",
+    "no-recount",
+    "key-not-voided",
+    "item-key-by-index",
+    "watermark-early",
+    "recount-adjusts",
+    "recount-folds-fresh-only",
+    "fold-ignores-clear",
+    "tail-cut-at-now",
+    "cache-holds-tails",
+    "sum-wraps",
+    "clear-by-arrival",
+    "events-from-one-replica",
+    "no-read-repair",
+    "marks-of-one-window",
+)
+#: Within so many seeds each of them must be caught. It is twice what the slowest took.
+QUICK_SEEDS = 60
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +51,7 @@ def test_nothing_promised_is_broken(start: int) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_caught(name: str) -> None:
     bug = all_bugs()[name]
-    assert any(run_seed(seed, bug.plant).problems for seed in range(bug.seeds))
+    assert any(run_seed(seed, bug.plant).problems for seed in range(QUICK_SEEDS))
 
 
 @pytest.mark.parametrize("name", all_bugs())
