@@ -127,6 +127,10 @@ class Ambush:
             items.append((counter, delta))
         number = self._numbers.number()
         reads = random.random() < 0.7
+        forsaken = how == "atomic" and random.random() < 0.5
+        if forsaken:
+            attempts = attempts[:1]
         return Change(
-            at_us, number, how, namespace, tuple(items), number, age_us, None, attempts, reads
+            *(at_us, number, how, namespace, tuple(items), number, age_us, None, attempts),
+            *(reads, forsaken),
         )

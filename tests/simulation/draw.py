@@ -209,6 +209,7 @@ class Drawing:
             key,
             self._attempts(),
             random.random() < 0.4,
+            how == "atomic" and random.random() < 0.4,
         )
 
     def _attempts(self) -> tuple[Attempt, ...]:

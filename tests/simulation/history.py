@@ -41,7 +41,7 @@ class Changed:
     token_us: int
     items: list[Item] = field(default_factory=list)
     requests: list[Sent] = field(default_factory=list)
-    #: Retries after the faults that came to nothing.
+    #: Nobody knows what became of it: retries came to nothing, or there were none.
     given_up: bool = False
 
     @property

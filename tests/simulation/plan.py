@@ -77,6 +77,8 @@ class Change(Step):
     attempts: tuple[Attempt, ...]
     #: Whether an accurate read follows each answer that says what became of it.
     reads: bool = False
+    #: Whether its client never comes back to ask what became of it.
+    forsaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

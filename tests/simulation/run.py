@@ -209,6 +209,8 @@ class _Run:
         for turn in range(_ASKED_AGAIN_MAX):
             if changed.is_definite:
                 return
+            if changed.plan.forsaken:
+                break
             sent = await self._clients.send(changed, turn % apis)
             if not changed.is_definite:
                 await asyncio.sleep(sent.body.get("retry_after", 1))
