@@ -62,6 +62,10 @@ def simulate(
 def _catch_all(seeds: int, start: int, *, table: bool) -> int:
     """Plant each bug in turn, and say how many seeds it took."""
     took: dict[str, int | None] = {}
+    for bug in all_bugs().values():
+        # All sources are read before the first run: it takes long, and files may change meanwhile.
+        with bug.plant():
+            continue
     for name, bug in all_bugs().items():
         took[name] = seeds_to_catch(bug, start, seeds)
         print(f"{name}: {took[name] or f'not in {seeds}'}", flush=True)

@@ -16,6 +16,7 @@ from cassandra.query import BatchStatement, BatchType
 from counter.limits import MILLISECOND, SECOND
 from tests.simulation.cells import Key, Partition
 from tests.simulation.cql import Schema, Statement
+from tests.simulation.node import Node, Write
 from tests.simulation.statements import (
     delta_of,
     filter_of,
@@ -35,8 +36,6 @@ _AT_ONCE: Final = 0.8
 _SERVER_TIMEOUT_US: Final = 2 * SECOND
 
 Done = Callable[[Any], None]
-#: (table, partition, what is written to it)
-Write = tuple[str, Key, Partition]
 #: (statement, its values)
 Bound = tuple[Statement, Sequence[Any]]
 
@@ -44,25 +43,6 @@ Bound = tuple[Statement, Sequence[Any]]
 def _write_timeout() -> Exception:
     made: Exception = cassandra.WriteTimeout("simulated", consistency=4, write_type=0)
     return made
-
-
-class Node:
-    """One replica."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.up = True
-        self.tables: dict[str, dict[Key, Partition]] = {}
-
-    def apply(self, write: Write) -> None:
-        """Take in a write; one of a table that is gone is lost."""
-        name, key, delta = write
-        table = self.tables.get(name)
-        if table is not None:
-            standing = table.get(key)
-            if standing is None:
-                standing = table[key] = Partition()
-            standing.merge(delta)
 
 
 class Cluster:

@@ -1,0 +1,25 @@
+"""One replica: what was written to it, whenever it came."""
+
+from tests.simulation.cells import Key, Partition
+
+#: (table, partition, what is written to it)
+Write = tuple[str, Key, Partition]
+
+
+class Node:
+    """One replica."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.up = True
+        self.tables: dict[str, dict[Key, Partition]] = {}
+
+    def apply(self, write: Write) -> None:
+        """Take in a write; one of a table that is gone is lost."""
+        name, key, delta = write
+        table = self.tables.get(name)
+        if table is not None:
+            standing = table.get(key)
+            if standing is None:
+                standing = table[key] = Partition()
+            standing.merge(delta)
