@@ -103,10 +103,8 @@ class Ambush:
             if acts[0].times > 1 or acts[0].action == "abandon":
                 instants = [max(closes_us, held_us[0]) + random.randint(0, 400) * MILLISECOND]
         else:
-            early_us = int(closes_us * random.uniform(0.7, 1.5)) + 150 * MILLISECOND
-            late_us = held_us[0] + random.randint(-5, 300) * MILLISECOND
-            # Who asks before what is held has landed has it voided.
-            instants = random.choice([[early_us], [late_us], [late_us], [early_us, late_us]])
+            instants = [int(closes_us * random.uniform(0.7, 1.5)) + 150 * MILLISECOND]
+            instants.append(held_us[0] + random.randint(-5, 300) * MILLISECOND)
         attempts = []
         for after_us in instants:
             for _ in range(random.choice([1, 1, 2])):
