@@ -74,8 +74,9 @@ class EventStore(Protocol):
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events or none, one answer for all: CONFLICT if any stands with another
-        payload, REPLAYED if all stood, else NEW. Where the store is not transactional,
-        :meth:`mark_atomic` comes first and leaves its mark whatever comes of the events."""
+        payload, REPLAYED if all stood, else NEW, or UNTOLD where the store could say so to two
+        sends of one add. Where the store is not transactional, :meth:`mark_atomic` comes first
+        and leaves its mark whatever comes of the events."""
         ...
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:

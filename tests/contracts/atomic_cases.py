@@ -1,5 +1,7 @@
 """The event log's contract: atomic adds, and what differs with and without transactions."""
 
+import asyncio
+
 import pytest
 
 from counter.errors import SliceMissingError
@@ -44,9 +46,9 @@ class AtomicCases(StoreCases):
     """All the items or none, one answer, and every counter among them is rolled up."""
 
     async def test_all_items_are_written(self, store: Store, namespace: Namespace) -> None:
-        """Several counters and one counter several times; NEW once, REPLAYED ever after."""
+        """Several counters and one counter several times; new once, REPLAYED ever after."""
         events = atomic(("a", 1), ("b", -2), ("a", 4), ("a", 4))
-        assert await written_atomic(store, namespace, events) is Written.NEW
+        assert await written_atomic(store, namespace, events) is self.new_atomic
         for _ in range(2):
             assert await written_atomic(store, namespace, events) is Written.REPLAYED
         assert list(await store.find(namespace, events)) == events
@@ -55,7 +57,7 @@ class AtomicCases(StoreCases):
     async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
         """Where one item stands with another payload, none of the list is written."""
         first = atomic(("a", 1), ("b", 2))
-        assert await written_atomic(store, namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, first) is self.new_atomic
         for other in (
             atomic(("a", 1), ("b", 3)),
             atomic(("c", 9), ("b", 2)),
@@ -65,10 +67,21 @@ class AtomicCases(StoreCases):
         assert [await total(store, namespace, name) for name in "abc"] == [1, 2, 0]
         assert list(await store.find(namespace, first)) == first
 
+    async def test_of_two_sends_at_once_one_at_most_is_new(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Both may look before either writes; then neither can be sure."""
+        events = atomic(("a", 1), ("b", 2))
+        sends = [written_atomic(store, namespace, events) for _ in range(3)]
+        outcomes = await asyncio.gather(*sends)
+        assert outcomes.count(Written.NEW) <= 1
+        assert set(outcomes) <= {self.new_atomic, Written.REPLAYED}
+        assert [await total(store, namespace, name) for name in "ab"] == [1, 2]
+
     async def test_a_single_add_is_no_item(self, store: Store, namespace: Namespace) -> None:
         """An add and an atomic add of one nonce and time are two tokens: scopes differ."""
         await write(store, namespace, add("a", delta=1))
-        assert await written_atomic(store, namespace, atomic(("a", 10))) is Written.NEW
+        assert await written_atomic(store, namespace, atomic(("a", 10))) is self.new_atomic
         assert await total(store, namespace, "a") == 11
 
     async def test_items_are_listed_as_items(self, store: Store, namespace: Namespace) -> None:
@@ -145,7 +158,7 @@ class NonTransactionalCases(StoreCases):
     ) -> None:
         """Also where the second is refused: the first may be the one that was never written."""
         first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("c", 2))
-        assert await written_atomic(store, namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, first) is self.new_atomic
         assert await written_atomic(store, namespace, second) is Written.CONFLICT
         found = await store.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
         assert {mark.events for mark in found} == {tuple(first), tuple(second)}
@@ -168,10 +181,10 @@ class NonTransactionalCases(StoreCases):
     async def test_a_half_written_atomic_add_is_completed(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """By a retry, which is NEW where it wrote anything, or by a rewrite of the list."""
+        """By a retry, which is new where it wrote anything, or by a rewrite of the list."""
         first, second = atomic(("a", 1), ("b", 2)), atomic(("a", 10), ("b", 20), number=2)
         await written(store, namespace, [first[0], second[1]])
-        assert await written_atomic(store, namespace, first) is Written.NEW
+        assert await written_atomic(store, namespace, first) is self.new_atomic
         await store.rewrite(namespace, second)
         assert list(await store.find(namespace, first + second)) == first + second
         assert [await total(store, namespace, name) for name in "ab"] == [11, 22]

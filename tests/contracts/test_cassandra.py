@@ -13,7 +13,7 @@ import pytest
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.types import Decision, Namespace, Outcome, Placement
+from counter.types import Decision, Namespace, Outcome, Placement, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
 from tests.contracts.cases import (
@@ -51,6 +51,8 @@ def options(cassandra: Cluster) -> CassandraOptions:
 
 class OnCassandra:
     """How the suites get a Cassandra store."""
+
+    new_atomic = Written.UNTOLD
 
     @pytest.fixture(autouse=True)
     def keyspace(self, options: CassandraOptions) -> None:

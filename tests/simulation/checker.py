@@ -39,9 +39,7 @@ def _contradictions(changed: Changed) -> Iterator[str]:
     for item in changed.items:
         if item.applied_us is not None and item.void_us is not None:
             yield f"change {number} was told both that it counts and that it never will"
-        # A store without transactions looks before it writes the items of an atomic add: of two
-        # sends at once both may be told so. docs/guarantees.md says that it is not promised.
-        if item.told_new > 1 and changed.plan.how != "atomic":
+        if item.told_new > 1:
             yield f"change {number} was told twice that it was new"
     if changed.plan.how == "atomic":
         applied = [item.applied_us is not None for item in changed.items]

@@ -10,7 +10,7 @@ import pytest
 
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
-from counter.types import Decision, Namespace, Outcome
+from counter.types import Decision, Namespace, Outcome, Written
 from tests.contracts import suites
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
 from tests.contracts.control_cases import purge
@@ -35,6 +35,8 @@ class _Opening(SimulatedStore):
 
 class OnSimulation:
     """How the suites get a store."""
+
+    new_atomic = Written.UNTOLD
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         def at(_: int, call: Any, *args: Any) -> None:

@@ -173,8 +173,11 @@ def _told(outcome: Written | BaseException | None) -> Written | UnavailableError
 
 
 def _compared(events: Sequence[Event], found: Sequence[Event | None]) -> Written:
-    """What a write of all the *events* is over what was found of them."""
+    """What a write of all the *events* is over what was found of them.
+
+    Never NEW: what nobody found, two sends at once may both have looked for.
+    """
     pairs = list(zip(events, found, strict=True))
     if any(stored is not None and not stored.same_payload(event) for event, stored in pairs):
         return Written.CONFLICT
-    return Written.REPLAYED if all(stored for _, stored in pairs) else Written.NEW
+    return Written.REPLAYED if all(stored for _, stored in pairs) else Written.UNTOLD
