@@ -260,6 +260,18 @@ class TransactionalCases(StoreCases):
         assert await dirty_counters(store, namespace) == set()
         assert list(await store.find(namespace, events)) == [None, None]
 
+    async def test_a_token_names_one_atomic_add(self, store: Store, namespace: Namespace) -> None:
+        """Another list under it is a conflict, whether the two share a counter or not."""
+        other_space = await make_namespace(store, "other")
+        first, second = atomic(("a", 1), ("b", 1)), atomic(("c", 1), ("d", 1))
+        assert await store.append_atomic(namespace, first) is Written.NEW
+        assert await store.append_atomic(namespace, second) is Written.CONFLICT
+        assert await store.append_atomic(namespace, first) is Written.REPLAYED
+        assert [await total(store, namespace, name) for name in "abcd"] == [1, 1, 0, 0]
+        assert await store.append_atomic(other_space, second) is Written.NEW
+        another = atomic(("c", 1), ("d", 1), number=2)
+        assert await store.append_atomic(namespace, another) is Written.NEW
+
     async def test_a_voided_token_is_late(self, store: Store, namespace: Namespace) -> None:
         """Even while its age would let it pass; tokens beside it are written."""
         await store.decide(namespace, [add("a")], VOID)

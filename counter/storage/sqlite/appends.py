@@ -15,6 +15,7 @@ from counter.storage.sqlite.base import ROWS_OF_ANY_NUMBER_MAX, SqliteBase, begi
 from counter.storage.sqlite.log import (
     Row,
     counter_ids,
+    has_atomic,
     insert_rows,
     make_counters,
     select_rows,
@@ -131,6 +132,10 @@ class SqliteAppends(SqliteBase):
         if known:
             invariant(len(known) == len(events), "half an atomic add is committed")
             return Written.REPLAYED
+        table = self._table(namespace, events[0].event_time_us)
+        if has_atomic(connection, table, namespace.id, events[0]):
+            # A list that shares no counter with this one has the token.
+            return Written.CONFLICT
         self._insert(connection, namespace, events)
         return Written.NEW
 

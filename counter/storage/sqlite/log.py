@@ -89,6 +89,18 @@ def select_rows(
     return found
 
 
+def has_atomic(
+    connection: sqlite3.Connection, table: str, namespace_id: int, event: Event
+) -> bool:
+    """Whether items of any atomic add stand under the token of *event*, in whatever counters."""
+    found = connection.execute(
+        f"SELECT 1 FROM {table} e CROSS JOIN counters c ON c.id = e.counter"
+        " WHERE e.event_time = ? AND e.event_id = ? AND e.item > 0 AND c.namespace = ? LIMIT 1",
+        (event.event_time_us, event.event_id, namespace_id),
+    ).fetchone()
+    return found is not None
+
+
 def fold_rows_of(
     connection: sqlite3.Connection,
     table: str,
