@@ -89,9 +89,7 @@ def select_rows(
     return found
 
 
-def has_atomic(
-    connection: sqlite3.Connection, table: str, namespace_id: int, event: Event
-) -> bool:
+def has_atomic(connection: sqlite3.Connection, table: str, namespace_id: int, event: Event) -> bool:
     """Whether items of any atomic add stand under the token of *event*, in whatever counters."""
     found = connection.execute(
         f"SELECT 1 FROM {table} e CROSS JOIN counters c ON c.id = e.counter"
