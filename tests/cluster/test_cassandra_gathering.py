@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cassandra
 import pytest
 
 from counter.errors import WriteTimeoutError
-from counter.storage.cassandra import stream
+from counter.limits import MILLISECOND, SECOND
+from counter.storage.cassandra import CassandraOptions, stream
+from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.gathering import Batch, Gatherer
 from counter.storage.cassandra.stream import Stream
 
@@ -209,3 +212,33 @@ async def test_no_more_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch
     await asyncio.sleep(0)
     assert list(driver.sent) == ["a", "b", "c", "d"]
     assert len(ends) == 3
+
+
+class Closing:
+    """A connection without a cluster that has one write under way, and is being closed."""
+
+    def __init__(self, read_timeout_us: int) -> None:
+        self.driver, self.ends = Driver(), list[BaseException | None]()
+        options = CassandraOptions([("nobody", 1)], read_timeout_us=read_timeout_us)
+        self.connection = connection = Connection(options)
+        connection._cluster = SimpleNamespace(shutdown=lambda: self.ends.append(EOFError()))
+        connection._execute = lambda _, statement, *__: self.driver.send(statement, None)  # type: ignore[method-assign]
+        connection.stream.send("a", None, self.ends.append)
+        self.task = asyncio.create_task(connection.close())
+
+
+async def test_who_closes_waits_for_what_is_under_way() -> None:
+    """Its end is told, and the driver is let go of only then."""
+    closing = Closing(60 * SECOND)
+    await asyncio.sleep(0)
+    assert closing.ends == []
+    closing.driver.sent["a"].succeed()
+    await closing.task
+    assert [type(end) for end in closing.ends] == [type(None), EOFError]
+
+
+async def test_who_closes_does_not_wait_for_ever() -> None:
+    """A node may never answer."""
+    closing = Closing(MILLISECOND)
+    await closing.task
+    assert [type(end) for end in closing.ends] == [EOFError]

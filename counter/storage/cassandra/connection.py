@@ -26,6 +26,7 @@ from counter.storage.cassandra import driver
 from counter.storage.cassandra.bridge import Bridge, Gathering, Send
 from counter.storage.cassandra.failures import translated, untold
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.stream import Stream
 
 _log = logging.getLogger("counter.cassandra")
 
@@ -54,6 +55,8 @@ class Connection:
 
     def __init__(self, options: CassandraOptions) -> None:
         self._options = options
+        #: Sends writes that end each on its own.
+        self.stream = Stream(self._begin)
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._in_flight = 0
         self._empty = asyncio.Event()
@@ -86,6 +89,7 @@ class Connection:
         """Wait for what was sent, and let go of every connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self._options.read_timeout_us / SECOND):
+                await self.stream.wait_until_ended()
                 while self._in_flight:
                     self._empty.clear()
                     await self._empty.wait()
@@ -272,6 +276,11 @@ class Connection:
     ) -> ResponseFuture:
         execute = self._session.execute_async
         return execute(statement, timeout=timeout_s, paging_state=paging_state, **more)
+
+    def _begin(self, statement: Any, timeout_us: int | None) -> ResponseFuture:
+        """Begin to send *statement*: its end is the stream's business."""
+        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
+        return self._execute(timeout_s, statement, None)
 
     async def _wait_for_room(self, count: int) -> None:
         """Wait for room for *count* statements, in order of arrival, and take it."""

@@ -45,12 +45,20 @@ class Stream:
         self._in_flight = 0
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Set when nothing is under way, where somebody waits for that.
+        self._all_ended: asyncio.Event | None = None
 
     def send(self, statement: Any, timeout_us: int | None, done: Done) -> None:
         """Send *statement* as soon as there is room. *done* is called once, and never at once."""
         self._loop = self._loop or asyncio.get_running_loop()
         self._waiting.append((statement, timeout_us, done))
         self._send_waiting()
+
+    async def wait_until_ended(self) -> None:
+        """Wait until all that was sent has ended, and its end was told."""
+        while self._waiting or self._in_flight:
+            self._all_ended = self._all_ended or asyncio.Event()
+            await self._all_ended.wait()
 
     def _send_waiting(self) -> None:
         while self._waiting and self._in_flight < IN_FLIGHT_MAX:
@@ -97,3 +105,6 @@ class Stream:
                 self._in_flight -= 1
                 sent.done(None if error is None else translated(error))
         self._send_waiting()
+        if self._all_ended is not None and not self._in_flight:
+            self._all_ended.set()
+            self._all_ended = None

@@ -8,12 +8,10 @@ from itertools import chain
 from typing import Any, Final
 
 from counter.errors import SliceMissingError, StoreUnavailableError
-from counter.limits import SECOND
 from counter.ports import Clock
 from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.gathering import Batch, Gatherer, batch_of
 from counter.storage.cassandra.options import CassandraOptions
-from counter.storage.cassandra.stream import Stream
 
 #: How long a write may take, in microseconds, and its table; the rest names a partition.
 Lane = tuple[Any, ...]
@@ -32,7 +30,6 @@ class CassandraWrites(CassandraBase):
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
-        self._stream = Stream(self._begin)
         self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
         self._stamped_us = 0
 
@@ -53,7 +50,8 @@ class CassandraWrites(CassandraBase):
         """Write *sharing* by one statement. They are not one write: each partition is."""
         statements = [statement for batch in sharing for statement in batch.items]
         statement = statements[0] if len(statements) == 1 else batch_of(statements)
-        self._stream.send(statement, sharing[0].key[0], partial(self._rows_sent, sharing))
+        timeout_us = sharing[0].key[0]
+        self._connection.stream.send(statement, timeout_us, partial(self._rows_sent, sharing))
 
     def _rows_sent(self, sharing: Sequence[_Rows], error: BaseException | None) -> None:
         if isinstance(error, _OF_ONE) and len(sharing) > 1:
@@ -63,11 +61,6 @@ class CassandraWrites(CassandraBase):
             return
         for batch in sharing:
             batch.end(error)
-
-    def _begin(self, statement: Any, timeout_us: int | None) -> Any:
-        """Begin to send *statement*: its end is the stream's business."""
-        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
-        return self._connection._execute(timeout_s, statement, None)
 
     def _stamp(self) -> int:
         """A write timestamp for what is true from now on: later than any that was given before.
