@@ -33,11 +33,9 @@ class Resolver:
         past knowing. Raises TokenConflictError, TokenPendingError while a write that was admitted
         may be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
         """
-        if self._guard is not None:
-            self._guard.check(namespace.dataset)
         # The clock BEFORE the look-up: read after it, a window could close in between and a
         # write that landed meanwhile would be voided.
-        now_us = self._clock.now_us()
+        now_us = self._now_us(namespace)
         time_us = events[0].event_time_us
         earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
         if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
@@ -90,19 +88,26 @@ class Resolver:
         All must be durable while the window that they are left in is open, or a worker could have
         passed it already. Raises ClockSkewError where that cannot be told.
         """
-        if self._guard is not None:
-            self._guard.check(namespace.dataset)
         size_us = namespace.settings.rollup_window_us
+        now_us = self._now_us(namespace)
         while True:
-            left_us = window_of(self._clock.now_us(), size_us)
+            left_us = window_of(now_us, size_us)
             if for_readers:
                 pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
                 await self._store.leave_pending(namespace, pending)
             marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
             await self._store.mark(namespace, marks)
             closing_us = left_us + size_us + accept_limit_at(namespace, left_us)
-            if self._clock.now_us() <= closing_us:
+            now_us = self._now_us(namespace)
+            if now_us <= closing_us:
                 return
+
+    def _now_us(self, namespace: Namespace) -> int:
+        """The clock, known to be right at this reading. Raises ClockSkewError."""
+        now_us = self._clock.now_us()
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
+        return now_us
 
     def _check_closed(self, namespace: Namespace, time_us: int, now_us: int) -> None:
         closes_us = closes_at(namespace, time_us)

@@ -85,7 +85,7 @@ class CounterService:
         self._cache = cache
         self._clock = clock
         self._guard = guard
-        self._writer = EventWriter(store, clock, cache)
+        self._writer = EventWriter(store, clock, cache, guard)
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(_TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)

@@ -22,25 +22,37 @@ _EVERY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
 #: So many measurements in a row may fail before the last good one is taken for too old.
 _FAILURES_MAX: Final = 15
-#: What a clock that nobody steps may gain or lose while it runs: 200 µs a second, plenty.
-_DRIFT_PER_S_US: Final = 200
-#: Two clocks are never read at the same instant: less than this is no difference.
+#: What a clock that nobody steps may gain or lose while it runs: a kernel that sets it right by
+#: and by does so by 500 µs a second at most.
+_DRIFT_PER_S_US: Final = 500
+#: Measurements that differ by less than this do not contradict each other.
 _NOISE_US: Final = MILLISECOND
 _PAIRS_MAX: Final = 3
 
 
-class _Measured(NamedTuple):
-    offset_us: int
-    error_us: int
+class _Pair(NamedTuple):
+    """The wall clock and the other one: it was read *width_us* before the same again."""
+
+    width_us: int
     wall_us: int
     boottime_us: int
+
+
+class _Measured(NamedTuple):
+    """The store's clock was ahead by *offset_us*, give or take *error_us*, at *at*."""
+
+    offset_us: int
+    error_us: int
+    at: _Pair
 
 
 class ClockGuard:
     """Compares the wall clock with the store's now and then, and knows in between.
 
     In between it watches the wall clock against the clock that nobody can step: whatever the one
-    moves more than the other since the last measurement has changed the offset.
+    moves more than the other since the last measurement has changed the offset. What it cannot know
+    counts against the clock: half the round trip of the measurement, what both may have drifted
+    since, and the time between two readings here.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -54,12 +66,7 @@ class ClockGuard:
     @property
     def offset_us(self) -> int:
         """How far the store's clock is ahead of this one now; 0 before it was measured."""
-        measured = self._measured
-        if measured is None:
-            return 0
-        walked_us = self._clock.now_us() - measured.wall_us
-        passed_us = self._clock.boottime_us() - measured.boottime_us
-        return measured.offset_us - (walked_us - passed_us)
+        return 0 if self._measured is None else self._known(self._measured)[0]
 
     @property
     def trouble(self) -> str | None:
@@ -77,6 +84,7 @@ class ClockGuard:
     async def measure(self) -> None:
         """Compare the clocks. Failures are counted and told, not raised."""
         try:
+            before = self._surest_pair()
             async with asyncio.timeout(_TIMEOUT_S):
                 if self._bound_us is None:
                     datasets = await self._store.datasets()
@@ -92,8 +100,11 @@ class ClockGuard:
             _log.exception("the store's clock was read in a way that should not fail")
         else:
             self._failures = 0
-            best = min(readings, key=lambda each: each.error_us)
-            self._take(_Measured(*best, *self._both_clocks()))
+            best, after = min(readings, key=lambda each: each.error_us), self._surest_pair()
+            # Set meanwhile, this clock was compared before it or after: nobody knows.
+            moved_us = abs(_walked(before, after))
+            error_us = best.error_us + moved_us + before.width_us + after.width_us
+            self._take(_Measured(best.offset_us, error_us, after))
         self._tell()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -105,16 +116,22 @@ class ClockGuard:
             except TimeoutError:
                 continue
 
-    def _both_clocks(self) -> tuple[int, int]:
-        """The wall clock and the other one, read with as little between them as a busy machine
-        lets have."""
-        pairs = []
-        for _ in range(_PAIRS_MAX):
-            before_us = self._clock.boottime_us()
-            wall_us = self._clock.now_us()
-            after_us = self._clock.boottime_us()
-            pairs.append((after_us - before_us, wall_us, before_us))
-        return min(pairs)[1:]
+    def _pair(self) -> _Pair:
+        """Both clocks now."""
+        before_us = self._clock.boottime_us()
+        wall_us = self._clock.now_us()
+        return _Pair(self._clock.boottime_us() - before_us, wall_us, before_us)
+
+    def _surest_pair(self) -> _Pair:
+        """Both clocks with as little between them as a busy machine lets have."""
+        return min(self._pair() for _ in range(_PAIRS_MAX))
+
+    def _known(self, measured: _Measured) -> tuple[int, int]:
+        """The offset now, and how far from it the true one may be."""
+        now = self._pair()
+        age_us = now.boottime_us - measured.at.boottime_us
+        doubt_us = measured.error_us + now.width_us + age_us * _DRIFT_PER_S_US // SECOND
+        return measured.offset_us - _walked(measured.at, now), doubt_us
 
     def _take(self, new: _Measured) -> None:
         """Hold the surer of what is known and *new*; *new* where the two cannot both be true.
@@ -122,11 +139,9 @@ class ClockGuard:
         A store that answers slowly tells its time badly: what was measured in a better moment
         stays the better guess, while it ages slowly.
         """
-        old = self._measured
-        if old is not None:
-            age_s = (new.boottime_us - old.boottime_us) // SECOND
-            doubt_us = old.error_us + age_s * _DRIFT_PER_S_US
-            apart_us = abs(new.offset_us - self.offset_us)
+        if self._measured is not None:
+            offset_us, doubt_us = self._known(self._measured)
+            apart_us = abs(new.offset_us - offset_us)
             agree = apart_us <= new.error_us + doubt_us + _NOISE_US
             if agree and doubt_us < new.error_us:
                 return
@@ -138,19 +153,19 @@ class ClockGuard:
             return "this server's clock was not compared with the store's yet"
         if self._failures >= _FAILURES_MAX:
             return f"the store's clock could not be read {self._failures} times in a row"
-        if measured.error_us > bound_us:
+        offset_us, doubt_us = self._known(measured)
+        if abs(offset_us) + doubt_us <= bound_us:
+            return None
+        if abs(offset_us) <= doubt_us:
             return (
-                f"the store's clock can only be told to {_text(measured.error_us)}, and"
+                f"the store's clock can only be told to {_text(doubt_us)}, and"
                 f" clock_skew_max is {format_duration(bound_us)}: the network, or the store, is too"
                 " slow for that bound"
             )
-        offset_us = self.offset_us
-        if abs(offset_us) - measured.error_us - _NOISE_US <= bound_us:
-            return None
         return (
             f"this server's clock is {_text(abs(offset_us))}"
             f" {'behind' if offset_us > 0 else 'ahead of'} the store's, give or take"
-            f" {_text(measured.error_us)}, and clock_skew_max is {format_duration(bound_us)}:"
+            f" {_text(doubt_us)}, and clock_skew_max is {format_duration(bound_us)}:"
             " set it right (NTP), and restart the process if it was ahead"
         )
 
@@ -166,6 +181,11 @@ class ClockGuard:
         if trouble is None and self._was_wrong:
             _log.warning("writes are taken again: this clock is within its bound of the store's")
         self._was_wrong = trouble is not None
+
+
+def _walked(since: _Pair, now: _Pair) -> int:
+    """How much farther the wall clock went than the other one."""
+    return (now.wall_us - since.wall_us) - (now.boottime_us - since.boottime_us)
 
 
 def _text(us: int) -> str:

@@ -14,6 +14,7 @@ from counter.errors import (
 )
 from counter.marks import MarkMemory
 from counter.ports import Cache, Clock, Store
+from counter.skew import ClockGuard
 from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
 
@@ -21,10 +22,13 @@ from counter.windows import accept_limit_at, window_of
 class EventWriter:
     """Writes events that are on time. What is late it leaves alone, and says so."""
 
-    def __init__(self, store: Store, clock: Clock, cache: Cache) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, cache: Cache, guard: ClockGuard | None = None
+    ) -> None:
         self._store = store
         self._clock = clock
         self._cache = cache
+        self._guard = guard
         self._marked = MarkMemory()
         self._waiting = 0
 
@@ -83,7 +87,7 @@ class EventWriter:
                 await self._leave_marks(namespace, marks)
             # The deadline's clock first: a pause between the two must count against it.
             began_us = self._clock.boottime_us()
-            now_us = self._clock.now_us()
+            now_us = self._now_us(namespace)
             outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
             fresh: list[int] = []
             for index, event in enumerate(events):
@@ -118,7 +122,7 @@ class EventWriter:
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
             await self._leave_marks(namespace, self._unmarked(namespace, events))
             began_us = self._clock.boottime_us()
-            if self.is_late(namespace, time_us, self._clock.now_us()):
+            if self.is_late(namespace, time_us, self._now_us(namespace)):
                 return Written.LATE
             outcome = await self._store.append_atomic(namespace, events)
             self._check_deadline(namespace, began_us)
@@ -157,6 +161,14 @@ class EventWriter:
         if marks:
             await self._store.mark(namespace, marks)
             self._marked.remember(namespace.id, marks)
+
+    def _now_us(self, namespace: Namespace) -> int:
+        """The clock, known to be right at this reading: it may have been set since the request
+        came. Raises ClockSkewError."""
+        now_us = self._clock.now_us()
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
+        return now_us
 
     def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
         """Refuse to acknowledge a write that may have landed in a closed window.

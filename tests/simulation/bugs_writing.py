@@ -193,7 +193,7 @@ BUGS = (
     Bug(
         "recounts-not-left-again",
         "recounts are left once, however long it took",
-        (Edit(_Resolver.leave_recounts, "if self._clock.now_us() <= closing_us:", "if True:"),),
+        (Edit(_Resolver.leave_recounts, "if now_us <= closing_us:", "if True:"),),
     ),
     Bug(
         "key-not-voided",

@@ -1,9 +1,10 @@
 """The clock guard: a process whose clock is too far from the store's writes nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -12,7 +13,7 @@ from counter.errors import ClockSkewError, StoreUnavailableError
 from counter.service import Add, CounterService
 from counter.skew import ClockGuard
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
-from counter.types import ClockReading, CounterType, Namespace, Slice
+from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
 from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, START_US
@@ -79,11 +80,37 @@ async def test_a_clock_that_was_never_compared_is_not_trusted(world: World) -> N
         world.guard.check(DATASET)
 
 
-async def test_a_clock_within_its_bound_may_write(world: World) -> None:
-    world.store.ahead_us = BOUND_US - MILLISECOND
+@pytest.mark.parametrize("ahead_us", [0, BOUND_US // 2, -BOUND_US // 2])
+async def test_a_clock_that_is_surely_within_its_bound_may_write(
+    world: World, ahead_us: int
+) -> None:
+    surely_us = BOUND_US - abs(ahead_us)
+    world.store.ahead_us = ahead_us
+    world.store.errors_us = [surely_us // 2] * 3
     await world.guard.measure()
     world.guard.check(DATASET)
     assert trouble(world) == ""
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "error_us"),
+    [
+        (BOUND_US, MILLISECOND),
+        (-BOUND_US - 1, 2),
+        (BOUND_US * 3 // 4, BOUND_US // 2),
+        (2 * BOUND_US, BOUND_US),
+        (-2 * BOUND_US, BOUND_US),
+    ],
+)
+async def test_a_clock_that_may_be_past_its_bound_may_not(
+    world: World, ahead_us: int, error_us: int
+) -> None:
+    """The true offset lies anywhere within the error of what was measured."""
+    world.store.ahead_us = ahead_us
+    world.store.errors_us = [error_us] * 3
+    await world.guard.measure()
+    with pytest.raises(ClockSkewError, match="give or take"):
+        world.guard.check(DATASET)
 
 
 @pytest.mark.parametrize(("ahead_us", "word"), [(2 * SECOND, "behind"), (-2 * SECOND, "ahead")])
@@ -127,10 +154,53 @@ async def test_a_reading_worse_than_the_bound_tells_nothing(world: World) -> Non
     assert "can only be told to 1.000 s" in trouble(world)
 
 
+async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
+    """Until it is worth less than a slow one; and after an hour of sleep it tells nothing."""
+    await world.guard.measure()
+    world.clock.advance(MINUTE)
+    assert trouble(world) == ""
+    world.store.errors_us = [25 * MILLISECOND] * 3
+    await world.guard.measure()
+    assert world.guard.offset_us == 25 * MILLISECOND // 2
+    world.clock.advance(HOUR)
+    assert "can only be told to" in trouble(world)
+    await world.guard.measure()
+    assert trouble(world) == ""
+
+
+async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: World) -> None:
+    """Nobody knows whether it was compared before or after."""
+    read_clock = world.store.read_clock
+
+    async def set_meanwhile() -> ClockReading:
+        world.clock.step(MINUTE)
+        return await read_clock()
+
+    with patch.object(world.store, "read_clock", set_meanwhile):
+        await world.guard.measure()
+    assert "can only be told to" in trouble(world)
+    await world.guard.measure()
+    assert trouble(world) == ""
+
+
+async def test_a_pause_between_two_readings_here_counts_as_doubt(world: World) -> None:
+    """The machine is busy: the process sleeps while it looks at its clocks."""
+    await world.guard.measure()
+    works = world.clock.now_us
+
+    def slowly() -> int:
+        world.clock.advance(BOUND_US)
+        return works()
+
+    with patch.object(world.clock, "now_us", slowly), pytest.raises(ClockSkewError):
+        world.guard.check(DATASET)
+    world.guard.check(DATASET)
+
+
 @pytest.mark.parametrize("step_us", [MINUTE, -MINUTE])
 async def test_a_clock_that_is_set_is_noticed_at_the_next_write(world: World, step_us: int) -> None:
     await world.guard.measure()
-    world.clock.advance(HOUR)
+    world.clock.advance(MINUTE)
     assert trouble(world) == ""
     world.clock.step(step_us)
     with pytest.raises(ClockSkewError):
@@ -195,6 +265,25 @@ async def test_past_the_bound_nothing_that_depends_on_the_clock_is_done(
     await world.guard.measure()
     (count,) = await world.service.get(namespace, ["c"], 0)
     assert count.count == 1
+
+
+@pytest.mark.parametrize("what", ["add", "atomic", "resolution"])
+async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_asked(
+    world: World, what: str
+) -> None:
+    """What follows the mark goes by the clock: the age of a token, or that a window is open."""
+    namespace = await world.namespace()
+    await world.guard.measure()
+    now_us, mark = world.clock.now_us(), world.store.mark
+
+    async def set_meanwhile(of: Namespace, marks: Sequence[Mark]) -> None:
+        await mark(of, marks)
+        world.clock.step(-MINUTE)
+
+    with patch.object(world.store, "mark", set_meanwhile), pytest.raises(ClockSkewError):
+        await WRITES[what](world.service, namespace, now_us)
+    (count,) = await world.service.get(namespace, ["c"], 0)
+    assert count.count == 0
 
 
 async def test_reads_and_best_effort_counters_go_on(world: World) -> None:
