@@ -91,7 +91,7 @@ class Call:
         if not text:
             return {}
         found: dict[str, str] = {}
-        for name, value in parse_qsl(text.decode("ascii"), keep_blank_values=True):
+        for name, value in parse_qsl(text.decode("utf-8", "replace"), keep_blank_values=True):
             if name not in allowed:
                 known = ", ".join(allowed) or "none"
                 raise InvalidParameterError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -14,7 +14,7 @@ from api.answers import problem_reply
 from api.front import Route
 from api.health import Health
 from api.metrics import Metrics
-from api.openapi import DOCS, operation, responses
+from api.openapi import DOCS, operation, problem, responses
 from api.problems import problems_page
 from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
 
@@ -40,25 +40,18 @@ def site_of(
         redoc_url=None,
         lifespan=lifespan,
     )
-    for route in routes:
-        doc = DOCS[route.method, route.path]
-        site.add_api_route(
-            route.path,
-            _documented,
-            methods=[route.method],
-            summary=doc.summary,
-            status_code=doc.status,
-            response_class=Response,
-            responses=responses(doc),
-            openapi_extra=operation(doc, route.path),
-            name=f"{route.method} {route.path}",
-        )
+    _describe(site, routes)
 
     @site.get("/healthz", summary="The process is alive")
     async def healthz() -> dict[str, str]:
         return {"status": "alive"}
 
-    @site.get("/readyz", summary="Requests may be sent here", response_model=None)
+    @site.get(
+        "/readyz",
+        summary="Requests may be sent here",
+        response_model=None,
+        responses={503: problem()},
+    )
     async def readyz() -> Response:
         found = await health.look()
         if found.failure is not None:
@@ -72,7 +65,7 @@ def site_of(
             }
         )
 
-    @site.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    @site.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
     async def exposition() -> Response:
         await health.look()
         registry = CollectorRegistry()
@@ -93,6 +86,23 @@ def site_of(
         return _response(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
 
     return site
+
+
+def _describe(site: FastAPI, routes: list[Route]) -> None:
+    """Have the routes of ``/v1`` in the OpenAPI document."""
+    for route in routes:
+        doc = DOCS[route.method, route.path]
+        site.add_api_route(
+            route.path,
+            _documented,
+            methods=[route.method],
+            summary=doc.summary,
+            status_code=doc.status,
+            response_class=Response,
+            responses=responses(doc, route.path),
+            openapi_extra=operation(doc, route.path),
+            name=f"{route.method} {route.path}",
+        )
 
 
 def _response(error: CounterError) -> Response:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -356,3 +357,17 @@ async def test_a_good_body_is_taken_whatever_its_charset_parameter(rest: Rest, a
     assert answer.status_code == 200
     assert answer.json()["replayed"] is True
     assert app.clock.now_us() % SECOND == 250_000
+
+
+async def test_a_byte_in_a_query_that_is_no_text_is_refused(app: App) -> None:
+    """Regression: it was a fault of the service's own, behind a server that lets it through."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/v1/namespaces/default/counters/c"
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    await app.application({**scope, "query_string": b"max_staleness=\xff"}, AsyncMock(), send)
+    assert sent[0]["status"] == 400
+    assert b"max_staleness" in sent[1]["body"]
