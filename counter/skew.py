@@ -39,7 +39,8 @@ class _Pair(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The store's clock was ahead by *offset_us*, give or take *error_us*, at *at*."""
+    """The store's clock was ahead by *offset_us*, give or take *error_us*, at *at*. No other clock
+    can be told without error: 0 is that of a store which goes by this process's own."""
 
     offset_us: int
     error_us: int
@@ -101,9 +102,10 @@ class ClockGuard:
         else:
             self._failures = 0
             best, after = min(readings, key=lambda each: each.error_us), self._surest_pair()
-            # Set meanwhile, this clock was compared before it or after: nobody knows.
-            moved_us = abs(_walked(before, after))
-            error_us = best.error_us + moved_us + before.width_us + after.width_us
+            error_us = best.error_us
+            if error_us:
+                # Set meanwhile, this clock was compared before it or after: nobody knows.
+                error_us += abs(_walked(before, after)) + before.width_us + after.width_us
             self._take(_Measured(best.offset_us, error_us, after))
         self._tell()
 
@@ -128,6 +130,8 @@ class ClockGuard:
 
     def _known(self, measured: _Measured) -> tuple[int, int]:
         """The offset now, and how far from it the true one may be."""
+        if measured.error_us == 0:
+            return measured.offset_us, 0
         now = self._pair()
         age_us = now.boottime_us - measured.at.boottime_us
         doubt_us = measured.error_us + now.width_us + age_us * _DRIFT_PER_S_US // SECOND

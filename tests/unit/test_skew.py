@@ -168,6 +168,16 @@ async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
     assert trouble(world) == ""
 
 
+async def test_a_store_that_goes_by_this_clock_is_never_apart_from_it(world: World) -> None:
+    """However long it was not compared, and however it was set: the bound may be nothing at all."""
+    alone = replace(DATASET, clock_skew_max_us=0)
+    world.store.errors_us = [0] * 3
+    await world.guard.measure()
+    world.clock.advance(HOUR)
+    world.clock.step(MINUTE)
+    world.guard.check(alone)
+
+
 async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: World) -> None:
     """Nobody knows whether it was compared before or after."""
     read_clock = world.store.read_clock
