@@ -1,0 +1,168 @@
+"""Processes that die between two chosen steps, over a store that does not.
+
+A step is the instant before or after a call of the store: dead before it, the call never happened;
+dead after it, it happened and nobody heard of it. Whatever the process did in memory is gone.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
+from counter.namespaces import Namespaces
+from counter.ports import Store
+from counter.service import CounterService
+from counter.storage.memory import MemoryCache, MemoryStore
+from counter.storage.sqlite import SqliteStore
+from counter.types import Namespace, Token
+from rollup.maintenance import Maintenance
+from rollup.worker import RollupWorker
+from tests.rollup.world import DATASET, SETTINGS
+from tests.support.clock import FakeClock
+from tests.support.times import SECOND, START_US
+
+#: More steps than any of the works has: one that does not end in so many would never end.
+STEPS_MAX = 2_000
+
+
+class DeathError(BaseException):
+    """The process is dead. No code of it may handle that, so it is no Exception."""
+
+
+class Mortal:
+    """A process's way to the store, which ends at a chosen step."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._dies_at: int | None = None
+        self._steps = 0
+
+    def die_at(self, step: int | None) -> None:
+        """Live through the steps before *step*, counted from now; for ever where it is None."""
+        self._dies_at, self._steps = step, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            self._step()
+            result = await found(*arguments, **named)
+            self._step()
+            return result
+
+        return call
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._dies_at is not None and self._steps >= self._dies_at:
+            raise DeathError
+
+
+class Process:
+    """An API process and a worker, of one memory."""
+
+    def __init__(self, store: Store, clock: FakeClock) -> None:
+        self.mortal = Mortal(store)
+        self.clock = clock
+        road = cast(Store, self.mortal)
+        self.cache = MemoryCache(clock)
+        self.service = CounterService(road, self.cache, clock)
+        self.worker = RollupWorker(
+            road, self.cache, clock, Namespaces(road, clock), batch_counters=2
+        )
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.service.namespaces.get("n")
+
+    async def add(self, counter: str, delta: int, token: Token | str) -> Any:
+        return await self.service.add(self.namespace, counter, delta, token)
+
+    async def clear(self, counter: str, token: Token) -> Any:
+        return await self.service.clear(self.namespace, counter, token)
+
+    async def add_atomic(self, items: list[tuple[str, int]], token: Token) -> Any:
+        return await self.service.add_atomic(self.namespace, items, token)
+
+    async def roll_up(self) -> None:
+        # Where the store is one file nothing else tells the worker of namespaces.
+        await self.worker._namespaces.refresh()
+        await self.worker.tick()
+
+    async def counts(self, *counters: str) -> list[int]:
+        """As an accurate read shows them, and as the rollup alone does: both are the same once all
+        windows are closed."""
+        accurate = await self.service.get(self.namespace, counters, 0)
+        rolled_up = await self.service.get(self.namespace, counters, 10 * 60 * SECOND)
+        found = [each.count for each in accurate]
+        assert [each.count for each in rolled_up] == found
+        return found
+
+
+class Place:
+    """One store, and the processes that come and go over it."""
+
+    def __init__(self, storage: str, directory: Path) -> None:
+        self.clock = FakeClock(START_US)
+        self._storage = storage
+        self._directory = directory
+        self._store: Store | None = None
+        self._nonces = iter(range(1, 2**62))
+
+    async def open(self) -> None:
+        """Make slices, and the namespace ``n``."""
+        store = await self._opened()
+        namespaces = Namespaces(store, self.clock)
+        await Maintenance(store, self.clock, namespaces).run_once()
+        await namespaces.create("n", SETTINGS)
+
+    async def process(self, dies_at: int | None = None) -> Process:
+        """A new process over what is there: of one before, only what is durable is left."""
+        if self._storage == "sqlite":
+            await self.close()
+        found = Process(await self._opened(), self.clock)
+        await found.service.namespaces.refresh()
+        found.mortal.die_at(dies_at)
+        return found
+
+    async def close(self) -> None:
+        if self._store is not None and self._storage == "sqlite":
+            await self._store.close()
+            self._store = None
+
+    async def _opened(self) -> Store:
+        if self._store is None:
+            if self._storage == "sqlite":
+                self._store = SqliteStore(self._directory, self.clock, [DATASET])
+            else:
+                self._store = MemoryStore(self.clock, [DATASET])
+            await self._store.open()
+        return self._store
+
+    def token(self, age_us: int = 0) -> Token:
+        return Token(next(self._nonces).to_bytes(16, "big"), self.clock.now_us() - age_us)
+
+    async def close_windows(self, process: Process) -> None:
+        """Let time pass until everything up to now is rolled up."""
+        self.clock.advance(10 * SECOND)
+        for _ in range(2):
+            await process.roll_up()
+
+
+async def until_told(place: Place, ask: Callable[[], Awaitable[Any]]) -> bool:
+    """Whether a token counts, asked until the answer is definite."""
+    for _ in range(60):
+        try:
+            await ask()
+        except TokenTooOldError as error:
+            if error.applied is None:
+                raise
+            return False
+        except (TokenPendingError, UnavailableError):
+            place.clock.advance(SECOND)
+        else:
+            return True
+    raise AssertionError("no definite answer in a minute")

@@ -1,0 +1,283 @@
+"""A process dies between every two steps of whatever it does; what is left is finished by others.
+
+Each test does the same work once for each step it has, and dies there.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.errors import TokenPendingError
+from counter.limits import MINUTE, SECOND
+from tests.evidence.mortal import STEPS_MAX, DeathError, Place, Process, until_told
+from tests.simulation.bugs import all_bugs
+
+Work = Callable[[Process], Awaitable[Any]]
+Prepare = Callable[[Place], Awaitable[Work]]
+Check = Callable[[Place, Work], Awaitable[None]]
+#: Beyond its accept limit of 3 s, in a window that is closed.
+LATE = 20 * SECOND
+
+
+@asynccontextmanager
+async def opened(storage: str, directory: Path) -> AsyncIterator[Place]:
+    place = Place(storage, directory)
+    await place.open()
+    yield place
+    await place.close()
+
+
+async def dies_everywhere(storage: str, directory: Path, prepare: Prepare, check: Check) -> None:
+    """Have a process die at each step of a work, and *check* what others make of what is left."""
+    for dies_at in range(1, STEPS_MAX):
+        (where := directory / str(dies_at)).mkdir()
+        async with opened(storage, where) as place:
+            work = await prepare(place)
+            died = False
+            try:
+                await work(await place.process(dies_at))
+            except DeathError:
+                died = True
+            await check(place, work)
+        if not died:
+            assert dies_at > 2, "a work that never asks the store has no steps to die between"
+            return
+    raise AssertionError(f"the work has more than {STEPS_MAX} steps")
+
+
+async def test_an_add(storage: str, fast_dir: Path) -> None:
+    """Sent again, it counts once, wherever the first server died."""
+
+    async def prepare(place: Place) -> Work:
+        token = place.token()
+        return lambda process: process.add("c", 7, token)
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("c") == [7]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_an_add_that_is_asked_about_only_later(storage: str, fast_dir: Path) -> None:
+    """Whatever its window holds when it is closed is the answer, and stays it."""
+
+    async def prepare(place: Place) -> Work:
+        token = place.token()
+        return lambda process: process.add("c", 7, token)
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await place.close_windows(other)
+        counted = await other.counts("c")
+        applied = await until_told(place, lambda: work(other))
+        assert counted == [7 * applied]
+        await place.close_windows(other)
+        assert await other.counts("c") == [7 * applied]
+        assert await until_told(place, lambda: work(other)) == applied
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_clear(storage: str, fast_dir: Path) -> None:
+    async def prepare(place: Place) -> Work:
+        first = await place.process()
+        await first.add("c", 7, place.token(SECOND))
+        token = place.token()
+        await first.add("c", 1, place.token(-SECOND))
+        return lambda process: process.clear("c", token)
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("c") == [1]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_an_atomic_add_whose_client_never_comes_back(storage: str, fast_dir: Path) -> None:
+    """All of it counts or nothing, and whoever asks is told which."""
+
+    async def prepare(place: Place) -> Work:
+        token = place.token()
+        return lambda process: process.add_atomic([("a", 1), ("b", 2), ("a", 4)], token)
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await place.close_windows(other)
+        counted = await other.counts("a", "b")
+        assert counted in ([0, 0], [5, 2])
+        assert await until_told(place, lambda: work(other)) == (counted != [0, 0])
+        assert await other.counts("a", "b") == counted
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("atomic", [False, True], ids=["single", "atomic"])
+async def test_a_resolution(storage: str, fast_dir: Path, landed: bool, atomic: bool) -> None:
+    """Whoever resolves it after the death, the answer is the one that the events give."""
+
+    async def prepare(place: Place) -> Work:
+        token = place.token()
+
+        async def work(process: Process) -> None:
+            if atomic:
+                await process.add_atomic([("a", 1), ("b", 2)], token)
+            else:
+                await process.add("a", 1, token)
+
+        first = await place.process()
+        if landed:
+            await work(first)
+        place.clock.advance(LATE)
+        await first.roll_up()
+
+        async def asked(process: Process) -> None:
+            assert await until_told(place, lambda: work(process)) == landed
+
+        return asked
+
+    async def check(place: Place, work: Work) -> None:
+        other, third = await place.process(), None
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("a", "b") == [int(landed), 2 * int(landed and atomic)]
+        third = await place.process()
+        await work(third)
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_reservation(storage: str, fast_dir: Path) -> None:
+    """A key without a time: the first sight of it may be the last thing that a server sees."""
+
+    async def prepare(place: Place) -> Work:
+        return lambda process: process.add("c", 7, "order:1")
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("c") == [7]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_reservation_that_went_stale(storage: str, fast_dir: Path) -> None:
+    """Its old time is voided before it gets a new one: wherever that ends, it counts once."""
+
+    async def prepare(place: Place) -> Work:
+        first = await place.process(dies_at=2)
+        with pytest.raises(DeathError):
+            await first.add("c", 7, "order:1")
+        place.clock.advance(LATE)
+        return lambda process: process.add("c", 7, "order:1")
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("c") == [7]
+        place.clock.advance(LATE)
+        await work(other)
+        assert await other.counts("c") == [7]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_rollup(storage: str, fast_dir: Path) -> None:
+    """Adds, a clear, an atomic add and a recount, in several batches of several windows."""
+
+    async def prepare(place: Place) -> Work:
+        first = await place.process()
+        for round_ in range(2):
+            for number in range(5):
+                await first.add(f"c{number}", number + 10 * round_, place.token())
+            place.clock.advance(SECOND)
+        await first.clear("c4", place.token())
+        await first.add_atomic([("c0", 100), ("c1", 100)], place.token())
+        late = place.token()
+        place.clock.advance(LATE)
+        await first.roll_up()
+        # Too late to count: the worker must count its window anew all the same.
+        assert not await until_told(place, lambda: first.add("c2", 1_000, late))
+        await first.service.recount(first.namespace, "c3", 0, place.clock.now_us())
+        await first.add("c3", 1, place.token())
+        place.clock.advance(LATE)
+        return Process.roll_up
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await place.close_windows(other)
+        found = await other.counts(*(f"c{number}" for number in range(5)))
+        assert found == [110, 112, 14, 17, 0]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_rollup_that_settles_and_drops_slices(storage: str, fast_dir: Path) -> None:
+    """Events end with their retention, and what they came to stays."""
+
+    async def prepare(place: Place) -> Work:
+        first = await place.process()
+        await first.add("c", 7, place.token())
+        await first.add("idle", 3, place.token())
+        for _ in range(7):
+            place.clock.advance(10 * MINUTE)
+            await first.roll_up()
+        await first.add("c", 1, place.token())
+        place.clock.advance(10 * MINUTE)
+
+        async def rolls_up_twice(process: Process) -> None:
+            await process.roll_up()
+            await process.roll_up()
+
+        return rolls_up_twice
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await other.add("c", 1, place.token())
+        await place.close_windows(other)
+        assert await other.counts("c", "idle") == [9, 3]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+async def test_a_dead_process_says_nothing_more(storage: str, fast_dir: Path) -> None:
+    """The harness itself: dead at its first step, a process writes nothing."""
+    async with opened(storage, fast_dir) as place:
+        token = place.token()
+        with pytest.raises(DeathError):
+            await (await place.process(dies_at=1)).add("c", 1, token)
+        other = await place.process()
+        place.clock.advance(4 * SECOND)
+        with pytest.raises(TokenPendingError):
+            await other.add("c", 1, token)
+        assert await until_told(place, lambda: other.add("c", 1, token)) is False
+
+
+@pytest.mark.parametrize(
+    ("bug", "test"),
+    [
+        ("event-before-mark", test_an_add_that_is_asked_about_only_later),
+        ("key-not-voided", test_a_reservation_that_went_stale),
+        ("watermark-early", test_a_rollup),
+        ("marks-dropped-early", test_a_rollup),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+async def test_a_planted_bug_is_caught(
+    fast_dir: Path, bug: str, test: Callable[[str, Path], Awaitable[None]]
+) -> None:
+    with all_bugs()[bug].plant(), pytest.raises(AssertionError):
+        await test("memory", fast_dir)
