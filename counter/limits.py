@@ -43,6 +43,8 @@ SHARDS_MAX: Final = 1_024
 ROLLUP_WINDOW_MIN_US: Final = 100 * MILLISECOND
 ROLLUP_WINDOW_MAX_US: Final = HOUR
 ACCEPT_LIMIT_MAX_US: Final = HOUR
+#: An accurate read looks for events so far ahead of its clock, whatever a namespace allows.
+FUTURE_LIMIT_MAX_US: Final = 10 * MINUTE
 RETENTION_MIN_US: Final = 10 * MINUTE
 RETENTION_MAX_US: Final = 365 * DAY
 KEY_TTL_MIN_US: Final = MINUTE

@@ -224,8 +224,8 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
         ),
         "future_limit": (
             max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
-            # Slices are made ahead: a token must not reach past them.
-            dataset.slice_us,
+            # Slices are made ahead: a token must not reach past them. Nor past where reads look.
+            min(limits.FUTURE_LIMIT_MAX_US, dataset.slice_us),
         ),
         "rollup_window": (limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US),
         "key_ttl": (limits.KEY_TTL_MIN_US, dataset.retention_us // 2),

@@ -99,10 +99,17 @@ class EventStore(Protocol):
         before its own time; exact beyond 64 bits."""
         ...
 
-    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
-        """The fold of each counter's events later than an instant, with no upper bound. A span that
-        was never sliced is empty; one that begins before ``dropped_before`` raises
-        SliceMissingError, for its sum would be short."""
+    async def tails(
+        self,
+        namespace: Namespace,
+        after: Sequence[tuple[str, int]],
+        *,
+        until_us: int | None = None,
+    ) -> Sequence[Fold]:
+        """The fold of each counter's events later than an instant. The caller knows that no
+        acknowledged event lies at *until_us* or later, and the store need not look there; without
+        it there is no upper bound. A span that was never sliced is empty; one that begins before
+        ``dropped_before`` raises SliceMissingError, for its sum would be short."""
         ...
 
     async def scan(

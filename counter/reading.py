@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from counter import limits
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folding import apply_fold, fold_rows
 from counter.partitions import shard_of
 from counter.ports import Cache, Clock, Store
+from counter.skew import ClockGuard
 from counter.types import (
     Accuracy,
     Checkpoint,
@@ -57,10 +59,13 @@ async def read_partitions(
 class CountReader:
     """Reads counts; see "The path of one get" in docs/architecture.md."""
 
-    def __init__(self, store: Store, cache: Cache, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
+    ) -> None:
         self._store = store
         self._cache = cache
         self._clock = clock
+        self._guard = guard
 
     def peek(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
@@ -110,7 +115,12 @@ class CountReader:
             stored = await self._read_stored(namespace, missing)
             if oldest_us < now_us:
                 await self._cache.put_many(namespace, list(stored.items()))
-            stale = {name: each for name, each in stored.items() if each.time_us < oldest_us}
+            # Whoever wants it accurate gets the tail, or a clock that is wrong would spare it.
+            stale = {
+                name: each
+                for name, each in stored.items()
+                if each.time_us < oldest_us or oldest_us >= now_us
+            }
             live = await self._read_live(namespace, stale, now_us)
             known |= stored
         return [
@@ -137,8 +147,8 @@ class CountReader:
         stored = await self._stored(namespace, counter, watermarks, head)
         if oldest_us < now_us:
             await self._cache.put_many(namespace, ((counter, stored),))
-        if stored.time_us >= oldest_us:
-            return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
+            if stored.time_us >= oldest_us:
+                return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
         live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
         return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
 
@@ -210,16 +220,27 @@ class CountReader:
     async def _read_live(
         self, namespace: Namespace, stored: Mapping[str, Checkpoint], now_us: int
     ) -> dict[str, Checkpoint]:
-        """Stored counts with the live tail, which has no upper bound: an event that a fast clock
-        accepted must not be invisible to a slow reader."""
+        """Stored counts with the live tail, which does not end at this reader's now: an event that
+        a fast clock accepted must not be invisible to a slow reader."""
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
-        tails = await self._store.tails(namespace, after)
+        tails = await self._store.tails(namespace, after, until_us=self._tail_end(namespace))
         return {
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)
         }
+
+    def _tail_end(self, namespace: Namespace) -> int | None:
+        """An instant that no event acknowledged by now has reached; None where it cannot be told.
+
+        By the bound of all future limits, not by the namespace's own: that may have been another
+        one, or be one already that this process has not heard of.
+        """
+        now_us, dataset = self._clock.now_us(), namespace.dataset
+        if self._guard is None or not self._guard.is_sure(dataset):
+            return None
+        return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1
 
 
 def _oldest(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:

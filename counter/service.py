@@ -91,7 +91,7 @@ class CounterService:
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.namespaces = Namespaces(store, clock)
         self.resolver = Resolver(store, clock, guard)
-        self.reader = CountReader(store, cache, clock)
+        self.reader = CountReader(store, cache, clock, guard)
 
     async def add(
         self, namespace: Namespace, counter: str, delta: int, credential: Credential

@@ -74,6 +74,10 @@ class ClockGuard:
         """Why the dataset with the narrowest bound takes no writes here; None while it does."""
         return self._trouble(self._bound_us)
 
+    def is_sure(self, dataset: Dataset) -> bool:
+        """Whether this clock is known to be within the bound of *dataset*."""
+        return self._trouble(dataset.clock_skew_max_us) is None
+
     def check(self, dataset: Dataset) -> None:
         """Raise ClockSkewError unless this clock is known to be within the bound of *dataset*."""
         self._refuse(self._trouble(dataset.clock_skew_max_us))

@@ -135,6 +135,17 @@ class FoldCases(StoreCases):
         assert await tail(store, namespace, after=NOW) == Fold(False, 1_100)
         assert await tail(store, namespace, after=SLICES_END) == Fold(False, 0)
 
+    async def test_a_tail_may_end_where_the_caller_knows_of_nothing_more(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """What lies before that instant is in it; what lies at it or later may be."""
+        until_us = NOW + 3 * MINUTE
+        times = (NOW, until_us - 1, until_us, SLICES_END - 1)
+        await write(store, namespace, *(add(at=at, delta=10**n) for n, at in enumerate(times)))
+        for after_us, least in ((NOW - 1, 11), (NOW, 10), (until_us, 0), (SLICES_END, 0)):
+            (fold,) = await store.tails(namespace, [("c", after_us)], until_us=until_us)
+            assert fold.total % 100 == least
+
     async def test_tails_answer_in_order(self, store: Store, namespace: Namespace) -> None:
         """Each counter from its own instant, repeated ones and one that never was included."""
         await write(store, namespace, add("a", NOW), add("a", NOW + 1, delta=2), add("b", NOW))

@@ -39,9 +39,9 @@ BUGS = (
         "the live tail ends at the reader's now",
         (
             Edit(
-                folds.EventFolds.tails,
-                "end_us = shelf.slices[-1].end_us if shelf.slices else 0",
-                "end_us = self._clock.now_us() + 1",
+                _Reader._tail_end,
+                "return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1",
+                "return now_us + 1",
             ),
         ),
     ),

@@ -163,15 +163,14 @@ class CassandraBase:
         await shelf.reload()
         return shelf
 
-    async def _shelf_for_tails(self, dataset: Dataset) -> Shelf:
-        """The dataset with all slices that an event can lie in by now.
+    async def _shelf_until(self, dataset: Dataset, until_us: int | None) -> Shelf:
+        """The dataset with all slices that an event before *until_us* can lie in; all that there
+        are by now where that is None.
 
-        An event may be written up to a slice ahead of its writer's clock, and its writer may know
-        a slice that another process made and this one has not seen.
+        The writer of an event may know a slice that another process made and this one has not seen.
         """
         shelf = self._shelf(dataset)
-        reach_us = self._clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
-        if not shelf.slices or shelf.slices[-1].end_us <= reach_us:
+        if until_us is None or not shelf.slices or shelf.slices[-1].end_us < until_us:
             await shelf.reload()
         return shelf
 

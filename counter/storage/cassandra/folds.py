@@ -72,9 +72,18 @@ class EventFolds(CassandraBase):
             for counter, start_us in windows
         ]
 
-    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
-        shelf = await self._shelf_for_tails(namespace.dataset)
+    async def tails(
+        self,
+        namespace: Namespace,
+        after: Sequence[tuple[str, int]],
+        *,
+        until_us: int | None = None,
+    ) -> Sequence[Fold]:
+        shelf = await self._shelf_until(namespace.dataset, until_us)
         end_us = shelf.slices[-1].end_us if shelf.slices else 0
+        if until_us is not None:
+            # Slices are made far ahead: most of their partitions hold nothing yet.
+            end_us = min(end_us, until_us)
         spans: dict[_Span, dict[str, None]] = {}
         for counter, after_us in after:
             if after_us + 1 < shelf.dropped_before_us:

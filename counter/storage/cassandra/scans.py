@@ -39,7 +39,7 @@ class EventScans(CassandraBase):
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
-        shelf = await self._shelf_for_tails(namespace.dataset)
+        shelf = await self._shelf_until(namespace.dataset, None)
         after: _Identity | None = before[1:4] if before is not None else None
         if after is not None:
             to_us = min(to_us, after[0] + 1)

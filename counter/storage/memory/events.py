@@ -82,7 +82,13 @@ class MemoryEvents(Part):
             folds.append(fold_events(events))
         return folds
 
-    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
+    async def tails(
+        self,
+        namespace: Namespace,
+        after: Sequence[tuple[str, int]],
+        *,
+        until_us: int | None = None,
+    ) -> Sequence[Fold]:
         shelf, folds = self._shelf(namespace.dataset), []
         for counter, after_us in after:
             if after_us + 1 < shelf.dropped_before_us:

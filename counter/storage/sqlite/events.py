@@ -66,7 +66,13 @@ class SqliteEvents(SqliteAppends):
         result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
         return result
 
-    async def tails(self, namespace: Namespace, after: Sequence[tuple[str, int]]) -> Sequence[Fold]:
+    async def tails(
+        self,
+        namespace: Namespace,
+        after: Sequence[tuple[str, int]],
+        *,
+        until_us: int | None = None,
+    ) -> Sequence[Fold]:
         """From what the writer keeps of the tail; where that does not do, from the events."""
         size_us = namespace.settings.rollup_window_us
         known = [self._live.tail(namespace.id, size_us, name, after_us) for name, after_us in after]
