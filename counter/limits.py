@@ -64,6 +64,6 @@ TIME_MAX_US: Final = 7_258_118_400 * SECOND
 invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
-invariant(LEASE_LOOK_US * 3 <= LEASE_TIME_US, "a worker looks often within a lease's time")
+invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_US, "a worker looks often within a lease's time")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

@@ -25,6 +25,8 @@ from counter.ports import Clock, LeaseStore
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
 MAINTENANCE: Final = "maintenance"
+#: A worker looks at least so often in a lease's time.
+_LOOKS_MIN: Final = 5
 #: One call of the store for so many slots.
 _ASKED_TOGETHER: Final = 8
 SLOTS: Final = (MAINTENANCE, *(str(number) for number in range(LEASE_SLOTS)))
@@ -68,11 +70,16 @@ class Leases:
     def __init__(
         self, store: LeaseStore, clock: Clock, worker: str, *, lease_time_us: int = LEASE_TIME_US
     ) -> None:
+        """A dead worker's slots are another's within *lease_time_us*: what runs out does so two
+        looks before."""
         self._store = store
         self._clock = clock
-        self._ttl_us = lease_time_us
-        self._look_s = min(LEASE_LOOK_US, lease_time_us // 3) / SECOND
+        look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
+        self._ttl_us = lease_time_us - 2 * look_us
+        self._look_s = look_us / SECOND
         self.worker = worker
+        #: Set when slots became this worker's; whoever waits for it clears it.
+        self.taken = asyncio.Event()
         #: What keeps the leases from being renewed; None while they are.
         self.trouble: str | None = None
         #: Until when each slot is held, by this machine's clock that runs while suspended.
@@ -180,6 +187,7 @@ class Leases:
                 self._note_answers(group, answers, now_us)
         after = set(self.held())
         if taken := [slot for slot in slots if slot in after - before]:
+            self.taken.set()
             _log.info("took slots %s", ", ".join(taken))
         if lost := [slot for slot in slots if slot in before - after]:
             _log.warning("lost slots %s to another worker", ", ".join(lost))

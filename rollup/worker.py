@@ -124,10 +124,7 @@ class RollupWorker:
         try:
             while not stop.is_set():
                 await self._attempt("look", "all", self._look)
-                try:
-                    await asyncio.wait_for(stop.wait(), self._pause_us() / SECOND)
-                except TimeoutError:
-                    continue
+                await self._rest(stop)
             await asyncio.gather(*self._under_way.values())
         finally:
             # Still there where this was cancelled: nobody waits for them then.
@@ -137,6 +134,18 @@ class RollupWorker:
             if self._leases is not None and keeping is not None:
                 await keeping
                 await self._leases.leave()
+
+    async def _rest(self, stop: asyncio.Event) -> None:
+        """A pause, which ends when *stop* is set or shards become ours."""
+        taken = self._leases.taken if self._leases is not None else stop
+        waiting = [asyncio.create_task(each.wait()) for each in (stop, taken)]
+        await asyncio.wait(
+            waiting, timeout=self._pause_us() / SECOND, return_when=asyncio.FIRST_COMPLETED
+        )
+        for each in waiting:
+            each.cancel()
+        if taken is not stop:
+            taken.clear()
 
     async def tick(self) -> int:
         """One pass over slices and shards; how many counters were written.

@@ -274,6 +274,26 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leav
     assert list(await world.store.heartbeat("b", LEASE_TIME)) == ["b"]
 
 
+async def test_shards_that_become_ours_are_looked_at_at_once() -> None:
+    """Not at the end of a pause: somebody's time was up before."""
+    world = World()
+    namespace = await world.begin()
+    expected = await world.add_many(10)
+    a = world.process("a")
+    world.clock.advance(CLOSING)
+    await a.namespaces.refresh()
+    stop = asyncio.Event()
+
+    async def all_is_rolled_up() -> bool:
+        return await world.rolled_up(namespace) == expected
+
+    with patch("rollup.worker._PAUSE_MIN_US", 3_600 * SECOND):
+        running = asyncio.create_task(a.worker.run(stop))
+        await eventually(all_is_rolled_up, "all is rolled up")
+        stop.set()
+        await running
+
+
 async def test_a_worker_without_a_lease_does_nothing() -> None:
     """Not even look after the slices."""
     world = World()
