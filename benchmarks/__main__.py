@@ -18,6 +18,7 @@ from benchmarks import (
     cluster,
     cluster_adds,
     cluster_gets,
+    cluster_quorum,
     cluster_rollups,
     gets,
     memory,
@@ -36,6 +37,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "rollups": rollups.run,
     "memory": memory.run,
     "cluster-adds": cluster_adds.run,
+    "cluster-quorum": cluster_quorum.run,
     "cluster-gets": cluster_gets.run,
     "cluster-rollups": cluster_rollups.run,
     "cluster-takeover": takeover.run,
@@ -60,9 +62,9 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds, cluster-gets,
-        cluster-rollups, cluster-takeover; all if none is named. Those of the cluster need Java,
-        Maven and memcached.
+        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds, cluster-quorum,
+        cluster-gets, cluster-rollups, cluster-takeover; all if none is named. Those of the cluster
+        need Java, Maven and memcached.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -85,6 +87,8 @@ def main(
     if unknown:
         console.print(f"there is no {unknown[0]!r}; there are: {', '.join(SUBJECTS)}", markup=False)
         return 2
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="counter-bench-", dir=folder))
     bench = Bench(
         console,

@@ -1,4 +1,4 @@
-"""A cluster of a benchmark's own: one Cassandra node and a memcached, and processes over them."""
+"""A cluster of a benchmark's own: Cassandra and a memcached, and processes over them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Site:
         self.contact_point = f"{cluster.contact_points[0]}:{cluster.shape.cassandra_port}"
         self.flags = (
             *("--store", "cassandra", "--contact-points", self.contact_point),
-            *("--keyspace", KEYSPACE, "--replication", "1", *dataset),
+            *("--keyspace", KEYSPACE, "--replication", str(cluster.shape.nodes), *dataset),
         )
         self._made = 0
         schema = python_module("counter", "schema", "apply", *self.flags)
@@ -153,9 +153,12 @@ class Site:
 
     def rows(self, cql: str, *values: Any) -> list[Any]:
         """What Cassandra answers to *cql*."""
+        from cassandra import ConsistencyLevel
         from cassandra.query import SimpleStatement
 
-        statement = SimpleStatement(cql, fetch_size=_PAGE_ROWS)
+        statement = SimpleStatement(
+            cql, fetch_size=_PAGE_ROWS, consistency_level=ConsistencyLevel.QUORUM
+        )
         return list(self._session.execute(statement, values or None, timeout=60))
 
     def events(self) -> Iterator[tuple[int, str, int]]:
@@ -215,13 +218,13 @@ class Site:
 
 
 @contextmanager
-def site(bench: Bench, *dataset: str) -> Iterator[Site]:
-    """A cluster that is gone afterwards; *dataset* are flags of the schema. Raises
-    MissingToolError."""
+def site(bench: Bench, *dataset: str, nodes: int = 1) -> Iterator[Site]:
+    """A cluster that is gone afterwards, all data on each of its *nodes*; *dataset* are flags of
+    the schema. Raises MissingToolError."""
     if problem := missing():
         raise MissingToolError(problem)
     directory = bench.fresh_folder("cluster")
-    shape = Shape(nodes=1, memcached=1, heap_mb=HEAP_MB)
+    shape = Shape(nodes=nodes, memcached=1, heap_mb=HEAP_MB)
     cluster = make_temporary(directory, shape)
     with dies_with_us(directory):
         with bench.console.status("starting Cassandra and memcached"):
@@ -234,17 +237,19 @@ def site(bench: Bench, *dataset: str) -> Iterator[Site]:
             made.close()
 
 
-def conditions() -> tuple[tuple[str, str], ...]:
+def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
     """What the figures of a cluster depend on."""
+    how_many = "one node" if nodes == 1 else f"{nodes} nodes, QUORUM"
     memcached = run(["memcached", "-V"], capture_output=True, text=True, check=False).stdout
     return (
-        ("Cassandra", f"{cluster_jars.CASSANDRA}, one node, heap {HEAP_MB} MB, {_java()}"),
+        ("Cassandra", f"{cluster_jars.CASSANDRA}, {how_many}, {HEAP_MB} MB heap, {_java()}"),
         ("memcached", memcached.split()[-1]),
         ("cassandra-driver", version("cassandra-driver")),
         ("pymemcache", version("pymemcache")),
         (
             "durability",
-            "an add is answered once it is in the node's commit log, which goes to disk every 10 s",
+            "an add is answered once it is in the commit log of a node, or of most of its nodes;"
+            " the log goes to disk every 10 s",
         ),
         ("cores shared", f"Cassandra, memcached and the load run on the same {os.cpu_count()}"),
     )

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from subprocess import run
 from typing import Any, Final
 
@@ -70,15 +71,30 @@ class Adds:
         return 1.0 if self.bench.quick else WARM_S
 
     def warm_up(self) -> None:
-        """Have the node compile what the loads need: its first seconds are its slowest."""
+        """Have the nodes compile what the loads need: their first seconds are the slowest, and
+        some adds may fail."""
         seconds = 1.0 if self.bench.quick else WARM_UP_S
         place = self.site.create(self.service, shards=_SHARDS)
         with self.bench.console.status("warming up"):
             for server in (self.service, self.lwt, self.native):
-                load(server, "adds.lua", place.base, MANY, connections=64, seconds=seconds)
+                load(
+                    server,
+                    "adds.lua",
+                    place.base,
+                    MANY,
+                    connections=64,
+                    seconds=seconds,
+                    may_fail=True,
+                )
 
     def over_http(
-        self, server: Server, target: Target, connections: int, payload_check: str = "guard"
+        self,
+        server: Server,
+        target: Target,
+        connections: int,
+        payload_check: str = "guard",
+        *,
+        may_fail: bool = False,
     ) -> Load:
         """Load *server* in a namespace of its own."""
         place = self.site.create(self.service, payload_check=payload_check, shards=_SHARDS)
@@ -87,8 +103,9 @@ class Adds:
             script = ("fresh.lua", place.base, target.prefix)
         # Names of its own for the warming, or the measured ones would not be new.
         warming = script if target.counters else (*script[:2], "w")
-        warm = load(server, *warming, connections=connections, seconds=self.warm_s)
-        measured = load(server, *script, connections=connections, seconds=self.bench.seconds)
+        loaded = partial(load, server, connections=connections, may_fail=may_fail)
+        warm = loaded(*warming, seconds=self.warm_s)
+        measured = loaded(*script, seconds=self.bench.seconds)
         self._note(f"over HTTP, {target}", place, target, (warm, measured), server)
         return measured
 
