@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
 from counter.limits import SECOND
 from counter.namespaces import SETTLED_S
+from counter.patience import Patience
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.skew import ClockGuard
@@ -57,14 +58,17 @@ class Application:
     @asynccontextmanager
     async def running(self, *, rollup: bool) -> AsyncIterator[None]:
         """Open store and cache, have slices and the default namespace there, watch what other
-        processes and the clock do, and roll up if asked. Raises StartupError."""
+        processes and the clock do, and roll up if asked. Raises StartupError, and UnavailableError
+        where the store stays in trouble."""
         self.health.rolls_up = rollup
+        # What ails a store of this process's own does not pass by waiting.
+        patience = Patience(0 if self.store.transactional else self.settings.start_timeout)
         async with AsyncExitStack() as stack:
-            await self.store.open()
+            await patience.through(self.store.open)
             stack.push_async_callback(self.store.close)
             await self.cache.open()
             stack.push_async_callback(self.cache.close)
-            await self._prepare()
+            await patience.through(self._prepare)
             stop = asyncio.Event()
             tasks = []
             if self.guard is not None:
@@ -90,20 +94,23 @@ class Application:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _prepare(self) -> None:
-        """Have there what requests need. Other processes may do the same at the same time."""
+        """Have there what requests need. Other processes may do the same at the same time, and it
+        may be done again."""
         if self.guard is not None:
             await self.guard.measure()
         await self.service.namespaces.refresh()
         await self._have_default_namespace()
         now_us = self.clock.now_us()
-        for dataset in await self.store.datasets():
+        datasets = await self.store.datasets()
+        for dataset in datasets:
             slices = await self.store.slices(dataset)
             if self.store.transactional or not any(
                 each.start_us <= now_us < each.end_us for each in slices
             ):
                 # Else a worker looks after them, one for all.
                 await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
-                return
+                break
+        self._tell_what_stands(datasets)
 
     async def _have_default_namespace(self) -> None:
         """Make it at the first start on a data directory, which is the one that finds no slice
@@ -112,7 +119,6 @@ class Application:
         first = True
         for each in await self.store.datasets():
             if each.name == dataset.name:
-                self._tell_what_stands(each, dataset)
                 first = not await self.store.slices(each)
         namespaces = self.service.namespaces
         missing = all(each.name != "default" for each in namespaces.all())
@@ -123,7 +129,9 @@ class Application:
             except PreconditionFailedError:
                 await namespaces.refresh()
 
-    def _tell_what_stands(self, standing: Dataset, asked: Dataset) -> None:
+    def _tell_what_stands(self, datasets: Sequence[Dataset]) -> None:
+        asked = self.settings.dataset()
+        standing = next((each for each in datasets if each.name == asked.name), asked)
         for name in ("retention", "slice", "write_timeout"):
             old, new = getattr(standing, f"{name}_us"), getattr(asked, f"{name}_us")
             if old != new and name in self.settings.model_fields_set:

@@ -128,6 +128,10 @@ class Settings(BaseSettings):
         25_000, ge=1, le=10_000_000, description="Counts that a process keeps in its memory"
     )
 
+    start_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
+        limits.START_TIMEOUT_US, description="How long a start waits for Cassandra in trouble"
+    )
+
     retention: _Retention = Field(
         7 * limits.DAY,
         description="How long events are kept, and so how late a retry may be",

@@ -29,6 +29,8 @@ PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
+#: How long a start waits for a store in trouble: about what a node takes to come back.
+START_TIMEOUT_US: Final = 30 * SECOND
 
 #: Adds waiting for a commit, over all requests of one process. Past it: 503, before any work.
 PENDING_WRITES_MAX: Final = 50_000

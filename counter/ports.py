@@ -106,10 +106,9 @@ class EventStore(Protocol):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """The fold of each counter's events later than an instant. The caller knows that no
-        acknowledged event lies at *until_us* or later, and the store need not look there; without
-        it there is no upper bound. A span that was never sliced is empty; one that begins before
-        ``dropped_before`` raises SliceMissingError, for its sum would be short."""
+        """The fold of each counter's events later than an instant. The caller knows of none that is
+        acknowledged at *until_us* or later: the store need not look there. A span that was never
+        sliced is empty; one that begins before ``dropped_before`` raises SliceMissingError."""
         ...
 
     async def scan(
@@ -333,7 +332,7 @@ class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, Pr
     """Everything durable."""
 
     async def open(self) -> None:
-        """Connect. Raises StartupError, saying what to do."""
+        """Connect. Raises StartupError, saying what to do, or UnavailableError: then try again."""
         ...
 
     async def close(self) -> None:

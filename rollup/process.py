@@ -24,6 +24,7 @@ from counter.durations import format_duration
 from counter.errors import StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.namespaces import Namespaces
+from counter.patience import Patience
 from counter.skew import ClockGuard
 from counter.storage import open_cache, open_store
 from rollup.health import Health, listening
@@ -69,7 +70,7 @@ async def _run(settings: Settings) -> int:
     clock = SystemClock()
     store, cache = open_store(settings, clock), open_cache(settings, clock)
     async with AsyncExitStack() as stack:
-        await store.open()
+        await Patience(settings.start_timeout).through(store.open)
         stack.push_async_callback(store.close)
         await cache.open()
         stack.push_async_callback(cache.close)

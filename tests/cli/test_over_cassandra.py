@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.cluster_nodes import Cluster
-from tests.support.server import ROOT, refused, serving
+from tests.support.relay import Relay
+from tests.support.server import ROOT, Server, refused, serving
 from tests.support.waiting import eventually
 
 PROCESSES = 3
@@ -60,9 +61,40 @@ def test_without_its_schema_it_says_what_to_run(cassandra: Cluster, tmp_path: Pa
 @pytest.mark.slow
 async def test_where_nobody_is_it_says_so(tmp_path: Path) -> None:
     flags = {"store": "cassandra", "contact_points": "127.0.0.1:1", **WINDOWS}
-    code, said = await asyncio.to_thread(refused, tmp_path, **flags)
+    code, said = await asyncio.to_thread(refused, tmp_path, **flags, start_timeout="1s")
     assert code == 2
-    assert "127.0.0.1:1" in said
+    assert "counter: cannot reach Cassandra at 127.0.0.1:1 " in said
+
+
+@pytest.mark.slow
+async def test_a_start_waits_for_a_store_that_is_away(cassandra: Cluster, tmp_path: Path) -> None:
+    """It says so once, however often it tries; so does ``schema apply`` before it."""
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    async with relay.listening():
+        host, port = relay.address
+        flags = flags_of(cassandra, "away") | {"contact_points": f"{host}:{port}"}
+        relay.is_away = True
+        applying = asyncio.create_task(asyncio.to_thread(apply_schema, flags))
+        await eventually(relay.has_refused, "the schema is tried to be applied")
+        relay.is_away = False
+        applied = await applying
+        assert applied.returncode == 0, applied.stderr
+        assert applied.stderr.count("waiting up to 30s for the store") == 1
+
+        relay.refused = 0
+        relay.is_away = True
+        server = Server(tmp_path, tmp_path / "logs", flags)
+        try:
+            starting = asyncio.create_task(server.start())
+            await eventually(relay.has_refused, "a start is tried")
+            relay.is_away = False
+            await starting
+            async with server.client() as rest:
+                assert (await rest.add("c", 1, key="order-1")).status_code == 200
+            assert server.output("err").count("waiting up to 30s for the store") == 1
+            assert await server.stop() == 0
+        finally:
+            server.clean_up()
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND
-from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.options import Tls
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, have_schema, opened, options_for
@@ -28,8 +30,17 @@ async def refusal(options: CassandraOptions) -> str:
     return str(caught.value)
 
 
+async def trouble(options: CassandraOptions) -> str:
+    """The same where it may open another time."""
+    with pytest.raises(StoreUnavailableError) as caught:
+        async with opened(options):
+            pass
+    return caught.value.detail
+
+
 async def test_nobody_at_the_contact_point() -> None:
-    text = await refusal(NOBODY)
+    """Nobody yet, perhaps."""
+    text = await trouble(NOBODY)
     assert "cannot reach Cassandra at 127.0.0.1:1" in text
     assert "refused" in text
     assert "--contact-points" in text
@@ -43,7 +54,7 @@ async def test_a_contact_point_without_an_address() -> None:
 async def test_a_contact_point_that_is_something_else(memcached: Cluster) -> None:
     """A server that closes the connection, or says what no Cassandra would."""
     host, port = memcached.memcached_addresses[0].split(":")
-    text = await refusal(at(NOBODY, (host, int(port))))
+    text = await trouble(at(NOBODY, (host, int(port))))
     assert f"cannot reach Cassandra at {host}:{port}" in text
 
 
@@ -52,8 +63,30 @@ async def test_a_contact_point_that_says_nothing(cassandra: Cluster) -> None:
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     relay.deaf = True
     async with relay.listening():
-        text = await refusal(at(NOBODY, relay.address))
+        text = await trouble(at(NOBODY, relay.address))
     assert "cannot reach Cassandra" in text
+
+
+async def test_a_store_that_did_not_open_can_be_opened_again(cassandra: Cluster) -> None:
+    """Whether it never came to a node, or met trouble when it had prepared its statements."""
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    options = options_for(cassandra)
+    await have_schema(options)
+    async with relay.listening():
+        relay.is_away = True
+        store = CassandraStore(at(options, relay.address), SystemClock())
+        with pytest.raises(StoreUnavailableError):
+            await store.open()
+        relay.is_away = False
+        trouble = StoreUnavailableError("a node was killed")
+        with (
+            patch.object(store, "_must_have_datasets", side_effect=trouble),
+            pytest.raises(StoreUnavailableError, match="a node was killed"),
+        ):
+            await store.open()
+        await store.open()
+        await store.ping()
+        await store.close()
 
 
 async def test_one_contact_point_that_answers_is_enough(cassandra: Cluster) -> None:

@@ -22,10 +22,14 @@ from counter.errors import (
     UnavailableError,
     WriteTimeoutError,
 )
+from counter.limits import SECOND
+from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra.bridge import Bridge, Gathering, let_go
 from counter.storage.cassandra.coalesced import Coalesced
+from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.driver import SparingSpeculation, quieten
-from counter.storage.cassandra.failures import translated, untold
+from counter.storage.cassandra.failures import translated, untold, within
+from tests.support.virtual import virtually
 
 
 class Response:
@@ -268,6 +272,61 @@ def test_a_bug_is_nobodys_failure() -> None:
     """What the driver raises for a statement that is wrong stays what it is."""
     error = TypeError("wrong number of cells")
     assert translated(error) is error
+
+
+class Contended(Connection):
+    """Others set the same row again and again until some time; no compare-and-set of ours is told
+    how it went before."""
+
+    def __init__(self, until_s: float) -> None:
+        super().__init__(CassandraOptions([("nobody", 1)], read_timeout_us=2 * SECOND))
+        self.tries: list[float] = []
+        self._until_s = until_s
+
+    async def _send(
+        self, statements: Sequence[Any], timeout_us: int | None, *, raw: bool = False
+    ) -> list[Any]:
+        self.tries.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
+        if self.tries[-1] < self._until_s:
+            return [ErrorMessage(0x1700, "unknown", None)]
+        return [[(True,)]]
+
+    async def set(self) -> bool:
+        async def settle() -> tuple[bytes]:
+            return (b"theirs",)
+
+        applied, _ = await self.compare_and_set("set", settle, b"ours", 0)
+        return applied
+
+
+def test_a_row_that_others_contend_for_is_tried_for_a_while() -> None:
+    """Not for a few tries, which would all fall into the same moment."""
+    connection = Contended(until_s=3.5)
+    assert virtually(connection.set())
+    assert len(connection.tries) > 5
+
+
+def test_a_compare_and_set_is_not_tried_for_ever() -> None:
+    """As long as two readings may take, and in the end it says why."""
+    connection = Contended(until_s=1_000)
+    with pytest.raises(StoreUnavailableError, match="unknown"):
+        virtually(connection.set())
+    assert 3.9 < connection.tries[-1] < 5
+    assert len(connection.tries) < 60
+
+
+def test_who_must_answer_sooner_bounds_it() -> None:
+    """Whatever it is at then: nobody knows what becomes of it."""
+    connection = Contended(until_s=1_000)
+
+    async def answered() -> float:
+        with pytest.raises(WriteTimeoutError, match=r"took longer than 0\.7 s"):
+            async with within(700_000):
+                await connection.set()
+        return asyncio.get_running_loop().time()
+
+    assert virtually(answered()) == 0.7
 
 
 def test_the_driver_logs_a_node_that_is_down_in_one_line(

@@ -138,8 +138,10 @@ async def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         point = f"127.0.0.1:{nobody.getsockname()[1]}"
-        flags = ["--store=cassandra", f"--contact-points={point}"]
-        assert point in await cannot_start(flags, tmp_path / "log")
+        flags = ["--store=cassandra", f"--contact-points={point}", "--start-timeout=1s"]
+        waiting, _, ended = (await cannot_start(flags, tmp_path / "log")).partition("counter: ")
+        assert "waiting up to 1s for the store: cannot reach Cassandra" in waiting
+        assert point in ended
 
 
 async def test_a_cluster_without_the_schema_is_told(settings: Settings, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ class Relay:
         self.deaf = False
         self.is_away = False
         self.lost = 0
+        self.refused = 0
         self.address = ("", 0)
 
     @property
@@ -41,6 +42,10 @@ class Relay:
         """Whether anything was lost while it was deaf."""
         return self.lost > 0
 
+    async def has_refused(self) -> bool:
+        """Whether anybody came while it was away."""
+        return self.refused > 0
+
     @asynccontextmanager
     async def listening(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
         """Listen at ``address``, a port of loopback; clients speak TLS if *tls* is given."""
@@ -60,7 +65,9 @@ class Relay:
         self._tasks.add(task)
         writers = [writer]
         try:
-            if not self.is_away:
+            if self.is_away:
+                self.refused += 1
+            else:
                 answers, requests = await asyncio.open_connection(*self._server)
                 writers.append(requests)
                 async with asyncio.TaskGroup() as both:

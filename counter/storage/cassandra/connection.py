@@ -39,9 +39,11 @@ _DDL_ATTEMPTS_MAX: Final = 3
 _AGREEMENT_TIMEOUT_S: Final = 10.0
 #: A statement is prepared by one node; where that one does not answer, by the next.
 _PREPARE_ATTEMPTS_MAX: Final = 3
-#: A compare-and-set that timed out is settled and run again so often.
-_CAS_ATTEMPTS_MAX: Final = 5
+#: A compare-and-set of unknown outcome is settled and run again for as long as so many reads may
+#: take, after a pause that is drawn up to this, which doubles: others contend for the same row.
+_CAS_READS: Final = 2
 _CAS_PAUSE_S: Final = 0.05
+_CAS_PAUSE_MAX_S: Final = 1.0
 
 _NOW: Final = "SELECT now() FROM system.local"
 #: 15 October 1582, where the time of a UUID begins, to 1970, in units of 100 ns.
@@ -58,28 +60,33 @@ class Connection:
         #: Sends writes that end each on its own.
         self.stream = Stream(self._begin)
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
+        self._has_failed = False
         self._in_flight = 0
         self._empty = asyncio.Event()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def open(self) -> None:
-        """Connect. Raises StartupError, saying what to do."""
+        """Connect. Raises StartupError, saying what to do, or StoreUnavailableError where it may
+        succeed another time."""
         driver.quieten()
         self._bridge = Bridge(asyncio.get_running_loop())
         try:
             self._cluster = driver.new_cluster(self._options)
         except (OSError, cassandra.DriverException) as error:
-            raise StartupError(driver.cannot_connect(self._options, error)) from error
+            # Nobody was asked yet: what is wrong is here, and stays.
+            raise StartupError(str(driver.cannot_connect(self._options, error))) from error
         try:
-            self._session: Session = await asyncio.to_thread(self._cluster.connect)
+            with driver.tried_again(self._has_failed):
+                self._session: Session = await asyncio.to_thread(self._cluster.connect)
             driver.check_datacenters(self._cluster, self._options)
         except BaseException as error:
+            self._has_failed = True
             await asyncio.to_thread(self._cluster.shutdown)
             if isinstance(error, StartupError) or not isinstance(error, Exception):
                 raise
             # A data center that is not there has no node to connect to.
             driver.check_datacenters(self._cluster, self._options)
-            raise StartupError(driver.cannot_connect(self._options, error)) from error
+            raise driver.cannot_connect(self._options, error) from error
         # Every write says its own timestamp.
         self._session.use_client_timestamp = False
         # How long a node may take to prepare a statement; the driver has no other way to say it.
@@ -162,8 +169,14 @@ class Connection:
         read completes what is under way. Where it does not show *mine*, the statement is run again;
         if the first one lands after all, either the second finds *mine* there, or the first finds
         its condition broken. So a state that was left must never come back.
+
+        What is tried again is begun within a few seconds. Who must answer sooner, whatever is under
+        way, bounds it with :func:`counter.storage.cassandra.failures.within`.
         """
-        for attempt in range(1, _CAS_ATTEMPTS_MAX + 1):
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _CAS_READS * self._options.read_timeout_us / SECOND
+        pause_s = _CAS_PAUSE_S
+        while True:
             (result,) = await self._send((statement,), None, raw=True)
             if not isinstance(result, BaseException):
                 if result[0][0]:
@@ -180,7 +193,10 @@ class Connection:
                 row = None
             if row is not None and row[at] == mine:
                 return True, row
-            await asyncio.sleep(random.uniform(0, attempt * _CAS_PAUSE_S))
+            if loop.time() >= until_s:
+                break
+            await asyncio.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, _CAS_PAUSE_MAX_S)
         raise translated(result)
 
     async def ddl(self, cql: str) -> None:

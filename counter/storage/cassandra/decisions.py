@@ -12,6 +12,7 @@ from typing import Any, Final
 from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.cassandra.base import CassandraBase
+from counter.storage.cassandra.failures import within
 from counter.types import Decision, Event, Namespace, Outcome
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
@@ -40,7 +41,11 @@ _ATTEMPTS_MAX: Final = 5
 
 
 class CassandraDecisions(CassandraBase):
-    """:class:`counter.ports.DecisionStore`."""
+    """:class:`counter.ports.DecisionStore`.
+
+    A request waits for each of these, and for no longer than for any other write: past the
+    dataset's ``write_timeout``, however many tries and readings that was, the outcome is untold.
+    """
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
@@ -48,15 +53,15 @@ class CassandraDecisions(CassandraBase):
         dataset, token, op = namespace.dataset, _token_of(namespace, events), uuid.uuid4().bytes
         # It outlives the event, which is dropped with its slice at latest when retention is over.
         ttl_us = 2 * dataset.retention_us + dataset.slice_us
-        insert = await self._to_compare(dataset, _DECIDE)
-        applied, standing = await self._connection.compare_and_set(
-            insert.bind(
-                (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
-            ),
-            lambda: self._as_compared(namespace, _DECIDED, token),
-            op,
-            _OP,
-        )
+        values = (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
+        async with within(dataset.write_timeout_us):
+            insert = await self._to_compare(dataset, _DECIDE)
+            applied, standing = await self._connection.compare_and_set(
+                insert.bind(values),
+                lambda: self._as_compared(namespace, _DECIDED, token),
+                op,
+                _OP,
+            )
         if applied:
             return decision
         if standing is None:
@@ -68,6 +73,22 @@ class CassandraDecisions(CassandraBase):
         return _decision_of(standing) if standing is not None else None
 
     async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+    ) -> int:
+        async with within(namespace.dataset.write_timeout_us):
+            return await self._reserve(namespace, nonce, now_us, expires_us)
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        async with within(namespace.dataset.write_timeout_us):
+            row = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
+            seen = row[_OP] if row is not None and row[0] == old_us else None
+            if seen is not None and await self._replace(namespace, nonce, seen, now_us, expires_us):
+                return now_us
+            return await self._reserve(namespace, nonce, now_us, expires_us)
+
+    async def _reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
     ) -> int:
         insert = await self._to_compare(namespace.dataset, _RESERVE)
@@ -84,15 +105,6 @@ class CassandraDecisions(CassandraBase):
                 if await self._replace(namespace, nonce, seen, now_us, expires_us):
                     return now_us
         raise _vanished("a reservation")
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        standing = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
-        seen = standing[_OP] if standing is not None and standing[0] == old_us else None
-        if seen is not None and await self._replace(namespace, nonce, seen, now_us, expires_us):
-            return now_us
-        return await self.reserve(namespace, nonce, now_us, expires_us)
 
     async def _replace(
         self, namespace: Namespace, nonce: bytes, seen: bytes, now_us: int, expires_us: int

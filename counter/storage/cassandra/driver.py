@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import cassandra
@@ -26,7 +28,7 @@ from cassandra.policies import (
 )
 from cassandra.query import tuple_factory
 
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra.failures import causes_of
 from counter.storage.cassandra.options import CassandraOptions, Tls
@@ -38,7 +40,7 @@ _HEARTBEAT_S: Final = 5
 
 #: The driver writes in pieces of 4 KiB. Without this the last piece of a batch waits until the node
 #: acknowledged the one before, which a node that has nothing to say puts off for 40 ms.
-_SOCKET_OPTIONS: Final = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+_SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 
 #: An idempotent statement is sent to a second node after so long.
 _SPECULATE_AFTER_S: Final = 0.1
@@ -151,23 +153,26 @@ def check_datacenters(cluster: Cluster, options: CassandraOptions) -> None:
         )
 
 
-def cannot_connect(options: CassandraOptions, error: Exception) -> str:
-    """Why the first connection failed, and what to do."""
+def cannot_connect(
+    options: CassandraOptions, error: Exception
+) -> StartupError | StoreUnavailableError:
+    """Why the first connection failed, and what to do; StartupError where to wait is no use."""
     points = ", ".join(f"{host}:{port}" for host, port in options.contact_points)
     causes = causes_of(error) or [error]
     for cause in causes:
         if isinstance(cause, cassandra.AuthenticationFailed):
             who = "a user without a name" if options.username is None else repr(options.username)
-            return (
+            return StartupError(
                 f"Cassandra at {points} refuses {who}:"
                 " check COUNTER_CASSANDRA_USERNAME and COUNTER_CASSANDRA_PASSWORD"
             )
     text = " ".join(str(causes[0]).split())[:200]
     if options.tls is not None and "SSL" in text:
-        return f"no TLS connection to Cassandra at {points} ({text}); check --tls-ca"
+        return StartupError(f"no TLS connection to Cassandra at {points} ({text}); check --tls-ca")
     if isinstance(error, UnresolvableContactPoints):
-        return f"no address is known for {points}; check --contact-points"
-    return f"cannot reach Cassandra at {points} ({text}); check --contact-points"
+        return StartupError(f"no address is known for {points}; check --contact-points")
+    said = f"cannot reach Cassandra at {points} ({text}); check --contact-points"
+    return StoreUnavailableError(said) if isinstance(error, _NO_BUGS) else StartupError(said)
 
 
 def quieten() -> None:
@@ -176,6 +181,22 @@ def quieten() -> None:
         logger = logging.getLogger(f"cassandra.{name}")
         if not any(isinstance(each, _Quiet) for each in logger.filters):
             logger.addFilter(_Quiet())
+
+
+@contextmanager
+def tried_again(again: bool) -> Iterator[None]:
+    """Have the driver not log, where this is not the first try to connect, that it fails too."""
+    logger = logging.getLogger("cassandra.cluster")
+    if again:
+        logger.addFilter(_is_no_failed_try)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_failed_try)
+
+
+def _is_no_failed_try(record: logging.LogRecord) -> bool:
+    return "Error connecting to" not in str(record.msg)
 
 
 class _Quiet(logging.Filter):

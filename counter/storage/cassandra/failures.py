@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import cassandra
@@ -77,6 +80,19 @@ def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
         # An unknown outcome too, of a write: neither error claims that nothing was done.
         return _made(StoreUnavailableError, f"Cassandra: {_text(error)}")
     return error
+
+
+@asynccontextmanager
+async def within(timeout_us: int) -> AsyncIterator[None]:
+    """Give up what is in the block after *timeout_us*, with WriteTimeoutError: what was sent may
+    have been done, or may be done yet."""
+    try:
+        async with asyncio.timeout(timeout_us / SECOND):
+            yield
+    except TimeoutError as error:
+        raise _made(
+            WriteTimeoutError, f"Cassandra took longer than {timeout_us / SECOND:g} s"
+        ) from error
 
 
 def _too_few(error: cassandra.Unavailable) -> UnavailableError:

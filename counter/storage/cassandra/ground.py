@@ -61,6 +61,10 @@ class ControlKeyspace:
 
         return await self._connection.compare_and_set(statement.bind(values), settle, mine, at)
 
+    def forget_statements(self) -> None:
+        """Prepare each anew when it is next needed."""
+        self._statements.clear()
+
     async def _prepared(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
         key = (cql, consistency)
         known = self._statements.get(key)

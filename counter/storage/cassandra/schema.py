@@ -6,15 +6,15 @@ names, rows are inserted if they are not there, and what others did meanwhile is
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from counter.durations import format_duration
 from counter.errors import SliceMissingError, StartupError, UnavailableError
+from counter.limits import START_TIMEOUT_US
+from counter.patience import Patience
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.documents import dataset_of, dataset_text
 from counter.storage.cassandra.ground import ControlKeyspace, Row
@@ -41,9 +41,6 @@ from counter.types import Dataset, Placement
 
 if TYPE_CHECKING:
     from counter.config import Settings
-
-_ATTEMPTS_MAX: Final = 5
-_PAUSE_S: Final = 0.5
 
 _VERSION: Final = "SELECT value, op FROM {control}.meta WHERE name = 'schema'"
 _FIRST_VERSION: Final = (
@@ -75,29 +72,28 @@ async def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema where *settings* point; what was done, a line each. Raises StartupError."""
     options = options_of(settings)
     connection = Connection(options)
-    await connection.open()
+    patience = Patience(settings.start_timeout)
+    await patience.through(connection.open)
     try:
-        return await apply(connection, options)
+        return await apply(connection, options, patience)
     finally:
         await connection.close()
 
 
-async def apply(connection: Connection, options: CassandraOptions) -> list[str]:
+async def apply(
+    connection: Connection, options: CassandraOptions, patience: Patience | None = None
+) -> list[str]:
     """The same over an open connection.
 
     Where another process does the same, a table may be known and not usable yet, for a moment and
-    in ways that no error tells from others. So what fails is begun again, a few times.
+    in ways that no error tells from others. So whatever fails is begun again.
     """
+    patience = patience or Patience(START_TIMEOUT_US)
     applying = _Applying(connection, options)
-    attempt = 1
-    while True:
-        try:
-            return await applying.run()
-        except UnavailableError as error:
-            if attempt == _ATTEMPTS_MAX:
-                raise StartupError(f"the schema cannot be applied: {error.detail}") from error
-        await asyncio.sleep(random.uniform(0, attempt * _PAUSE_S))
-        attempt += 1
+    try:
+        return await patience.through(applying.run)
+    except UnavailableError as error:
+        raise StartupError(f"the schema cannot be applied: {error.detail}") from error
 
 
 async def check_version(connection: Connection, control: ControlKeyspace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from counter.errors import StartupError, StoreUnavailableError, UnavailableError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND
 from counter.ports import Clock
 from counter.storage.cassandra.control import CassandraControl
@@ -48,11 +48,11 @@ class CassandraStore(
             await check_version(self._connection, self._control)
             await self._load_datasets()
             self._must_have_datasets()
-        except UnavailableError as error:
-            await self._connection.close()
-            raise StartupError(f"Cassandra cannot be used: {error.detail}") from error
         except BaseException:
             await self._connection.close()
+            # They belong to that session; when it is opened again, there is another one.
+            self._statements.clear()
+            self._control.forget_statements()
             raise
 
     async def close(self) -> None:

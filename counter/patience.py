@@ -1,0 +1,51 @@
+"""What a start does while the store is in trouble that may be over in a moment: it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from counter.durations import format_duration
+from counter.errors import UnavailableError
+from counter.limits import SECOND
+
+_log = logging.getLogger("counter.start")
+#: Pauses are drawn, so that processes that start together do not stay together, up to this; it
+#: doubles from one pause to the next.
+_PAUSE_S: Final = 0.1
+_PAUSE_MAX_S: Final = 2.0
+
+_T = TypeVar("_T")
+
+
+class Patience:
+    """That of one start: for *within_us* in all, from the first trouble that it meets."""
+
+    def __init__(self, within_us: int) -> None:
+        self._within_us = within_us
+        self._until_s: float | None = None
+
+    async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """What *work* comes to. It is begun again while it raises UnavailableError, whose last one
+        is raised when the time is over; whatever else it raises is raised at once."""
+        loop = asyncio.get_running_loop()
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return await work()
+            except UnavailableError as error:
+                if self._until_s is None:
+                    self._until_s = loop.time() + self._within_us / SECOND
+                    if self._within_us:
+                        _log.warning(
+                            "waiting up to %s for the store: %s",
+                            *(format_duration(self._within_us), error.detail),
+                        )
+                left_s = self._until_s - loop.time()
+                if left_s <= 0:
+                    raise
+            await asyncio.sleep(min(left_s, random.uniform(0, pause_s)))
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)

@@ -1,0 +1,86 @@
+"""A node that says nothing: whoever asked is answered long before a statement is given up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from counter.clock import SystemClock
+from counter.errors import WriteTimeoutError
+from counter.limits import MILLISECOND, SECOND
+from counter.service import CounterService
+from counter.storage.cassandra import CassandraStore
+from counter.storage.memory.cache import MemoryCache
+from counter.types import Decision, Event, Namespace, Outcome, Placement
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cases import SETTINGS
+from tests.support.cassandra import DATASET, at, have_schema, opened, options_for
+from tests.support.relay import Relay
+from tests.support.waiting import eventually
+
+NONCE = b"k" * 16
+Ask = Callable[[CassandraStore, Namespace], Awaitable[object]]
+
+
+def now_us() -> int:
+    return SystemClock().now_us()
+
+
+async def reserve(store: CassandraStore, namespace: Namespace) -> object:
+    return await store.reserve(namespace, NONCE, now_us(), now_us() + SECOND)
+
+
+async def rereserve(store: CassandraStore, namespace: Namespace) -> object:
+    return await store.rereserve(namespace, NONCE, 0, now_us(), now_us() + SECOND)
+
+
+async def decide(store: CassandraStore, namespace: Namespace) -> object:
+    event = Event("c", now_us(), NONCE, 0, 1)
+    return await store.decide(namespace, [event], Decision(Outcome.VOID, b""))
+
+
+async def add_under_a_key(store: CassandraStore, namespace: Namespace) -> object:
+    clock = SystemClock()
+    service = CounterService(store, MemoryCache(clock), clock)
+    return await service.add(namespace, "c", 1, "order-1")
+
+
+async def have_statements(store: CassandraStore, namespace: Namespace) -> bool:
+    """Use each once; a machine that is busy may take too long here too."""
+    try:
+        await reserve(store, namespace)
+        await rereserve(store, namespace)
+        await decide(store, namespace)
+    except WriteTimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("ask", [reserve, rereserve, decide, add_under_a_key])
+async def test_what_needs_a_decision_takes_no_longer_than_a_write(
+    cassandra: Cluster, ask: Ask
+) -> None:
+    """A compare-and-set, and the reading that settles it, may each take much longer."""
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    dataset = replace(DATASET, write_timeout_us=300 * MILLISECOND)
+    options = replace(
+        options_for(cassandra, keyspace="deadlines"),
+        read_timeout_us=60 * SECOND,
+        datasets=[(dataset, Placement((("", 1),)))],
+    )
+    await have_schema(options)
+    async with relay.listening(), opened(at(options, relay.address)) as store:
+        name = f"n{ask.__name__.replace('_', '')}"
+        namespace = await store.create_namespace(name, SETTINGS, now_us())
+        assert namespace is not None
+        await eventually(lambda: have_statements(store, namespace), "all statements are prepared")
+        relay.mute = True
+        reading = asyncio.create_task(store.namespaces())
+        asked = asyncio.ensure_future(ask(store, namespace))
+        done, _ = await asyncio.wait((reading, asked), return_when=asyncio.FIRST_COMPLETED)
+        relay.mute = False
+        await reading
+        assert done == {asked}
+        with pytest.raises(WriteTimeoutError):
+            await asked
