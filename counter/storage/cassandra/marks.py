@@ -70,8 +70,13 @@ _WINDOWS_MAX: Final = 64
 #: Before all counters of a window: no name is empty.
 _FIRST: Final = ("", 0)
 #: A process that drops marks for the first time looks for them in so many windows: what another one
-#: that crashed rolled up last, and did not come to drop.
+#: that crashed rolled up last, and did not come to drop. Where it does not come to it, they stay.
 _LEFT_BEHIND: Final = 64
+#: Shards for which that is done at once. A process that takes over thousands of them must not ask
+#: for all of it at the same moment, nor have their rollup wait for it.
+_LOOKS_AT_ONCE: Final = 4
+#: Windows of a shard whose marks are deleted at once.
+_DROPPED_AT_ONCE: Final = 32
 
 
 class CassandraMarks(CassandraWrites):
@@ -84,6 +89,7 @@ class CassandraMarks(CassandraWrites):
         #: By namespace id and shard: windows that were seen to hold marks and are not dropped yet.
         self._seen: dict[tuple[int, int], set[int]] = {}
         self._has_dropped: set[tuple[int, int]] = set()
+        self._looks = 0
         self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
 
     async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
@@ -219,19 +225,34 @@ class CassandraMarks(CassandraWrites):
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         key = (namespace.id, shard)
         seen = self._seen.setdefault(key, set())
-        if key not in self._has_dropped:
-            after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
-            windows = self._windows(namespace, after_us, through_us)
-            seen.update(await self._marked(namespace, shard, windows, _MARKED))
+        if key not in self._has_dropped and self._looks < _LOOKS_AT_ONCE:
+            seen.update(await self._left_behind(namespace, shard, through_us))
+            self._has_dropped.add(key)
         done = sorted(window_us for window_us in seen if window_us <= through_us)
         stamp_us = self._stamp()
-        deletes = []
-        for cql in _DELETES:
-            delete = await self._to_write(namespace.dataset, cql)
-            deletes += [delete.bind((stamp_us, namespace.id, shard, at)) for at in done]
-        await self._connection.rows(deletes)
-        seen.difference_update(done)
-        self._has_dropped.add(key)
+        statements = [await self._to_write(namespace.dataset, cql) for cql in _DELETES]
+        for first in range(0, len(done), _DROPPED_AT_ONCE):
+            some = done[first : first + _DROPPED_AT_ONCE]
+            await self._connection.rows(
+                [
+                    delete.bind((stamp_us, namespace.id, shard, window_us))
+                    for delete in statements
+                    for window_us in some
+                ]
+            )
+            seen.difference_update(some)
+
+    async def _left_behind(
+        self, namespace: Namespace, shard: int, through_us: int
+    ) -> Sequence[int]:
+        """The latest windows up to *through_us* that still hold marks."""
+        after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
+        windows = self._windows(namespace, after_us, through_us)
+        self._looks += 1
+        try:
+            return await self._marked(namespace, shard, windows, _MARKED)
+        finally:
+            self._looks -= 1
 
     def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
         """The starts of windows in ``(after_us, through_us]``, from the first slice on: there are

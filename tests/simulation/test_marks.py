@@ -1,0 +1,109 @@
+"""Marks are dropped a few at a time, however many shards a process takes over at once."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from counter.partitions import shard_of
+from counter.types import Mark, Namespace
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SLICE,
+    SLICES_END,
+    WINDOW,
+    dirty_counters,
+    make_namespace,
+    slice_at,
+)
+from tests.simulation.cluster import Cluster
+from tests.simulation.store import SimulatedStore, have_schema, options_for
+from tests.simulation.weather import Weather
+from tests.support.clock import FakeClock
+
+SHARDS = 20
+NAMES = [f"c{n}" for n in range(200)]
+
+
+class Stores:
+    """Processes over one cluster."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(NOW)
+        self._cluster = Cluster(self._at, self.clock.now_us, Weather(Random(1), delay_us=0))
+
+    def _at(self, _: int, call: Any, *args: Any) -> None:
+        asyncio.get_running_loop().call_soon(call, *args)
+
+    async def another(self) -> SimulatedStore:
+        """A process, with the slices of the setting."""
+        await have_schema(self._cluster, options_for(DATASET))
+        made = SimulatedStore(options_for(DATASET), self.clock, self._cluster)
+        await made.open()
+        (dataset,) = await made.datasets()
+        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+            await made.make_slice(dataset, slice_at(start_us))
+        return made
+
+
+class Watch:
+    """The most statements of a store that were under way at once."""
+
+    def __init__(self, store: SimulatedStore) -> None:
+        self._rows = store._connection.rows
+        self.now = self.most = 0
+        store._connection.rows = self._watched  # type: ignore[method-assign]
+
+    async def _watched(self, statements: Sequence[Any], timeout_us: int | None = None) -> list[Any]:
+        self.now += len(statements)
+        self.most = max(self.most, self.now)
+        try:
+            return await self._rows(statements, timeout_us)
+        finally:
+            self.now -= len(statements)
+
+
+@pytest.fixture
+def stores() -> Stores:
+    return Stores()
+
+
+async def dirty_shards(store: SimulatedStore, namespace: Namespace) -> int:
+    """How many shards hold marks."""
+    return sum([bool(await dirty_counters(store, namespace, n)) for n in range(SHARDS)])
+
+
+async def test_what_others_left_behind_is_looked_for_in_a_few_shards_at_once(
+    stores: Stores,
+) -> None:
+    """The rollup of the others does not wait for it: theirs is dropped at one of the next times."""
+    one, other = await stores.another(), await stores.another()
+    namespace = await make_namespace(one, shards=SHARDS)
+    await one.mark(namespace, [Mark(NOW, name) for name in NAMES])
+    assert {shard_of(name, SHARDS) for name in NAMES} == set(range(SHARDS))
+    stores.clock.advance(WINDOW)
+    watch = Watch(other)
+    left = [SHARDS]
+    while left[-1]:
+        await asyncio.gather(*(other.drop_marks(namespace, n, NOW) for n in range(SHARDS)))
+        left.append(await dirty_shards(one, namespace))
+        assert left[-1] < left[-2]
+    assert watch.most <= 4 * 2
+    assert len(left) == 1 + SHARDS // 4
+
+
+async def test_marks_of_many_windows_are_dropped_a_few_at_a_time(stores: Stores) -> None:
+    store = await stores.another()
+    namespace = await make_namespace(store)
+    windows = range(NOW - 150 * WINDOW, NOW, WINDOW)
+    await store.mark(namespace, [Mark(window_us, "c") for window_us in windows])
+    found = await store.dirty(namespace, 0, after_us=0, through_us=NOW, start=None, limit=1_000)
+    assert len(found) == len(windows)
+    watch = Watch(store)
+    await store.drop_marks(namespace, 0, NOW)
+    assert watch.most <= 64
+    assert await dirty_counters(store, namespace) == set()
