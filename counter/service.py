@@ -290,6 +290,9 @@ class CounterService:
         outcome = Written.LATE
         if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
             outcome = await self._writer.write_atomic(namespace, events)
+        if outcome is Written.CONFLICT:
+            self.tally["conflict"] += len(events)
+            raise conflict(events[0])
         if outcome is not Written.LATE:
             return [self._added(event, outcome) for event in events]
         await self._resolve(namespace, events)
@@ -343,6 +346,9 @@ class CounterService:
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
+        except TokenConflictError:
+            self.tally["conflict"] += len(events)
+            raise
         finally:
             self._writer.leave(len(events))
         void = outcome is Outcome.VOID
