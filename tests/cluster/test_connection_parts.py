@@ -280,6 +280,7 @@ class Contended(Connection):
 
     def __init__(self, until_s: float) -> None:
         super().__init__(CassandraOptions([("nobody", 1)], read_timeout_us=2 * SECOND))
+        self.answer = True
         self.tries: list[float] = []
         self._until_s = until_s
 
@@ -290,7 +291,7 @@ class Contended(Connection):
         await asyncio.sleep(0.01)
         if self.tries[-1] < self._until_s:
             return [ErrorMessage(0x1700, "unknown", None)]
-        return [[(True,)]]
+        return [[(self.answer,)]]
 
     async def set(self) -> bool:
         async def settle() -> tuple[bytes]:
@@ -305,6 +306,22 @@ def test_a_row_that_others_contend_for_is_tried_for_a_while() -> None:
     connection = Contended(until_s=3.5)
     assert virtually(connection.set())
     assert len(connection.tries) > 5
+
+
+def test_a_reading_that_contention_spoils_is_made_again() -> None:
+    """A reading contends as well: that it failed tells nothing of who set the row."""
+    connection = Contended(until_s=0)
+    readings = [UnavailableError("unknown"), UnavailableError("unknown"), None]
+
+    async def settle() -> tuple[bytes]:
+        if error := readings.pop(0):
+            raise error
+        return (b"theirs",)
+
+    connection.answer = False
+    told = virtually(connection.compare_and_set("set", settle, b"ours", 0))
+    assert told == (False, (b"theirs",))
+    assert len(connection.tries) == 3
 
 
 def test_a_compare_and_set_is_not_tried_for_ever() -> None:

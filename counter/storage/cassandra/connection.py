@@ -170,34 +170,37 @@ class Connection:
         if the first one lands after all, either the second finds *mine* there, or the first finds
         its condition broken. So a state that was left must never come back.
 
-        What is tried again is begun within a few seconds. Who must answer sooner, whatever is under
-        way, bounds it with :func:`counter.storage.cassandra.failures.within`.
+        It is run again, after readings that contention spoils too, for a few seconds at most. Who
+        must answer sooner, whatever it is at, bounds it by
+        :func:`counter.storage.cassandra.failures.within`.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _CAS_READS * self._options.read_timeout_us / SECOND
         pause_s = _CAS_PAUSE_S
         while True:
             (result,) = await self._send((statement,), None, raw=True)
-            if not isinstance(result, BaseException):
-                if result[0][0]:
-                    return True, None
-                row = await settle()
-                # The driver sends it to another node where the first one's connection breaks.
-                return row is not None and row[at] == mine, row
-            if not untold(result):
-                break
+            failure: BaseException | None = None
+            if isinstance(result, BaseException):
+                failure = translated(result)
+                if not untold(result):
+                    raise failure
+            elif result[0][0]:
+                return True, None
             try:
                 row = await settle()
-            except UnavailableError:
+            except UnavailableError as error:
                 # Run again, it tells as much.
-                row = None
-            if row is not None and row[at] == mine:
-                return True, row
+                failure = failure or error
+            else:
+                # Where it was refused too: the driver sends it to another node where the first
+                # one's connection breaks.
+                is_mine = row is not None and row[at] == mine
+                if is_mine or failure is None:
+                    return is_mine, row
             if loop.time() >= until_s:
-                break
+                raise failure
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _CAS_PAUSE_MAX_S)
-        raise translated(result)
 
     async def ddl(self, cql: str) -> None:
         """Run a schema statement, one that may be run twice, and wait until all nodes agree.
