@@ -2,52 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
 
 from counter.partitions import shard_of
 from counter.types import Mark, Namespace
-from tests.contracts.cases import (
-    DATASET,
-    FIRST_SLICE,
-    NOW,
-    SLICE,
-    SLICES_END,
-    WINDOW,
-    dirty_counters,
-    make_namespace,
-    slice_at,
-)
-from tests.simulation.cluster import Cluster
-from tests.simulation.store import SimulatedStore, have_schema, options_for
-from tests.simulation.weather import Weather
-from tests.support.clock import FakeClock
+from tests.contracts.cases import NOW, WINDOW, dirty_counters, make_namespace
+from tests.simulation.processes import Processes
+from tests.simulation.store import SimulatedStore
 
 SHARDS = 20
 NAMES = [f"c{n}" for n in range(200)]
-
-
-class Stores:
-    """Processes over one cluster."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock(NOW)
-        self._cluster = Cluster(self._at, self.clock.now_us, Weather(Random(1), delay_us=0))
-
-    def _at(self, _: int, call: Any, *args: Any) -> None:
-        asyncio.get_running_loop().call_soon(call, *args)
-
-    async def another(self) -> SimulatedStore:
-        """A process, with the slices of the setting."""
-        await have_schema(self._cluster, options_for(DATASET))
-        made = SimulatedStore(options_for(DATASET), self.clock, self._cluster)
-        await made.open()
-        (dataset,) = await made.datasets()
-        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await made.make_slice(dataset, slice_at(start_us))
-        return made
 
 
 class Watch:
@@ -68,8 +34,8 @@ class Watch:
 
 
 @pytest.fixture
-def stores() -> Stores:
-    return Stores()
+def processes() -> Processes:
+    return Processes()
 
 
 async def dirty_shards(store: SimulatedStore, namespace: Namespace) -> int:
@@ -78,14 +44,14 @@ async def dirty_shards(store: SimulatedStore, namespace: Namespace) -> int:
 
 
 async def test_what_others_left_behind_is_looked_for_in_a_few_shards_at_once(
-    stores: Stores,
+    processes: Processes,
 ) -> None:
     """The rollup of the others does not wait for it: theirs is dropped at one of the next times."""
-    one, other = await stores.another(), await stores.another()
+    one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one, shards=SHARDS)
     await one.mark(namespace, [Mark(NOW, name) for name in NAMES])
     assert {shard_of(name, SHARDS) for name in NAMES} == set(range(SHARDS))
-    stores.clock.advance(WINDOW)
+    processes.clock.advance(WINDOW)
     watch = Watch(other)
     left = [SHARDS]
     while left[-1]:
@@ -96,8 +62,8 @@ async def test_what_others_left_behind_is_looked_for_in_a_few_shards_at_once(
     assert len(left) == 1 + SHARDS // 4
 
 
-async def test_marks_of_many_windows_are_dropped_a_few_at_a_time(stores: Stores) -> None:
-    store = await stores.another()
+async def test_marks_of_many_windows_are_dropped_a_few_at_a_time(processes: Processes) -> None:
+    store = await processes.another()
     namespace = await make_namespace(store)
     windows = range(NOW - 150 * WINDOW, NOW, WINDOW)
     await store.mark(namespace, [Mark(window_us, "c") for window_us in windows])

@@ -1,0 +1,54 @@
+"""Processes over a simulated cluster whose messages take no time and whose replicas may be deaf."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from counter.types import Namespace, PayloadCheck
+from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
+from tests.simulation.cluster import Cluster
+from tests.simulation.store import SimulatedStore, have_schema, options_for
+from tests.simulation.weather import Weather
+from tests.support.clock import FakeClock
+
+
+class Processes:
+    """Makes them; each has a store of its own, and all have the same clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(NOW)
+        self.cluster = Cluster(self._at, self.clock.now_us, Weather(Random(1), delay_us=0))
+
+    def _at(self, _: int, call: Any, *args: Any) -> None:
+        asyncio.get_running_loop().call_soon(call, *args)
+
+    async def another(self) -> SimulatedStore:
+        """One more, with the slices of the contracts' setting."""
+        await have_schema(self.cluster, options_for(DATASET))
+        made = SimulatedStore(options_for(DATASET), self.clock, self.cluster)
+        await made.open()
+        (dataset,) = await made.datasets()
+        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+            await made.make_slice(dataset, slice_at(start_us))
+        return made
+
+    @contextmanager
+    def heard_by(self, *numbers: int) -> Iterator[None]:
+        """Within the block, only the replicas of these *numbers* take in what is written."""
+        with ExitStack() as stack:
+            for node in self.cluster.nodes:
+                if node.number not in numbers:
+                    stack.enter_context(patch.object(node, "apply", lambda _: None))
+            yield
+
+
+async def plain_namespace(store: SimulatedStore) -> Namespace:
+    """One whose events are written without a compare-and-set."""
+    settings = replace(SETTINGS, payload_check=PayloadCheck.OFF)
+    namespace = await store.create_namespace("tests", settings, NOW)
+    assert namespace is not None
+    return namespace

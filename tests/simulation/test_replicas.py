@@ -1,0 +1,90 @@
+"""What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from counter.limits import HOUR
+from counter.types import Checkpoint, Event, Head, Mark, Namespace
+from tests.contracts.cases import NOW, add, atomic, clear, marks
+from tests.contracts.rollup_cases import apply, end, head, row, update
+from tests.simulation.processes import Processes, plain_namespace
+from tests.simulation.store import SimulatedStore
+
+#: So many reads each ask two replicas of three, whichever: each of them many times.
+READS = 20
+
+Do = Callable[[SimulatedStore, Namespace], Awaitable[object]]
+
+EVENT = add(delta=7)
+ROLLED_UP = update(row(1, 7), through=1, count=7)
+
+
+async def found(store: SimulatedStore, namespace: Namespace) -> Event | None:
+    (event,) = await store.find(namespace, [EVENT])
+    return event
+
+
+#: By table: what is written, how it is read, and what is read then.
+KEPT: dict[str, tuple[Do, Do, object]] = {
+    "events": (lambda store, ns: store.append(ns, [EVENT]), found, EVENT),
+    "marks": (lambda store, ns: store.mark(ns, [Mark(NOW, "c")]), marks, [Mark(NOW, "c")]),
+    "counts": (
+        lambda store, ns: apply(store, ns, ROLLED_UP),
+        head,
+        Head(Checkpoint(end(1), 7), Checkpoint(0, 0)),
+    ),
+}
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+@pytest.mark.parametrize("table", KEPT)
+@pytest.mark.parametrize("deaf", [0, 1, 2])
+async def test_what_two_replicas_have_every_read_sees(
+    processes: Processes, table: str, deaf: int
+) -> None:
+    write, read, expected = KEPT[table]
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    with processes.heard_by(*{0, 1, 2} - {deaf}):
+        await write(store, namespace)
+    assert [await read(store, namespace) for _ in range(READS)] == [expected] * READS
+
+
+@pytest.mark.parametrize("table", KEPT)
+async def test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see(
+    processes: Processes, table: str
+) -> None:
+    """It is on one replica, until a read has found it."""
+    write, read, expected = KEPT[table]
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    with processes.heard_by(1):
+        await write(store, namespace)
+    seen = [await read(store, namespace) for _ in range(READS)]
+    first = seen.index(expected)
+    assert seen[first:] == [expected] * (READS - first)
+
+
+@pytest.mark.parametrize(
+    "event", [EVENT, clear(), atomic(("c", 7))[0]], ids=["add", "clear", "item"]
+)
+async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
+    processes: Processes, event: Event
+) -> None:
+    """However late, and after replicas have tidied up."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    await store.append(namespace, [event])
+    await store.void(namespace, [event])
+    for _ in range(2):
+        assert list(await store.find(namespace, [event])) == [None]
+        await store.append(namespace, [event])
+        assert list(await store.find(namespace, [event])) == [None]
+        processes.clock.advance(HOUR)
+        for _ in range(READS):
+            processes.cluster.compact()
