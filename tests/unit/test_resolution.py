@@ -1,0 +1,127 @@
+"""The steps of a resolution, each held up or failed in the middle: over a store whose writes may
+land late."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
+from counter.limits import TIME_MAX_US
+from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
+from counter.windows import closes_at, window_of
+from tests.rollup.world import CLOSING, WINDOW, World
+
+ITEMS = [("a", 1), ("b", 2)]
+
+
+class Late:
+    """A world with a token that is late, and nothing written under it."""
+
+    def __init__(self, world: World, namespace: Namespace, token: Token) -> None:
+        self.world, self.namespace, self.token = world, namespace, token
+
+    @property
+    def event(self) -> Event:
+        return Event("a", self.token.generation_time_us, self.token.nonce, 0, 1)
+
+    @property
+    def window_us(self) -> int:
+        """The window of the token."""
+        return window_of(self.token.generation_time_us, WINDOW)
+
+    @property
+    def now_us(self) -> int:
+        """The window of now."""
+        return window_of(self.world.clock.now_us(), WINDOW)
+
+    async def ask(self) -> Any:
+        """Send the add again."""
+        return await self.world.api.add(self.namespace, "a", 1, self.token)
+
+    async def head(self) -> Head | None:
+        (head,) = await self.world.store.heads(self.namespace, ["a"])
+        return head
+
+    async def marks(self) -> Sequence[Mark]:
+        return await self.world.store.dirty(
+            self.namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=100
+        )
+
+
+@pytest.fixture
+async def late() -> Late:
+    world = World()
+    namespace = await world.begin(shards=1)
+    token = world.token()
+    world.clock.advance(CLOSING)
+    return Late(world, namespace, token)
+
+
+def then(call: Callable[..., Any], happens: Callable[[], object]) -> Callable[..., Any]:
+    """*call*, and then something *happens* before its answer comes."""
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        result = await call(*arguments, **named)
+        happens()
+        return result
+
+    return slowly
+
+
+async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> None:
+    """What landed meanwhile was not looked for: nothing may be decided by that look."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    late = Late(world, namespace, world.token())
+    closes_us = closes_at(namespace, late.token.generation_time_us)
+    world.clock.advance(closes_us - 1 - world.clock.now_us())
+    slowly = then(world.store.find, lambda: world.clock.advance(1))
+    with patch.object(world.store, "find", slowly), pytest.raises(TokenPendingError):
+        await late.ask()
+    assert await world.store.decided(namespace, [late.event]) is None
+    with pytest.raises(TokenTooOldError):
+        await late.ask()
+
+
+async def test_a_recount_is_left_for_readers_and_for_the_worker(late: Late) -> None:
+    """In the window of now, which no worker has passed; of the token's window."""
+    with pytest.raises(TokenTooOldError):
+        await late.ask()
+    head = await late.head()
+    assert head is not None
+    assert head.pending == (Pending(late.window_us, late.now_us),)
+    assert list(await late.marks()) == [Mark(late.now_us, "a", late.window_us)]
+
+
+async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> None:
+    """The window that it was left in may be closed by now, and a worker be past it."""
+    first_us = late.now_us
+    store = late.world.store
+    slowly = [then(store.mark, lambda: late.world.clock.advance(CLOSING)), store.mark]
+
+    async def mark(*arguments: Any) -> None:
+        await slowly.pop(0)(*arguments)
+
+    with patch.object(store, "mark", mark), pytest.raises(TokenTooOldError):
+        await late.ask()
+    assert late.now_us == first_us + CLOSING
+    windows = [first_us, late.now_us]
+    head = await late.head()
+    assert head is not None
+    assert sorted(head.pending) == [Pending(late.window_us, each) for each in windows]
+    assert list(await late.marks()) == [Mark(each, "a", late.window_us) for each in windows]
+
+
+async def test_an_atomic_add_is_marked_anew_before_anything_is_decided(late: Late) -> None:
+    """Its first mark is in a window that workers may have passed. Whoever decides may crash in the
+    middle, and then a worker must find it."""
+    api, store = late.world.api, late.world.store
+    crash = StoreUnavailableError("a planted fault")
+    with patch.object(store, "decide", side_effect=crash), pytest.raises(StoreUnavailableError):
+        await api.add_atomic(late.namespace, ITEMS, late.token)
+    found = await store.dirty_atomic(late.namespace, 0, after_us=0, through_us=TIME_MAX_US)
+    assert [mark.window_us for mark in found] == [late.now_us]
+    assert isinstance(found[0], AtomicMark)
+    assert [event.counter for event in found[0].events] == ["a", "b"]
