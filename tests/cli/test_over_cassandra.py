@@ -6,14 +6,19 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
+from counter.tokens import TokenGenerator
 from scripts.cluster_nodes import Cluster
+from tests.support.cluster import session_of
 from tests.support.relay import Relay
-from tests.support.server import ROOT, Server, refused, serving
+from tests.support.rest import Rest
+from tests.support.server import ROOT, Server, ports_in_a_row, refused, serving
 from tests.support.waiting import eventually
 
 PROCESSES = 3
+WORKERS = 2
 #: Windows that real time passes while a test looks on, in a store that may be slow.
 WINDOWS = {
     "write_timeout": "5s",
@@ -95,6 +100,78 @@ async def test_a_start_waits_for_a_store_that_is_away(cassandra: Cluster, tmp_pa
             assert await server.stop() == 0
         finally:
             server.clean_up()
+
+
+async def listens(port: int) -> bool:
+    """Whether anybody does at *port*."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def sent_to(port: int, counter: str) -> httpx.Response:
+    """The answer to an add at *port*, over a connection of its own."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        http.timeout = httpx.Timeout(60)
+        return await Rest(http).add(counter, 1, TokenGenerator().next())
+
+
+@pytest.mark.slow
+async def test_workers_that_are_told_to_end_finish_what_they_took(
+    cassandra: Cluster, tmp_path: Path
+) -> None:
+    """Each answers the adds that it has under way, however late the store answers them; none takes
+    any more. They are in the count."""
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    own = ports_in_a_row(WORKERS)
+    slow = {"write_timeout": "20s", "accept_limit": "1m", "drain_timeout": "30s"}
+    flags = flags_of(cassandra, "drained") | slow
+    assert apply_schema(flags).returncode == 0
+    async with relay.listening(), AsyncExitStack() as stack:
+        host, port = relay.address
+        flags |= {"contact_points": f"{host}:{port}"}
+        many = {"workers": str(WORKERS), "metrics_port": str(own)}
+        server = await stack.enter_async_context(
+            serving(tmp_path, tmp_path / "logs", **flags, **many)
+        )
+        ports = range(own, own + WORKERS)
+        for number, port in enumerate(ports):
+            assert (await sent_to(port, f"first-{number}")).status_code == 200
+
+        relay.mute = True
+        counters = [f"c{number}" for number in range(3 * WORKERS)]
+        adds = [
+            asyncio.create_task(sent_to(ports[number % WORKERS], counter))
+            for number, counter in enumerate(counters)
+        ]
+        session = stack.enter_context(session_of(cassandra))
+
+        async def all_under_way() -> bool:
+            rows = session.execute("SELECT counter FROM drained_default.dirty")
+            return {counter for (counter, *_) in rows} >= set(counters)
+
+        await eventually(all_under_way, "the mark of every add has come to the store")
+        server.terminate()
+        for port in ports:
+
+            async def closed(port: int = port) -> bool:
+                return not await listens(port)
+
+            await eventually(closed, "a worker takes no more requests")
+        assert not any(add.done() for add in adds)
+        relay.mute = False
+        answers = await asyncio.gather(*adds)
+        assert [each.status_code for each in answers] == [200] * len(adds), answers[0].text
+        assert await server.ended() == 0, server.all_errors()
+
+        await server.start()
+        async with server.client() as rest:
+            assert [await rest.count(each) for each in counters] == [1] * len(counters)
+        assert await server.stop() == 0
+        assert "Traceback" not in server.all_errors()
 
 
 @pytest.mark.slow

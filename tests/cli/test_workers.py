@@ -3,35 +3,20 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.needs import miss
-from tests.support.server import ROOT
+from tests.support.server import ROOT, ports_in_a_row
 from tests.support.waiting import eventually
 
 WORKERS = 2
 pytestmark = pytest.mark.slow
-
-
-def free_ports(count: int) -> int:
-    """The first of *count* ports in a row that nobody listens on."""
-    for first in range(28_000, 32_000, count):
-        try:
-            with ExitStack() as stack:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no ports are free")
 
 
 def children(pid: int) -> list[int]:
@@ -87,7 +72,7 @@ class Service:
 def service(tmp_path: Path) -> Iterator[Service]:
     if not Path("/proc/self/task").is_dir():
         miss("there is no /proc to find the workers in")
-    each = Service(free_ports(WORKERS + 1), tmp_path / "err")
+    each = Service(ports_in_a_row(WORKERS + 1), tmp_path / "err")
     yield each
     if each.process.poll() is None:
         for pid in [*children(each.process.pid), each.process.pid]:

@@ -3,10 +3,11 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,19 @@ def _command(data: Path, flags: Mapping[str, str]) -> list[str]:
     settings = {"port": "0", "data": str(data), **SMALL_WINDOWS, **flags}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     return [sys.executable, "-m", "counter", "serve", *given]
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of *count* ports in a row that nobody listens on."""
+    for first in range(28_000, 32_000, count):
+        try:
+            with ExitStack() as stack:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no ports are free")
 
 
 class Server:
