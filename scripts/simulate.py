@@ -15,6 +15,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from tests.simulation.bugs import Bug, all_bugs
+from tests.simulation.directed import caught_by
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 
@@ -87,9 +88,11 @@ def seeds_to_catch(bug: Bug, start: int, seeds: int) -> int | None:
 
 
 def _table(took: dict[str, int | None], seeds: int) -> str:
-    lines = ["| bug | what is broken | seeds it took |", "|---|---|---|"]
+    lines = ["| bug | what is broken | seeds it took | what catches it in every run |"]
+    lines.append("|---|---|---|---|")
     for name, bug in all_bugs().items():
-        lines.append(f"| `{name}` | {bug.what} | {took[name] or f'more than {seeds}'} |")
+        seeds_text = took[name] or f"more than {seeds}"
+        lines.append(f"| `{name}` | {bug.what} | {seeds_text} | {caught_by(name)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """When a window is closed: never while an acknowledged event can still land in it."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter import limits
@@ -8,6 +8,16 @@ from counter.types import CounterType, Dataset, Era, Namespace, NamespaceSetting
 from counter.windows import accept_limit_at, closed_through, closes_at, window_of
 
 SLICE_US = 1_000
+
+
+def namespace_of(
+    window_us: int, eras: tuple[Era, ...], *, write_timeout_us: int, skew_us: int
+) -> Namespace:
+    dataset = Dataset(1, "d", limits.DAY, SLICE_US, SLICE_US, 1, write_timeout_us, skew_us)
+    settings = NamespaceSettings(
+        CounterType.ACCURATE, "d", eras[-1][1], 1, window_us, 1, PayloadCheck.GUARD, 1, 1
+    )
+    return Namespace(1, "n", settings, eras, dataset, 0, 1)
 
 
 @st.composite
@@ -20,11 +30,7 @@ def namespaces(draw: st.DrawFn) -> Namespace:
     eras += [Era(border * SLICE_US, draw(accept_limits)) for border in borders]
     write_timeout_us = draw(st.integers(0, 100))
     skew_us = draw(st.integers(0, 50))
-    dataset = Dataset(1, "d", limits.DAY, SLICE_US, SLICE_US, 1, write_timeout_us, skew_us)
-    settings = NamespaceSettings(
-        CounterType.ACCURATE, "d", eras[-1][1], 1, window_us, 1, PayloadCheck.GUARD, 1, 1
-    )
-    return Namespace(1, "n", settings, tuple(eras), dataset, 0, 1)
+    return namespace_of(window_us, tuple(eras), write_timeout_us=write_timeout_us, skew_us=skew_us)
 
 
 instants = st.integers(0, 10 * SLICE_US)
@@ -41,6 +47,20 @@ def test_no_event_lands_in_a_closed_window(
     latest_landing_us += dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
     if latest_landing_us >= now_us:
         assert event_us > through_us
+
+
+@example(namespace_of(10, (Era(0, 20),), write_timeout_us=7, skew_us=3), 9)
+@given(namespaces(), instants)
+def test_a_window_is_open_until_the_last_add_of_it_can_have_landed(
+    namespace: Namespace, event_us: int
+) -> None:
+    """Its age is checked by a clock that is behind, at the last instant that lets it pass; it lands
+    just in time; and a clock that is ahead asks."""
+    dataset = namespace.dataset
+    checked_us = event_us + accept_limit_at(namespace, event_us) + dataset.clock_skew_max_us
+    landed_us = checked_us + dataset.write_timeout_us
+    asked_us = landed_us + dataset.clock_skew_max_us
+    assert closed_through(namespace, asked_us) < event_us
 
 
 @given(namespaces(), instants)

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.errors import StoreUnavailableError, TokenPendingError
+from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
 from counter.folding import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
 from counter.resolution import Resolver
@@ -114,3 +114,33 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
         await a.worker.tick()
     assert list(await world.store.find(namespace, mark.events)) == [None, None]
     assert set((await world.rolled_up(namespace)).values()) == {0}
+
+
+async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is_passed() -> (
+    None
+):
+    """The batch log may still land it, half today and half tomorrow: it must be hidden by then."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    token, works = world.token(), world.store.append_atomic
+    written: list[Sequence[Event]] = []
+
+    async def lands_late(_: Namespace, events: Sequence[Event]) -> Any:
+        written.append(events)
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(world.store, "append_atomic", lands_late),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, token)
+    a = world.process()
+    for _ in range(2):
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+    await works(namespace, written[0])
+    (count, *_) = await world.api.get(namespace, ["a"], 0)
+    assert count.count == 0
+    with pytest.raises(TokenTooOldError) as told:
+        await world.api.add_atomic(namespace, ITEMS, token)
+    assert told.value.applied is False

@@ -96,17 +96,6 @@ BUGS = (
         ),
     ),
     Bug(
-        "settles-before-recounts",
-        "what is settled is folded from rows as they were before the batch's recounts",
-        (
-            Edit(
-                roller.update,
-                "old = (row for row in in_order if row.window_us <= settled_us)",
-                "old = (row for row in rows if row.window_us <= settled_us)",
-            ),
-        ),
-    ),
-    Bug(
         "removes-unread-pending",
         "a worker removes pending recounts that it did not read",
         (

@@ -161,7 +161,7 @@ BUGS = (
     ),
     Bug(
         "applied-without-rewrite",
-        "an event that was found on one replica is not written again",
+        "what was found is not written again, nor the missing items of an atomic add",
         (Edit(_Resolver._decide, "await self._store.rewrite(namespace, events)", "pass"),),
     ),
     Bug(

@@ -8,32 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.bugs import all_bugs
+from tests.simulation.directed import QUICK
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 
 #: How many seeds each run of the tests tries; `scripts/simulate` tries any number.
 SEEDS = 120
 _A_PART = 20
-#: Bugs that a few seeds catch, so that planting them costs little; the script plants all.
-QUICK = (
-    "no-second-age-check",
-    "time-out-is-success",
-    "mark-remembered-early",
-    "no-recount",
-    "key-not-voided",
-    "item-key-by-index",
-    "watermark-early",
-    "recount-adjusts",
-    "recount-folds-fresh-only",
-    "fold-ignores-clear",
-    "tail-cut-at-now",
-    "cache-holds-tails",
-    "sum-wraps",
-    "clear-by-arrival",
-    "events-from-one-replica",
-    "half-an-atomic-add",
-    "marks-of-one-window",
-)
 #: Within so many seeds each of them must be caught. The slowest took 14.
 QUICK_SEEDS = 60
 _ROOT = Path(__file__).resolve().parents[2]

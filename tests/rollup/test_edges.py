@@ -1,0 +1,51 @@
+"""Adds at the edges of windows, and windows that close while a worker is at work."""
+
+from typing import Any
+from unittest.mock import patch
+
+from counter.types import Token
+from counter.windows import closes_at, window_of
+from tests.rollup.world import CLOSING, WINDOW, World
+
+
+async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
+    """Not even by its first instant: an add of that time is still to come, or to be read."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    worker = world.process().worker
+    first_us = window_of(world.clock.now_us(), WINDOW)
+    await world.add("c", 1)
+    world.clock.advance(first_us + WINDOW - world.clock.now_us())
+    await world.api.add(namespace, "c", 10, Token(b"edge" * 4, first_us + WINDOW))
+    world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
+    await worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 1}
+    (count,) = await world.api.get(namespace, ["c"], 0)
+    assert count.count == 11
+    world.clock.advance(CLOSING)
+    await worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 11}
+
+
+async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pass() -> None:
+    """Its marks were not asked for."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    worker = world.process().worker
+    await world.add("c", 1)
+    world.clock.advance(2 * WINDOW)
+    await world.add("c", 10)
+    first_us = window_of(world.clock.now_us(), WINDOW) - 2 * WINDOW
+    world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
+    dirty = world.store.dirty
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        found = await dirty(*arguments, **named)
+        world.clock.advance(CLOSING)
+        return found
+
+    with patch.object(world.store, "dirty", slowly):
+        await worker.tick()
+    for _ in range(2):
+        await worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 11}

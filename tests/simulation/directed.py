@@ -1,0 +1,139 @@
+"""What catches each planted bug in every run of the tests.
+
+Some are caught within a few seeds, always the same ones; the others by a test that is directed at
+them, wherever it lies: it passes, and fails with the bug planted (see test_directed.py).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+#: Bugs that a few seeds catch, so that planting them costs little; the script plants all.
+QUICK: Final = (
+    "no-second-age-check",
+    "time-out-is-success",
+    "mark-remembered-early",
+    "no-recount",
+    "key-not-voided",
+    "item-key-by-index",
+    "watermark-early",
+    "recount-adjusts",
+    "recount-folds-fresh-only",
+    "fold-ignores-clear",
+    "tail-cut-at-now",
+    "cache-holds-tails",
+    "sum-wraps",
+    "clear-by-arrival",
+    "marks-of-one-window",
+    "no-leases",
+)
+
+_CRASHES: Final = "tests/evidence/test_crashes.py::"
+_FAULTS: Final = "tests/http/test_faults.py::"
+_SKEW: Final = "tests/unit/test_skew.py::"
+_RESOLUTION: Final = "tests/unit/test_resolution.py::"
+_READING: Final = "tests/unit/test_reading.py::"
+_ROLLER: Final = "tests/unit/test_roller.py::"
+_NAMESPACES: Final = "tests/unit/test_namespaces.py::"
+_WINDOWS: Final = "tests/properties/test_windows.py::"
+_ATOMICS: Final = "tests/rollup/test_atomics.py::"
+_EDGES: Final = "tests/rollup/test_edges.py::"
+_SLICES: Final = "tests/rollup/test_maintenance.py::"
+_CONTRACTS: Final = "tests/simulation/test_contracts.py::"
+_REPLICAS: Final = "tests/simulation/test_replicas.py::"
+
+_OPEN: Final = f"{_WINDOWS}test_a_window_is_open_until_the_last_add_of_it_can_have_landed"
+_LEFT: Final = f"{_RESOLUTION}test_a_recount_is_left_for_readers_and_for_the_worker"
+_LATE: Final = f"{_FAULTS}test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved"
+_HALVES: Final = f"{_ATOMICS}test_halves_are_made_whole_by_whichever_worker_has_the_shard"
+_ACKNOWLEDGED: Final = f"{_REPLICAS}test_what_two_replicas_have_every_read_sees"
+_VOIDED: Final = f"{_REPLICAS}test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands[item]"
+
+#: By bug: the test that catches it.
+DIRECTED: Final[Mapping[str, str]] = {
+    "event-before-mark": f"{_CRASHES}test_an_add_that_is_asked_about_only_later[memory]",
+    "timer-alone": f"{_FAULTS}test_a_write_past_its_time_is_not_acknowledged_and_counts_once",
+    "guard-is-proof": (
+        "tests/http/test_payload_check.py::test_what_the_guard_has_seen_is_written_all_the_same"
+    ),
+    "no-write-timeout-in-closing": _OPEN,
+    "no-skew-in-closing": _OPEN,
+    "one-skew-in-closing": _OPEN,
+    "no-clock-guard": (
+        f"{_SKEW}test_past_the_bound_nothing_that_depends_on_the_clock_is_done[add]"
+    ),
+    "clock-after-look-up": (
+        f"{_RESOLUTION}test_a_window_that_closes_while_an_event_is_looked_for_was_open"
+    ),
+    "no-wait-for-window": (
+        "tests/http/test_tokens.py::test_a_window_closes_at_its_very_instant[memory]"
+    ),
+    "no-compare-and-set": f"{_CONTRACTS}TestDecisions::test_the_first_decision_stands",
+    "void-without-tombstone": _VOIDED,
+    "applied-without-rewrite": _HALVES,
+    "no-pending-recount": _LATE,
+    "no-recount-mark": _LEFT,
+    "recount-in-event-window": _LEFT,
+    "recounts-not-left-again": (
+        f"{_RESOLUTION}test_a_recount_that_took_long_to_leave_is_left_again"
+    ),
+    "no-atomic-mark-before-decision": (
+        f"{_RESOLUTION}test_an_atomic_add_is_marked_anew_before_anything_is_decided"
+    ),
+    "era-begins-at-once": (
+        f"{_NAMESPACES}test_an_accept_limit_changes_from_the_first_slice_that_is_not_made"
+    ),
+    "through-window-end": f"{_EDGES}test_a_rollup_does_not_reach_into_the_next_window",
+    "clock-after-marks": (
+        f"{_EDGES}test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pass"
+    ),
+    "stamped-with-now": f"{_CONTRACTS}TestCounts::test_an_older_batch_changes_nothing",
+    "removes-unread-pending": (
+        f"{_CONTRACTS}TestCounts::test_pending_recounts_are_removed_exactly"
+    ),
+    "removes-pending-of-open-windows": (
+        f"{_ROLLER}test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed"
+    ),
+    "ignores-pending": (
+        f"{_ROLLER}test_a_pending_recount_is_done_whether_a_mark_asks_for_it_or_not"
+    ),
+    "ignores-recount-marks": f"{_ROLLER}test_marks_of_recounts_are_told_from_marks_of_adds",
+    "half-an-atomic-add": _HALVES,
+    "atomic-add-not-found": (
+        f"{_ATOMICS}test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is"
+        "_passed"
+    ),
+    "decision-ignored": (
+        f"{_ATOMICS}test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker"
+    ),
+    "atomic-adds-not-settled": _HALVES,
+    "slice-dropped-early": f"{_SLICES}test_a_shard_that_lags_behind_holds_the_slices_back",
+    "settled-rows-summed": f"{_CONTRACTS}TestCounts::test_settled_only_moves_forward",
+    "tombstone-expires": _VOIDED,
+    "checkpoint-before-watermark": (
+        f"{_READING}test_a_rollup_between_two_steps_of_a_read_loses_nothing[one]"
+    ),
+    "reader-ignores-pending": _LATE,
+    "cache-claims-watermark": (
+        f"{_READING}test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there"
+    ),
+    "clear-per-partition": f"{_CONTRACTS}TestFolds::test_a_clear_erases_across_partitions",
+    "recount-without-settled": (
+        f"{_READING}test_who_counts_for_himself_begins_with_what_is_settled"
+    ),
+    "marks-from-one-replica": f"{_ACKNOWLEDGED}[0-marks]",
+    "events-from-one-replica": f"{_ACKNOWLEDGED}[0-events]",
+    "counts-from-one-replica": f"{_ACKNOWLEDGED}[0-counts]",
+    "no-read-repair": (
+        f"{_REPLICAS}test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see[events]"
+    ),
+    "stamped-in-the-future": _VOIDED,
+    "marks-dropped-early": f"{_CRASHES}test_a_rollup[memory]",
+}
+
+
+def caught_by(name: str) -> str:
+    """What catches the bug *name* in every run, as docs/guarantees.md says it."""
+    if name in QUICK:
+        return "`test_simulation.py`"
+    path, _, test = DIRECTED[name].partition("::")
+    return f"`{path.rpartition('/')[2]}`: `{test.replace('::', '.')}`"

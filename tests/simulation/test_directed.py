@@ -1,0 +1,58 @@
+"""Every planted bug is caught in every run: by a few seeds, or by a test directed at it."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.bugs import Bug, all_bugs
+from tests.simulation.directed import DIRECTED, QUICK
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class _Planting:
+    """Plants a bug around each test of a run of pytest within this one, and notes what came."""
+
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+        self.outcomes: list[str] = []
+        self.text = ""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        with self._bug.plant():
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes.append(f"{report.when} {report.outcome}")
+            self.text = str(report.longrepr)
+
+
+def outcomes_with(bug: Bug, test: str, monkeypatch: pytest.MonkeyPatch) -> _Planting:
+    """What comes of *test*, run in this process with *bug* planted."""
+    planting = _Planting(bug)
+    # The run within keeps its notes of which test runs in the environment, as the run around it.
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", os.environ.get("PYTEST_CURRENT_TEST", ""))
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "--capture=no", "-p", "no:xdist"]
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        pytest.main([*options, f"--rootdir={_ROOT}", str(_ROOT / test)], plugins=[planting])
+    return planting
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_a_directed_test_fails_where_the_bug_is_planted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it passes without: it is among the tests of this suite."""
+    came = outcomes_with(all_bugs()[name], DIRECTED[name], monkeypatch)
+    assert came.outcomes == ["call failed"], came.text
+
+
+def test_every_bug_is_caught_in_every_run() -> None:
+    assert {*QUICK, *DIRECTED} == {*all_bugs()}
+    assert not {*QUICK} & {*DIRECTED}
