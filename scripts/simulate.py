@@ -8,7 +8,10 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,7 +25,8 @@ from tests.simulation.shrink import report, shrink
 ROOT: Final = Path(__file__).resolve().parents[1]
 GUARANTEES: Final = ROOT / "docs" / "guarantees.md"
 _BEGIN: Final = "<!-- the table is written by scripts/simulate --table -->"
-_COLLECT_EVERY: Final = 20
+#: Seeds that a process runs before its garbage is collected, and before it is given more.
+_AT_A_TIME: Final = 20
 
 app = App(
     name="scripts/simulate",
@@ -40,24 +44,48 @@ def simulate(
     bug: Annotated[str | None, Parameter(help="A bug to plant; `all` for each in turn.")] = None,
     table: Annotated[bool, Parameter(help="Write what was caught to docs/guarantees.md.")] = False,
     shrinks: Annotated[int, Parameter(help="Runs that shrinking a failure may take.")] = 200,
+    jobs: Annotated[int, Parameter(help="Processes that run seeds at once.")] = 1,
 ) -> int:
     """Run seeds; show the first failure, shrunk, and how to have it again."""
     gc.disable()
     if bug == "all" or table:
         return _catch_all(seeds, start, table=table)
-    planted = all_bugs()[bug] if bug is not None else None
-    plant = planted.plant if planted is not None else nullcontext
     began_s = time.monotonic()
-    for seed in range(start, start + seeds):
-        result = run_seed(seed, plant)
-        if seed % _COLLECT_EVERY == 0:
-            gc.collect()
-        if result.problems:
-            print(report(shrink(result, plant, shrinks), bug))
-            return 1
+    wrong = next(_failures(range(start, start + seeds), bug, jobs), None)
+    if wrong is not None:
+        plant = _planter(bug)
+        print(report(shrink(run_seed(wrong, plant), plant, shrinks), bug))
+        return 1
     took_s = time.monotonic() - began_s
     print(f"{seeds} seeds from {start} on: nothing wrong; {60 * seeds / took_s:.0f} a minute")
     return 0
+
+
+def _failures(seeds: range, bug: str | None, jobs: int) -> Iterator[int]:
+    """Those of *seeds* that fail, in order."""
+    parts = [seeds[at : at + _AT_A_TIME] for at in range(0, len(seeds), _AT_A_TIME)]
+    run = partial(_first_failure, bug)
+    if jobs == 1:
+        yield from (seed for seed in map(run, parts) if seed is not None)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        try:
+            yield from (seed for seed in pool.map(run, parts) if seed is not None)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _first_failure(bug: str | None, seeds: range) -> int | None:
+    """The first of *seeds* that fails."""
+    gc.disable()
+    plant = _planter(bug)
+    failed = next((seed for seed in seeds if run_seed(seed, plant).problems), None)
+    gc.collect()
+    return failed
+
+
+def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:
+    return all_bugs()[bug].plant if bug is not None else nullcontext
 
 
 def _catch_all(seeds: int, start: int, *, table: bool) -> int:
@@ -80,7 +108,7 @@ def _catch_all(seeds: int, start: int, *, table: bool) -> int:
 def seeds_to_catch(bug: Bug, start: int, seeds: int) -> int | None:
     """How many seeds it took until one failed; None where none of *seeds* did."""
     for number in range(seeds):
-        if number % _COLLECT_EVERY == 0:
+        if number % _AT_A_TIME == 0:
             gc.collect()
         if run_seed(start + number, bug.plant).problems:
             return number + 1
