@@ -11,7 +11,6 @@ from typing import Final
 QUICK: Final = (
     "no-second-age-check",
     "time-out-is-success",
-    "mark-remembered-early",
     "no-recount",
     "key-not-voided",
     "item-key-by-index",
@@ -52,6 +51,9 @@ _VOIDED: Final = f"{_REPLICAS}test_what_was_voided_stays_hidden_whenever_a_write
 DIRECTED: Final[Mapping[str, str]] = {
     "event-before-mark": f"{_CRASHES}test_an_add_that_is_asked_about_only_later[memory]",
     "timer-alone": f"{_FAULTS}test_a_write_past_its_time_is_not_acknowledged_and_counts_once",
+    "mark-remembered-early": (
+        "tests/unit/test_writing.py::test_a_mark_that_is_on_its_way_is_no_mark_yet"
+    ),
     "guard-is-proof": (
         "tests/http/test_payload_check.py::test_what_the_guard_has_seen_is_written_all_the_same"
     ),

@@ -7,7 +7,12 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
+from counter.errors import (
+    StoreUnavailableError,
+    TokenConflictError,
+    TokenPendingError,
+    TokenTooOldError,
+)
 from counter.limits import TIME_MAX_US
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
 from counter.windows import closes_at, window_of
@@ -125,3 +130,26 @@ async def test_an_atomic_add_is_marked_anew_before_anything_is_decided(late: Lat
     assert [mark.window_us for mark in found] == [late.now_us]
     assert isinstance(found[0], AtomicMark)
     assert [event.counter for event in found[0].events] == ["a", "b"]
+
+
+async def test_an_acknowledged_list_counts_although_another_one_has_its_token() -> None:
+    """They share no counter, so nobody saw the conflict when the second was written. The first one
+    is resolved, and has the token from then on."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    worker = world.process().worker
+    token = world.token()
+    await world.api.add_atomic(namespace, ITEMS, token)
+    world.clock.advance(CLOSING)
+    with pytest.raises(TokenTooOldError) as void:
+        await world.api.add_atomic(namespace, [("c", 4), ("d", 8)], token)
+    assert void.value.applied is False
+    with pytest.raises(TokenConflictError) as conflict:
+        await world.api.add_atomic(namespace, ITEMS, token)
+    assert conflict.value.applied is None
+    for _ in range(2):
+        await worker.tick()
+        world.clock.advance(CLOSING)
+    counts = await world.api.get(namespace, ["a", "b", "c", "d"], 0)
+    assert [each.count for each in counts] == [1, 2, 0, 0]
+    assert await world.rolled_up(namespace) == {"a": 1, "b": 2, "c": 0, "d": 0}
