@@ -82,7 +82,8 @@ def toml_value(name: str, value: Any) -> str:
         return json.dumps(format_duration(value)) if is_duration(name) else str(value)
     if isinstance(value, tuple):
         return json.dumps(list(value))
-    return json.dumps(str(value), ensure_ascii=False)
+    # JSON leaves DEL as it is, and TOML does not allow that.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_duration(name: str) -> bool:

@@ -15,7 +15,8 @@ class Bounds:
     """The settings that say when a token is what."""
 
     created_us: int
-    accept_limit_us: int = 3 * SECOND
+    #: (from, accept limit): each holds for tokens of its instant or later, until the next.
+    accept_limits: tuple[tuple[int, int], ...] = ((0, 3 * SECOND),)
     future_limit_us: int = 2 * SECOND
     rollup_window_us: int = SECOND
     write_timeout_us: int = 500 * MILLISECOND
@@ -23,6 +24,10 @@ class Bounds:
     key_ttl_us: int = 2 * MINUTE
     #: How far before retention the service may stop to know; it is free in that span.
     margin_us: int = 30 * SECOND
+
+    def accept_limit_at(self, time_us: int) -> int:
+        """How old a token of *time_us* may be when it is written."""
+        return [limit_us for from_us, limit_us in self.accept_limits if from_us <= time_us][-1]
 
 
 class Age(Enum):
@@ -43,14 +48,15 @@ class Age(Enum):
 def age_of(token: Token, now_us: int, bounds: Bounds) -> Age:
     """What the time of *token* means at *now_us*."""
     time_us = token.generation_time_us
+    accept_limit_us = bounds.accept_limit_at(time_us)
     window_end_us = (time_us // bounds.rollup_window_us + 1) * bounds.rollup_window_us
     if time_us > now_us + bounds.future_limit_us:
         return Age.FUTURE
-    if time_us >= now_us - bounds.accept_limit_us:
+    if time_us >= now_us - accept_limit_us:
         return Age.FRESH
-    if time_us < bounds.created_us - bounds.accept_limit_us:
+    if time_us < bounds.created_us - bounds.accept_limits[0][1]:
         return Age.ANCIENT
-    if now_us < window_end_us + bounds.accept_limit_us + bounds.write_timeout_us:
+    if now_us < window_end_us + accept_limit_us + bounds.write_timeout_us:
         return Age.OPEN
     if time_us >= now_us - bounds.retention_us + bounds.margin_us:
         return Age.CLOSED

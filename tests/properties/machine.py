@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -62,6 +63,9 @@ class CounterMachine(RuleBasedStateMachine):
     """Sends, duplicates, hedges, clears, reads, rollups, restarts: always the distinct tokens."""
 
     storage: ClassVar[str]
+    payload_check: ClassVar[str] = "guard"
+    #: Whether of two atomic adds under one token, sent at once, one alone is acknowledged.
+    tells_atomics_apart: ClassVar[bool] = True
     sent: Bundle[Send] = Bundle("sent")
 
     def __init__(self) -> None:
@@ -95,7 +99,9 @@ class CounterMachine(RuleBasedStateMachine):
         self.app = App(self.storage, self.directory, small=True)
         await self.app.start()
         self.app.clock.advance(-self.now_us % SECOND)
-        await self.app.rest.within("p").create(counter_type, shards=shards, **SETTINGS)
+        await self.app.rest.within("p").create(
+            counter_type, shards=shards, payload_check=self.payload_check, **SETTINGS
+        )
         self.judge = Judge(Bounds(self.now_us), Model())
 
     def teardown(self) -> None:
@@ -145,6 +151,8 @@ class CounterMachine(RuleBasedStateMachine):
     @rule(each=sent, delta=deltas, copies=st.integers(0, 2))
     def send_another_payload(self, each: Send, delta: int, copies: int) -> None:
         """The same token for something else, at once with *copies* of what it was for."""
+        if each.atomic and not self.tells_atomics_apart:
+            return
         if each.atomic:
             other = Send(each.token, ((each.counter, delta), *each.items[1:]), atomic=True)
         else:
@@ -155,6 +163,7 @@ class CounterMachine(RuleBasedStateMachine):
     def send_two_payloads(self, counter: str, delta: int, other: int, atomic: bool) -> Send:
         """One new token for two things at once: one of them wins, and stays."""
         self.atomics += 1
+        atomic = atomic and self.tells_atomics_apart
         token = Token((1_000 + self.atomics).to_bytes(16, "big"), self.now_us)
         one, two = (
             Send(token, ((counter, each), *((("b", 1),) if atomic else ())), atomic=atomic)
@@ -298,6 +307,28 @@ class CounterMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.run(self.app.restart())
+
+    @rule(
+        accept_limit=st.sampled_from(["1s", "3s", "5s"]),
+        future_limit=st.sampled_from([SECOND, 2 * SECOND, 4 * SECOND]),
+        key_ttl=st.sampled_from([MINUTE, 2 * MINUTE]),
+    )
+    def change_settings(self, accept_limit: str, future_limit: int, key_ttl: int) -> None:
+        """Each holds at once, but for the accept limit: that waits for a slice that nobody can have
+        written to."""
+        body = {"accept_limit": accept_limit, "future_limit": f"{future_limit}us"}
+        body["key_ttl"] = f"{key_ttl}us"
+        answer = self.run(self.rest.http.put(self.rest.path(), json=body))
+        assert answer.status_code == 200, answer.text
+        eras = self.app.application.service.namespaces.get("p").eras
+        held = {each for each in self.judge.bounds.accept_limits if each[0] <= self.now_us}
+        assert held == {each for each in eras if each.from_us <= self.now_us}, "what held, holds"
+        self.judge.bounds = replace(
+            self.judge.bounds,
+            accept_limits=tuple(eras),
+            future_limit_us=future_limit,
+            key_ttl_us=key_ttl,
+        )
 
     @rule(counter=counters)
     def recount(self, counter: str) -> None:

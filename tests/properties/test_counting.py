@@ -26,7 +26,18 @@ class OverMemory(StallingMachine):
     storage = "memory"
 
 
+class OverCassandra(StallingMachine):
+    """The adapter as it is, over three simulated replicas. Strict, for a guard in memory forgets
+    payloads at a restart."""
+
+    storage = "simulated"
+    payload_check = "strict"
+    tells_atomics_apart = False
+
+
 TestOverSqlite = OverSqlite.TestCase
 TestOverSqlite.settings = STEPS
 TestOverMemory = OverMemory.TestCase
 TestOverMemory.settings = STEPS
+TestOverCassandra = OverCassandra.TestCase
+TestOverCassandra.settings = settings(STEPS, max_examples=settings().max_examples // 10)

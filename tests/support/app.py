@@ -38,15 +38,18 @@ class App:
             data=directory, **(SMALL if small else WIDE)
         )
         self.clock = FakeClock(START_US)
-        self._memory: Any = None
+        self._new_store: Callable[[], Any] = lambda: None
+        dataset = replace(self._settings.dataset(), id=1)
         if storage == "memory":
-            dataset = replace(self._settings.dataset(), id=1)
-            self._memory = need("counter.storage.memory").MemoryStore(self.clock, (dataset,))
+            memory = need("counter.storage.memory").MemoryStore(self.clock, (dataset,))
+            self._new_store = lambda: memory
+        elif storage == "simulated":
+            self._new_store = need("tests.simulation.calm").stores_of(dataset, self.clock)
 
     async def start(self) -> None:
         """Wire a service and run its start."""
         self._app = self._api.create_app(
-            self._settings, store=self._memory, clock=self.clock, rollup=False
+            self._settings, store=self._new_store(), clock=self.clock, rollup=False
         )
         self._lifespan = Lifespan(self._app)
         await self._lifespan.start()
