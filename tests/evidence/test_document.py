@@ -1,0 +1,27 @@
+"""docs/guarantees.md names tests that are there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+DOCUMENT = TESTS.parent / "docs" / "guarantees.md"
+NAMED = sorted(set(re.findall(r"`((?:\w+/)+\w+\.py)(?:::(\w+))?`", DOCUMENT.read_text("utf-8"))))
+
+
+def test_the_document_names_some() -> None:
+    assert len(NAMED) >= 20
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=lambda part: part)
+def test_a_named_test_is_there(path: str, name: str) -> None:
+    file = TESTS / path.removeprefix("tests/")
+    assert file.is_file()
+    found = {
+        node.name
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert not name or name in found
