@@ -39,7 +39,10 @@ class EventScans(CassandraBase):
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
-        shelf = await self._shelf_until(namespace.dataset, None)
+        dataset = namespace.dataset
+        # Nobody takes an event from farther ahead than a slice.
+        reach_us = self._clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
+        shelf = await self._shelf_until(dataset, min(to_us, reach_us))
         after: _Identity | None = before[1:4] if before is not None else None
         if after is not None:
             to_us = min(to_us, after[0] + 1)
