@@ -29,6 +29,8 @@ COUNTERS = [f"c{number}" for number in range(8)]
 STEP = 60
 #: Tokens that are asked about again in the end; each is resolved by compare-and-set.
 AGAIN = 100
+#: So many of them at once.
+AT_ONCE = 20
 #: Sends kept for later answers are bounded: past it a client waits for the next stroke.
 SENDS_MAX = 2_000
 #: Small windows, so that late tokens are decided while the test looks on.
@@ -73,9 +75,9 @@ class Service:
         return CounterProcess(name, [*command, *given], self.folder / f"{name}.log", sign)
 
     async def start(self) -> None:
+        """All at once: they contend for what the first of them makes."""
         await self.schema.run()
-        for each in (*self.api, *self.workers):
-            await each.start()
+        await asyncio.gather(*(each.start() for each in (*self.api, *self.workers)))
 
     async def stop(self) -> None:
         """Ask all to end: each must, and with exit code 0."""
@@ -202,8 +204,8 @@ class Load:
         """Ask about whatever is unknown until every token has a definite answer."""
 
         async def all_known() -> bool:
-            for send in list(self.unknown.values()):
-                await self._tell(self.random.choice(self.rests), [send])
+            sends = list(self.unknown.values())
+            await self._ask_about([(self.random.choice(self.rests), send) for send in sends])
             return not self.unknown
 
         await eventually(all_known, "every token gets a definite answer", seconds=60)
@@ -216,10 +218,13 @@ class Load:
         void = [send for send in self.sent if send.scope in self.model.void]
         chosen = void[:AGAIN] + self.random.sample(self.sent, min(AGAIN, len(self.sent)))
         for rest in self.rests:
-            for start in range(0, len(chosen), 20):
-                await asyncio.gather(
-                    *(self._tell(rest, [send]) for send in chosen[start : start + 20])
-                )
+            await self._ask_about([(rest, send) for send in chosen])
+
+    async def _ask_about(self, asked: list[tuple[Rest, Send]]) -> None:
+        """Send each again to whom it stands with, a few at once."""
+        for start in range(0, len(asked), AT_ONCE):
+            part = asked[start : start + AT_ONCE]
+            await asyncio.gather(*(self._tell(rest, [send]) for rest, send in part))
 
 
 async def _request(rest: Rest, sends: list[Send]) -> list[Any]:
