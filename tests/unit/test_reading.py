@@ -1,98 +1,106 @@
-"""Reads that something comes between: each speaks of one moment, and says which."""
+"""Reads that something comes between: they begin anew, and give up in the end with an answer."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 
-from counter.reading import CountReader
-from counter.storage.memory import MemoryCache
-from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
+from counter.errors import SliceMissingError, UnavailableError
+from counter.limits import HOUR, MINUTE
+from counter.ports import Store
+from counter.reading import read_partitions
+from counter.types import Checkpoint, Head, Namespace, Pending, WindowRow
 from counter.windows import window_of
-from tests.rollup.world import CLOSING, WINDOW, World
+from tests.rollup.world import WINDOW, World
 
-EVENTUALLY = 1_000 * CLOSING
+NAMESPACE = cast(Namespace, None)
+ROWS = [WindowRow(window_us, False, 1) for window_us in (10, 20, 30)]
+
+
+class Settling:
+    """A store whose counter is settled between one look at its head and the next."""
+
+    def __init__(self, settled_us: Sequence[int]) -> None:
+        self._settled_us = iter(settled_us)
+
+    async def heads(self, _: Namespace, counters: Sequence[str]) -> list[Head]:
+        settled = Checkpoint(next(self._settled_us), 5)
+        return [Head(Checkpoint(30, 9), settled) for _ in counters]
+
+    async def rows(self, *_: Any, **__: Any) -> list[list[WindowRow]]:
+        return [list(ROWS)]
+
+
+async def read(settled_us: Sequence[int]) -> tuple[Head, list[WindowRow]]:
+    store = cast(Store, Settling(settled_us))
+    [found] = await read_partitions(store, NAMESPACE, ["c"], through_us=30)
+    return found
+
+
+async def test_rows_are_read_again_where_a_settling_came_between() -> None:
+    head, rows = await read([0, 15, 15])
+    assert (head.settled.time_us, [row.window_us for row in rows]) == (15, [20, 30])
+
+
+async def test_a_counter_that_is_settled_again_and_again_is_given_up() -> None:
+    with pytest.raises(UnavailableError, match="settled again"):
+        await read(range(100))
+
+
+async def recounted() -> tuple[World, Namespace]:
+    """A counter of 7 in storage, with a recount that is pending."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 7)
+    window_us = window_of(world.clock.now_us(), WINDOW)
+    world.clock.advance(MINUTE)
+    await world.process().worker.tick()
+    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us + MINUTE))])
+    return world, namespace
 
 
 @contextmanager
-def before_the_second(
-    world: World, names: tuple[str, ...], happens: Callable[[], Awaitable[Any]]
-) -> Iterator[None]:
-    """Something *happens* once, after the first call of *names* on the store was answered."""
-    left = [happens]
+def sums_that_miss(world: World, times: int) -> Iterator[None]:
+    """A slice that vanishes under the next scans of the store."""
+    works, misses = world.store.sums, iter(range(times))
 
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        async def slowly(*arguments: Any, **named: Any) -> Any:
-            result = await call(*arguments, **named)
-            while left:
-                await left.pop()()
-            return result
+    async def sums(*arguments: Any) -> Any:
+        if next(misses, None) is not None:
+            raise SliceMissingError("a fault that a test planted")
+        return await works(*arguments)
 
-        return slowly
-
-    with ExitStack() as stack:
-        for name in names:
-            call = getattr(world.store, name)
-            stack.enter_context(patch.object(world.store, name, wrapped(call)))
+    with patch.object(world.store, "sums", sums):
         yield
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) -> None:
-    """The watermark of before it may be held against the checkpoint of after it, not the other way
-    round: the watermark would speak of a window that the checkpoint does not hold."""
-    world = World()
-    namespace = await world.begin(shards=1)
-    worker = world.process().worker
-    await world.add("c", 5)
-    world.clock.advance(CLOSING)
-    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
-    with before_the_second(world, ("watermarks", "heads"), worker.tick):
-        if many:
-            (found,) = await reader.read(namespace, ["c"], EVENTUALLY)
-        else:
-            found = await reader.read_one(namespace, "c", EVENTUALLY)
-    (watermark_us,) = await world.store.watermarks(namespace)
-    assert watermark_us > world.clock.now_us() - CLOSING
-    assert found.count == 5 or found.as_of_us < world.clock.now_us() - CLOSING
+async def test_a_recount_for_oneself_begins_anew_where_a_slice_vanished() -> None:
+    world, namespace = await recounted()
+    with sums_that_miss(world, 2):
+        [count] = await world.api.get(namespace, ["c"], HOUR)
+    assert count.count == 7
 
 
-async def settled_once(world: World, namespace: Namespace) -> int:
-    """A counter with 100 settled and 7 in a row after it; the row's window."""
-    (watermark_us,) = await world.store.watermarks(namespace)
-    window_us = window_of(watermark_us, WINDOW) - WINDOW
-    settled = Checkpoint(window_us - 1, 100)
-    row = WindowRow(window_us, False, 7)
-    update = CounterUpdate("c", (row,), Checkpoint(watermark_us, 107), settled)
-    await world.store.apply(namespace, [update], through_us=watermark_us)
-    return window_us
+async def test_a_recount_under_which_slices_vanish_for_ever_is_given_up() -> None:
+    world, namespace = await recounted()
+    with sums_that_miss(world, 1_000), pytest.raises(UnavailableError, match="again and again"):
+        await world.api.get(namespace, ["c"], HOUR)
 
 
-async def test_who_counts_for_himself_begins_with_what_is_settled() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
-    window_us = await settled_once(world, namespace)
-    recount = Pending(window_us - 5 * WINDOW, window_of(world.clock.now_us(), WINDOW))
-    other = Pending(window_us + WINDOW, window_of(world.clock.now_us(), WINDOW))
-    await world.store.leave_pending(namespace, [("c", recount), ("c", other)])
-    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
-    assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 107
+async def test_a_recount_for_oneself_goes_on_from_where_settled_has_come_to() -> None:
+    """What was settled meanwhile is exact as of a later instant than was asked for."""
+    world, namespace = await recounted()
+    watermark_us = world.clock.now_us() - MINUTE // 2
+    as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
+    assert (as_of_us, settled.time_us, [row.total for row in rows]) == (watermark_us, 0, [7])
+    [head] = await world.store.heads(namespace, ["c"])
+    assert head is not None
+    later = Head(head.checkpoint, Checkpoint(watermark_us + 1, 7))
 
+    async def heads(*_: Any) -> list[Head]:
+        return [later]
 
-async def test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there() -> None:
-    """However far the rollup has come since."""
-    world = World()
-    namespace = await world.begin(shards=1)
-    cache = MemoryCache(world.clock)
-    reader = CountReader(world.store, cache, world.clock)
-    first = await reader.read_one(namespace, "c", EVENTUALLY)
-    await world.add("c", 5)
-    world.clock.advance(CLOSING)
-    await world.process().worker.tick()
-    await cache.put_many(namespace, [("c", Checkpoint(first.as_of_us, first.count))])
-    alone = await reader.read_one(namespace, "c", EVENTUALLY)
-    (among,) = await reader.read(namespace, ["c"], EVENTUALLY)
-    for again in (alone, among):
-        assert (again.count, again.as_of_us) == (0, first.as_of_us)
+    with patch.object(world.store, "heads", heads):
+        as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
+    assert (as_of_us, settled.count, rows) == (watermark_us + 1, 7, [])

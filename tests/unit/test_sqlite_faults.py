@@ -1,0 +1,148 @@
+"""SQLite's adapter where the disk fails it: at a commit, at the way back from it, at its start."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import NamespaceUnknownError, OverloadedError, StoreUnavailableError
+from counter.limits import MINUTE
+from counter.namespaces import Namespaces
+from counter.storage.sqlite import SqliteStore
+from counter.storage.sqlite.lane import Lane
+from counter.types import Event, Namespace, Written
+from rollup.maintenance import Maintenance
+from tests.rollup.world import DATASET, SETTINGS
+from tests.support.app import running
+from tests.support.clock import FakeClock
+from tests.support.rest import fresh
+from tests.support.times import START_US
+
+
+class Failing:
+    """A connection that fails at chosen statements: before they are done, or after."""
+
+    def __init__(self, connection: sqlite3.Connection, *fails: str, after: bool = False) -> None:
+        self._connection = connection
+        self._fails = list(fails)
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, *arguments: Any) -> Any:
+        if self._fails and sql.startswith(self._fails[0]):
+            del self._fails[0]
+            if self._after:
+                self._connection.execute(sql, *arguments)
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._connection.execute(sql, *arguments)
+
+
+class Desk:
+    """A store, its slices and the namespace ``n``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = FakeClock(START_US)
+        self.store = SqliteStore(directory, self.clock, [DATASET])
+
+    async def open(self) -> None:
+        await self.store.open()
+        namespaces = Namespaces(self.store, self.clock)
+        await Maintenance(self.store, self.clock, namespaces).run_once()
+        self.namespace: Namespace = await namespaces.create("n", SETTINGS)
+
+    async def add(self, number: int) -> Any:
+        event = Event("c", self.clock.now_us(), number.to_bytes(16, "big"), 0, 1)
+        (outcome,) = await self.store.append(self.namespace, [event])
+        return outcome
+
+    def fail(self, *statements: str, after: bool = False) -> None:
+        found = Failing(self.store._writing, *statements, after=after)
+        self.store._writing = found  # type: ignore[assignment]
+
+
+@pytest.fixture
+async def desk(fast_dir: Path) -> AsyncIterator[Desk]:
+    desk = Desk(fast_dir)
+    await desk.open()
+    yield desk
+    await desk.store.close()
+
+
+@pytest.mark.parametrize("lands", [False, True])
+async def test_a_deletion_whose_commit_fails_is_done_or_not_and_known(
+    desk: Desk, lands: bool
+) -> None:
+    """A commit that reports an error may be on disk: what is there is looked at."""
+    desk.fail("COMMIT", after=lands)
+    with pytest.raises(StoreUnavailableError):
+        await desk.store.delete_namespace(desk.namespace)
+    there = bool(await desk.store.namespaces())
+    assert there is not lands
+    if there:
+        assert await desk.add(1) is Written.NEW
+        assert await desk.store.watermarks(desk.namespace)
+    else:
+        with pytest.raises(NamespaceUnknownError):
+            await desk.store.watermarks(desk.namespace)
+
+
+async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> None:
+    dataset = desk.namespace.dataset
+    [first, *_] = before = list(await desk.store.slices(dataset))
+    desk.fail("COMMIT")
+    with pytest.raises(StoreUnavailableError):
+        await desk.store.drop_slice(dataset, first.start_us)
+    assert list(await desk.store.slices(dataset)) == before
+    assert await desk.store.dropped_before(dataset) == 0
+    await desk.store.drop_slice(dataset, first.start_us)
+    assert list(await desk.store.slices(dataset)) == before[1:]
+
+
+async def test_a_transaction_that_cannot_be_rolled_back_costs_its_connection_alone(
+    desk: Desk,
+) -> None:
+    assert await desk.add(1) is Written.NEW
+    desk.fail("COMMIT", "ROLLBACK")
+    with pytest.raises(StoreUnavailableError):
+        await desk.store.ping()
+    assert await desk.add(1) is Written.REPLAYED
+    assert await desk.add(2) is Written.NEW
+
+
+async def test_a_long_tail_is_summed_by_its_readers_after_a_start(fast_dir: Path) -> None:
+    """More events than a start reads into memory: counts are right at once, and later."""
+    async with running("sqlite", fast_dir) as app:
+        for _ in range(6):
+            await app.rest.add("c", 1, fresh(app.clock.now_us()))
+        with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", 3):
+            await app.restart()
+        assert await app.rest.count("c") == 6
+        await app.rest.add("c", 1, fresh(app.clock.now_us()))
+        assert await app.rest.count("c") == 7
+        app.clock.advance(MINUTE)
+        await app.roll_up()
+        await app.rest.add("c", 1, fresh(app.clock.now_us()))
+        assert await app.rest.count("c") == 8
+
+
+async def test_a_lane_that_is_full_or_closed_refuses_before_any_work() -> None:
+    done: list[Any] = []
+
+    def run(jobs: Any) -> Any:
+        done.extend(jobs)
+        return jobs
+
+    lane = Lane("lane", run, jobs_max=1)
+    results = await asyncio.gather(*(lane.call(n) for n in range(3)), return_exceptions=True)
+    assert results[0] == 0
+    assert all(isinstance(each, OverloadedError) for each in results[1:])
+    await lane.close()
+    with pytest.raises(OverloadedError, match="closing"):
+        await lane.call(9)
+    assert done == [0]
