@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from counter.config import Settings
-from counter.errors import NamespaceUnknownError, StoreUnavailableError
+from counter.errors import NamespaceUnknownError, PreconditionFailedError, StoreUnavailableError
 from counter.namespaces import AGE_MAX_US, Namespaces
 from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.types import CounterType, Namespace, Slice
@@ -116,6 +117,43 @@ async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) ->
     await eventually(gone, "the deletion is seen")
     stop.set()
     await running
+
+
+async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
+    """Whatever it is: without looks this process would stop to take adds."""
+    stop = asyncio.Event()
+    looks = iter([RuntimeError("a fault"), StoreUnavailableError("down"), None])
+
+    async def fails() -> None:
+        error = next(looks, None)
+        if error is not None:
+            pair.store.meanwhile = fails
+            raise error
+
+    async def seen() -> bool:
+        return [each.name for each in pair.other.all()] == ["each"]
+
+    await pair.one.create("each", SETTINGS)
+    pair.store.meanwhile = fails
+    with patch("counter.namespaces._READ_EVERY_S", 0.001):
+        running = asyncio.create_task(pair.other.run(stop))
+        await eventually(seen, "the namespace is seen")
+        stop.set()
+        await running
+
+
+@pytest.mark.parametrize("what", ["update", "delete"])
+async def test_who_changes_what_another_process_changed_is_told_so(pair: Pair, what: str) -> None:
+    """And knows what stands, to decide anew."""
+    namespace = await pair.one.create("each", SETTINGS)
+    await pair.other.refresh()
+    await pair.other.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
+    changed = replace(SETTINGS, cache_ttl_us=3 * SECOND)
+    is_update = what == "update"
+    change = pair.one.update(namespace, changed) if is_update else pair.one.delete(namespace)
+    with pytest.raises(PreconditionFailedError, match="meanwhile"):
+        await change
+    assert pair.one.get("each").settings.cache_ttl_us == 2 * SECOND
 
 
 async def test_a_reading_does_not_undo_what_this_process_did_meanwhile(pair: Pair) -> None:

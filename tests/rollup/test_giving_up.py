@@ -1,0 +1,208 @@
+"""What a worker does where it cannot go on: it says so, leaves nothing half done, and goes on
+later."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import (
+    NamespaceUnknownError,
+    SliceMissingError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from counter.limits import MINUTE, SECOND
+from counter.storage.memory import MemoryStore
+from counter.types import AtomicMark, Event, Pending
+from counter.windows import window_of
+from rollup.batches import in_groups
+from rollup.leases import SLOTS, Leases
+from rollup.limiter import Limiter
+from rollup.maintenance import Maintenance
+from tests.rollup.world import CLOSING, DATASET, WINDOW, World
+from tests.support.clock import FakeClock
+from tests.support.times import START_US
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def failing(store: Any, method: str, error: Exception, times: int = 10_000) -> Iterator[None]:
+    """Have the next calls of *method* raise *error*."""
+    works, fails = getattr(store, method), iter(range(times))
+
+    async def call(*arguments: Any, **named: Any) -> Any:
+        if next(fails, None) is not None:
+            raise error
+        return await works(*arguments, **named)
+
+    with patch.object(store, method, call):
+        yield
+
+
+async def test_after_a_failure_no_further_group_is_begun() -> None:
+    limiter = Limiter(FakeClock(START_US), limit_max=1)
+    begun: list[int] = []
+
+    async def work(group: int) -> int:
+        begun.append(group)
+        await asyncio.sleep(0)
+        raise StoreUnavailableError(f"group {group}")
+
+    with pytest.raises(StoreUnavailableError, match="group 0"):
+        await in_groups(limiter, [0, 1, 2], work)
+    assert begun == [0]
+
+
+async def test_slices_that_vanish_again_and_again_are_trouble_that_ends() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 7)
+    world.clock.advance(CLOSING)
+    worker = world.process().worker
+    with (
+        failing(world.store, "sums", SliceMissingError("planted")),
+        pytest.raises(UnavailableError, match="again and again"),
+    ):
+        await worker.tick()
+    assert worker.trouble is not None
+    with failing(world.store, "sums", SliceMissingError("planted"), times=2):
+        await worker.tick()
+    assert worker.trouble is None
+    assert await world.rolled_up(namespace) == {"c": 7}
+
+
+async def test_what_another_worker_did_meanwhile_counts_once() -> None:
+    """It does all of it between this one's two looks at the counter."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    window_us = window_of(world.clock.now_us(), WINDOW)
+    await world.add("c", 7)
+    world.clock.advance(CLOSING)
+    slow, quick = world.process(), world.process()
+    await quick.worker.tick()
+    await world.add("c", 1)
+    left_us = window_of(world.clock.now_us(), WINDOW)
+    await world.store.leave_pending(namespace, [("c", Pending(window_us, left_us))])
+    world.clock.advance(CLOSING)
+    works, calls = world.store.heads, iter(range(1))
+
+    async def heads(*arguments: Any) -> Any:
+        is_first = next(calls, None) is not None
+        found = await works(*arguments)
+        if is_first:
+            await quick.worker.tick()
+        return found
+
+    with patch.object(world.store, "heads", heads):
+        await slow.worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 8}
+    [head] = await world.store.heads(namespace, ["c"])
+    assert head is not None
+    assert head.pending == ()
+
+
+async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up() -> None:
+    """It may be there again: nothing of them may be passed over."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    now_us = world.clock.now_us()
+    event = Event("c", now_us, b"n" * 16, 1, 5, atom=b"all of it")
+    await world.store.mark_atomic(namespace, AtomicMark(window_of(now_us, WINDOW), (event,)))
+    await world.store.append_atomic(namespace, [event])
+    world.clock.advance(CLOSING)
+    worker = world.process().worker
+    with (
+        failing(world.store, "find", SliceMissingError("planted")),
+        pytest.raises(SliceMissingError),
+    ):
+        await worker.tick()
+    await worker.tick()
+    assert (await world.store.watermarks(namespace))[0] > now_us
+
+
+async def inside(limiter: Limiter, leave: asyncio.Event, order: list[str], name: str) -> None:
+    async with limiter.turn():
+        order.append(name)
+        await leave.wait()
+
+
+@pytest.mark.parametrize("at_the_same_moment", [False, True])
+async def test_who_goes_away_while_it_waits_keeps_no_place(at_the_same_moment: bool) -> None:
+    """Let in at the very moment that it leaves, too: the next one goes in its place."""
+    limiter = Limiter(FakeClock(START_US), limit_max=1)
+    order: list[str] = []
+    leave = asyncio.Event()
+    first, doomed, last = (
+        asyncio.create_task(inside(limiter, leave, order, name))
+        for name in ("first", "doomed", "last")
+    )
+    await asyncio.sleep(0)
+    if at_the_same_moment:
+        leave.set()
+        await asyncio.sleep(0)
+        # The place is its own by now, and it has not run since.
+        assert order == ["first"]
+    doomed.cancel()
+    leave.set()
+    await asyncio.gather(first, doomed, last, return_exceptions=True)
+    assert order == ["first", "last"]
+
+
+async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
+    clock = FakeClock(START_US)
+    store = MemoryStore(clock)
+    leases = Leases(store, clock, "a", lease_time_us=10 * SECOND)
+    stop = asyncio.Event()
+    troubles: list[str | None] = []
+    errors = iter([StoreUnavailableError("down"), RuntimeError("a fault"), None])
+    works = store.heartbeat
+
+    async def heartbeat(*arguments: Any) -> Any:
+        troubles.append(leases.trouble)
+        error = next(errors, None)
+        if error is not None:
+            raise error
+        return await works(*arguments)
+
+    async def held() -> bool:
+        return len(leases.held()) == len(SLOTS)
+
+    with patch.object(store, "heartbeat", heartbeat), patch.object(leases, "_look_s", 0.001):
+        keeping = asyncio.create_task(leases.keep(stop))
+        await eventually(held, "the slots are held")
+        stop.set()
+        await keeping
+    assert troubles[0] is None
+    assert all(troubles[1:3])
+    assert leases.trouble is None
+    with failing(store, "leave", StoreUnavailableError("down")):
+        await leases.leave()
+    assert leases.held() == [], "what could not be given back runs out, and is not used"
+
+
+async def test_slots_that_another_worker_took_are_not_held() -> None:
+    """It slept past its time; the other one has them now."""
+    clock = FakeClock(START_US)
+    store = MemoryStore(clock)
+    one, other = (Leases(store, clock, name, lease_time_us=10 * SECOND) for name in ("a", "b"))
+    await one.turn()
+    clock.advance(11 * SECOND)
+    await other.turn()
+    await one.turn()
+    assert not set(one.held()) & set(other.held())
+
+
+async def test_a_namespace_that_was_deleted_meanwhile_holds_no_slice_back() -> None:
+    world = World()
+    await world.begin(shards=1)
+    keeper = Maintenance(world.store, world.clock, world.api.namespaces)
+    for _ in range(DATASET.retention_us // DATASET.slice_us + 4):
+        world.clock.advance(DATASET.slice_us + MINUTE)
+        with failing(world.store, "watermarks", NamespaceUnknownError("gone")):
+            await keeper.run_once()
+            await keeper.run_once()
+    assert await world.store.dropped_before(DATASET) > START_US
