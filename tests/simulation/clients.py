@@ -62,10 +62,9 @@ class Clients:
         """One request, and what it was told."""
         world, plan = self._world, changed.plan
         items = changed.items
-        distinct = {item.counter for item in items}
-        if plan.how == "atomic" and len(distinct) == len(items) and len(changed.requests) % 2:
-            # The place of an item in the list does not matter.
-            items = items[::-1]
+        if plan.how == "atomic" and len(changed.requests) % 2:
+            # The place of an item in the list does not matter, but among those of its counter.
+            items = sorted(items, key=lambda item: item.counter, reverse=True)
         method, path, body, headers = _request_of(changed, items)
         sent = Sent(self._now_us(), api)
         changed.requests.append(sent)

@@ -22,7 +22,7 @@ _ACTIONS = (
     "hold", "lose", "abandon", "pause-before", "pause-after", "crash-before", "crash-after",
 )  # fmt: skip
 #: A clock that is nearer to its bound may be past it for all that its guard can know.
-_DOUBT_US = 5 * MILLISECOND
+_DOUBT_US = 8 * MILLISECOND
 
 
 def draw(seed: int) -> Plan:
@@ -37,7 +37,7 @@ def draw(seed: int) -> Plan:
 def _config(seed: int, random: Random) -> Config:
     """Times are short, so that what must not meet comes close, and a run is soon over."""
     window_us = random.choice([1, 1, 1, 2]) * SECOND
-    skew_us = random.choice([20, 50, 200]) * MILLISECOND
+    skew_us = random.choice([30, 50, 200]) * MILLISECOND
     apis, workers = random.choice([1, 2, 2]), random.choice([1, 1, 2, 2])
     is_long = random.random() < 0.06
     end_us = random.randrange(4, 9) * SECOND

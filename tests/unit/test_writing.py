@@ -1,11 +1,15 @@
-"""The writer: an event is written when its own mark is known to be durable."""
+"""The writer: an event is written when its own mark is durable, and acknowledged when it is."""
 
 import asyncio
 from collections.abc import Sequence
 from unittest.mock import patch
 
+import pytest
+
+from counter.errors import UnavailableError, WriteTimeoutError
 from counter.limits import TIME_MAX_US
-from counter.types import Mark, Namespace
+from counter.service import Add, Added
+from counter.types import Event, Mark, Namespace, Written
 from counter.windows import window_of
 from tests.rollup.world import WINDOW, World
 
@@ -35,3 +39,23 @@ async def test_a_mark_that_is_on_its_way_is_no_mark_yet() -> None:
         assert list(found) == [Mark(window_of(world.clock.now_us(), WINDOW), "c")]
         held.set()
         await first
+
+
+async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None:
+    """A store may fail for one event of many: alone, and in the midst of others."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    gone = WriteTimeoutError("a planted fault", retry_after_us=1)
+
+    async def append(
+        of: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
+        return [gone if event.delta == 2 else Written.UNTOLD for event in events]
+
+    with patch.object(world.store, "append", append):
+        with pytest.raises(WriteTimeoutError):
+            await world.add("c", 2)
+        adds = [Add("c", delta, world.token()) for delta in (1, 2, 3)]
+        told = await world.api.add_many(namespace, adds)
+    assert told[1] is gone
+    assert [isinstance(each, Added) for each in told] == [True, False, True]
