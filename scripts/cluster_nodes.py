@@ -43,6 +43,8 @@ class Shape:
     """What a cluster consists of; server *n* of either kind is at *address* + n - 1.
 
     *quick* spares Java's better compiler: a node starts with half the work, and never gets as fast.
+    Clients are told that a node is at its address + *told_above*: whoever wants to stand between
+    listens there, at the same port.
     """
 
     nodes: int = 1
@@ -53,9 +55,14 @@ class Shape:
     memcached_port: int = 11211
     heap_mb: int = 512
     quick: bool = False
+    told_above: int = 0
 
     def address_of(self, number: int) -> str:
         return str(IPv4Address(self.address) + number - 1)
+
+    def told_address_of(self, number: int) -> str:
+        """Where clients look for node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.told_above)
 
 
 class Cluster:
@@ -71,6 +78,7 @@ class Cluster:
             auth=shape.auth,
             heap_mb=shape.heap_mb,
             quick=shape.quick,
+            told_above=shape.told_above,
         )
         self.cassandra = tuple(
             cassandra_node(name, directory / name, shape.address_of(number), settings)

@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +56,8 @@ class CassandraSettings:
     auth: bool
     heap_mb: int
     quick: bool
+    #: Clients are told an address so much higher than a node's own.
+    told_above: int = 0
 
 
 def cassandra_node(
@@ -154,6 +157,7 @@ commitlog_sync: periodic
 commitlog_sync_period: 10000ms
 listen_address: {address}
 rpc_address: {address}
+broadcast_rpc_address: {IPv4Address(address) + settings.told_above}
 native_transport_port: {settings.port}
 storage_port: {STORAGE_PORT}
 endpoint_snitch: GossipingPropertyFileSnitch

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,22 @@ class ServiceError(Exception):
 class CounterProcess:
     """``counter`` with the same *arguments* at each start; it runs once it has written *sign*."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, sign: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        sign: str,
+        *,
+        module: str = "counter",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._arguments = arguments
         self._log = log
         self._sign = sign
+        self._module = module
+        self._environment = environment or {}
         self._log_begin = 0
         self._process: Process | None = None
 
@@ -44,13 +55,16 @@ class CounterProcess:
         with self._log.open("ab") as log:
             self._log_begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "counter", *self._arguments),
+                *(sys.executable, "-m", self._module, *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
                 # The program's own defaults, whatever the caller's environment sets.
-                env={k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
+                env={
+                    **{k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
+                    **self._environment,
+                },
                 # Ctrl-C is for the demo alone, which then ends the service itself.
                 start_new_session=True,
             )
@@ -84,6 +98,14 @@ class CounterProcess:
         process.send_signal(signal.SIGKILL)
         if await process.wait() != -signal.SIGKILL:
             raise self._ended()
+
+    def pause(self) -> None:
+        """Stop it where it is, by SIGSTOP: its connections stay, and it says nothing."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on as if nothing had been, by SIGCONT."""
+        self._running().send_signal(signal.SIGCONT)
 
     async def stop(self) -> None:
         """Ask it to end, and wait. Raises ServiceError unless it ends in time with exit code 0."""

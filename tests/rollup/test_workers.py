@@ -256,12 +256,10 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leav
     namespace = await world.begin(shards=1)
     expected = await world.add_many(10)
     a = world.process("a")
-    await a.namespaces.refresh()
     world.clock.advance(CLOSING)
     await a.namespaces.refresh()
     a.road.hold_in = "apply"
-    stop = asyncio.Event()
-    running = asyncio.create_task(a.worker.run(stop))
+    running = asyncio.create_task(a.worker.run(stop := asyncio.Event()))
     await a.road.held.wait()
     stop.set()
     await asyncio.sleep(0)
@@ -279,14 +277,14 @@ async def test_shards_that_become_ours_are_looked_at_at_once() -> None:
     world = World()
     namespace = await world.begin()
     expected = await world.add_many(10)
-    a = world.process("a")
     world.clock.advance(CLOSING)
-    await a.namespaces.refresh()
-    stop = asyncio.Event()
+    a = world.process("a")
 
     async def all_is_rolled_up() -> bool:
         return await world.rolled_up(namespace) == expected
 
+    await a.namespaces.refresh()
+    stop = asyncio.Event()
     with patch("rollup.worker._PAUSE_MIN_US", 3_600 * SECOND):
         running = asyncio.create_task(a.worker.run(stop))
         await eventually(all_is_rolled_up, "all is rolled up")

@@ -3,13 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.limits import MILLISECOND, SECOND
 from tests.simulation.history import Changed, History, Item, Seen, Sent
 from tests.simulation.plan import Attempt, Change, Read
-from tests.simulation.world import START_US, World
 
 #: What a client may be told of an add that is well-formed, beside 200.
 _EXPECTED: Final = {
@@ -29,18 +28,43 @@ _EXPECTED: Final = {
 }
 
 
+class Place(Protocol):
+    """Where clients are: whom they ask, and what time it truly is."""
+
+    @property
+    def apis(self) -> int:
+        """How many API processes there are."""
+        ...
+
+    @property
+    def true_us(self) -> int:
+        """Now, in microseconds since 1970."""
+        ...
+
+    async def request(
+        self,
+        api: int,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and body of the answer; status 0 and a code where none came."""
+        ...
+
+
 class Clients:
     """All of them."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self.history = History()
-        #: When the plan's time begins.
+        #: The instant at which the plan's time begins.
         self.begun_us = 0
 
     async def change(self, plan: Change) -> None:
         """Send a change as often as its plan says."""
-        token_us = START_US + self.begun_us + plan.at_us - plan.age_us
+        token_us = self.begun_us + plan.at_us - plan.age_us
         changed = Changed(plan, token_us)
         known_us = None if plan.key is not None else token_us
         changed.items = [Item(changed, name, delta, known_us) for name, delta in plan.items]
@@ -55,12 +79,12 @@ class Clients:
         plan = changed.plan
         if plan.reads and changed.is_definite:
             names = tuple(dict.fromkeys(item.counter for item in changed.items))
-            other = (attempt.api + plan.number) % self._world.config.apis
+            other = (attempt.api + plan.number) % self._place.apis
             await self.read(Read(plan.at_us, plan.namespace, names, 0, other))
 
     async def send(self, changed: Changed, api: int) -> Sent:
         """One request, and what it was told."""
-        world, plan = self._world, changed.plan
+        plan = changed.plan
         items = changed.items
         if plan.how == "atomic" and len(changed.requests) % 2:
             # The place of an item in the list does not matter, but among those of its counter.
@@ -68,7 +92,7 @@ class Clients:
         method, path, body, headers = _request_of(changed, items)
         sent = Sent(self._now_us(), api)
         changed.requests.append(sent)
-        sent.status, sent.body = await world.request(api, method, path, body, headers)
+        sent.status, sent.body = await self._place.request(api, method, path, body, headers)
         sent.answered_us = self._now_us()
         if sent.status == 200 and plan.how in ("batch", "atomic"):
             for item, answer in zip(items, sent.body["results"], strict=True):
@@ -112,13 +136,13 @@ class Clients:
         if len(plan.counters) == 1:
             query = "" if text is None else f"?max_staleness={text}"
             path = f"{base}/counters/{plan.counters[0]}{query}"
-            status, body = await self._world.request(plan.api, "GET", path)
+            status, body = await self._place.request(plan.api, "GET", path)
             results = [body]
         else:
             wanted = {"counters": list(plan.counters)}
             wanted |= {} if text is None else {"max_staleness": text}  # type: ignore[dict-item]
             path = f"{base}/batch/get"
-            status, body = await self._world.request(plan.api, "POST", path, wanted)
+            status, body = await self._place.request(plan.api, "POST", path, wanted)
             results = body.get("results", [])
         if status != 200:
             if body.get("code") not in _EXPECTED:
@@ -148,7 +172,7 @@ class Clients:
         )
 
     def _now_us(self) -> int:
-        return START_US + self._world.loop.now_us
+        return self._place.true_us
 
 
 def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any, dict[str, str]]:

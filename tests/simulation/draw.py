@@ -80,16 +80,17 @@ def _config(seed: int, random: Random) -> Config:
 
 
 class Drawing:
-    """Draws the steps of a plan."""
+    """Draws the steps of a plan; its counters' names begin with *prefix*, its changes' numbers
+    with *first*."""
 
-    def __init__(self, plan: Plan, random: Random) -> None:
+    def __init__(self, plan: Plan, random: Random, prefix: str = "", first: int = 1) -> None:
         self._plan = plan
         self._config = plan.config
         self._random = random
         self._digits: dict[tuple[str, str], int] = {}
-        self._numbers = count(1)
+        self._numbers = count(first)
         self._changes: list[Change] = []
-        names = ["hot", "warm", "cold-1", "cold-2"]
+        names = [f"{prefix}{name}" for name in ("hot", "warm", "cold-1", "cold-2")]
         self.counters = names[: random.randint(1, len(names))]
 
     def number(self) -> int:
@@ -101,6 +102,15 @@ class Drawing:
         random, steps = self._random, self._plan.steps
         for _ in range(random.choice([0, 2, 4, 6])):
             steps += Ambush(self, random, self._config).draw()
+        self.draw_clients()
+        for _ in range(random.choice([0, 1, 3, 7])):
+            steps.append(self._fault())
+        for _ in range(random.choice([0, 3, 8, 16])):
+            steps.append(self._trap())
+
+    def draw_clients(self) -> None:
+        """What clients do, and nothing that goes wrong."""
+        random, steps = self._random, self._plan.steps
         for _ in range(random.randint(4, 25)):
             change = self._change()
             if change is not None:
@@ -108,10 +118,6 @@ class Drawing:
                 self._changes.append(change)
         for _ in range(random.randint(2, 12)):
             steps.append(self._read())
-        for _ in range(random.choice([0, 1, 3, 7])):
-            steps.append(self._fault())
-        for _ in range(random.choice([0, 3, 8, 16])):
-            steps.append(self._trap())
 
     def _trap(self) -> Trap:
         random, config = self._random, self._config

@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 
-from counter.limits import MILLISECOND, SECOND
+from counter.limits import SECOND
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
-from tests.simulation.history import Changed, Seen
+from tests.simulation.history import Seen
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap
+from tests.simulation.settling import Settling
+from tests.simulation.trace import trace_of
 from tests.simulation.world import START_US, World, deterministic
 
-_ASKED_AGAIN_MAX = 40
 _TURNS_MAX = 2_000_000
 
 
@@ -75,7 +76,8 @@ class _Run:
         # Where every window begins: the plan means to meet their ends.
         begins_us = 2 * SECOND
         await asyncio.sleep((begins_us - self._loop.now_us % begins_us) / SECOND)
-        self._begun_us = self._clients.begun_us = self._loop.now_us
+        self._begun_us = self._loop.now_us
+        self._clients.begun_us = START_US + self._begun_us
         tasks = [asyncio.create_task(self._step(each)) for each in self._plan.steps]
         await self._until(self._plan.config.end_us)
         self._heal()
@@ -181,96 +183,18 @@ class _Run:
                 member.start()
 
     async def _settle(self) -> list[str]:
-        """Ask again until every change has a definite answer, then read until all is counted."""
+        """Ask and read until all is counted."""
         config = self._plan.config
-        changes = self._clients.history.changes
-        await asyncio.gather(*(self._ask_again(each) for each in changes))
         slowest_us = max([config.accept_us, 9 * SECOND]) if self._changes_limit() else 0
-        wait_us = 2 * config.window_us + config.lag_us + slowest_us + 2 * SECOND
-        await asyncio.sleep(wait_us / SECOND)
-        since_us = START_US + self._loop.now_us - wait_us + SECOND
-        counters: dict[str, list[str]] = {}
-        for step in self._plan.steps:
-            if isinstance(step, Change):
-                for name, _ in step.items:
-                    counters.setdefault(step.namespace, []).append(name)
-        for name, found in counters.items():
-            for staleness_us in (0, wait_us):
-                if not await self._read_last(name, tuple(dict.fromkeys(found)), staleness_us):
-                    return [f"{name} cannot be read although nothing is wrong any more"]
-        await self._wait_for_rollup(counters, since_us)
-        return []
+        settling = Settling(self._plan, self._clients, self.world, self.world.note)
+        self._final, problems = await settling.whole(slowest_us)
+        return problems
 
     def _changes_limit(self) -> bool:
         return any(isinstance(step, Fault) and step.what == "accept" for step in self._plan.steps)
 
-    async def _ask_again(self, changed: Changed) -> None:
-        apis = self._plan.config.apis
-        for turn in range(_ASKED_AGAIN_MAX):
-            if changed.is_definite:
-                return
-            if changed.plan.forsaken:
-                break
-            sent = await self._clients.send(changed, turn % apis)
-            if not changed.is_definite:
-                await asyncio.sleep(sent.body.get("retry_after", 1))
-        changed.given_up = True
-        self.world.note(f"change {changed.plan.number} has no definite answer")
-
-    async def _read_last(self, name: str, counters: tuple[str, ...], staleness_us: int) -> bool:
-        """Have *counters* read on every API; whether they could."""
-        reads = self._clients.history.reads
-        for api in range(self._plan.config.apis):
-            for _ in range(20):
-                before = len(reads)
-                if await self._clients.read(Read(0, name, counters, staleness_us, api)):
-                    self._final += reads[before:]
-                    break
-                await asyncio.sleep(0.5)
-            else:
-                return False
-        return True
-
-    async def _wait_for_rollup(self, counters: dict[str, list[str]], since_us: int) -> None:
-        """Read as rolled up, until that is as of an instant after the last answer."""
-        reads = self._clients.history.reads
-        for name, found in counters.items():
-            unique = tuple(dict.fromkeys(found))
-            for _ in range(60):
-                before = len(reads)
-                await self._clients.read(Read(0, name, unique, 365 * 86_400 * SECOND, 0))
-                last = reads[before:]
-                if last and all(each.as_of_us >= since_us for each in last):
-                    self._final += last
-                    break
-                await asyncio.sleep(1)
-            else:
-                self._clients.history.surprises.append(f"{name} is not rolled up any more")
-
     def trace(self) -> list[str]:
         """What happened, a line each, in order."""
-        lines = list(self.world.notes)
-        for changed in self._clients.history.changes:
-            for sent in changed.requests:
-                at_s = (sent.sent_us - START_US) / SECOND
-                took_ms = ((sent.answered_us or sent.sent_us) - sent.sent_us) / MILLISECOND
-                plan = changed.plan
-                told = sent.body.get("code") or f"replayed {sent.body.get('replayed')}"
-                if sent.body.get("applied") is not None:
-                    told += f", applied {sent.body['applied']}"
-                lines.append(
-                    f"{at_s:10.6f} s  change {plan.number} {plan.how} {plan.namespace}"
-                    f" {plan.items} of {(changed.token_us - START_US) / SECOND:.6f}"
-                    f" on api-{sent.api}: {sent.status} {told} after {took_ms:g} ms"
-                )
-        lines = sorted([*lines, *map(_read_line, self._clients.history.reads)])
+        lines = trace_of(self._clients.history, START_US)
+        lines = sorted([*self.world.notes, *lines])
         return [*lines, f"{self._loop.turns} turns, {self.world.cluster.statements} statements"]
-
-
-def _read_line(seen: Seen) -> str:
-    return (
-        f"{(seen.sent_us - START_US) / SECOND:10.6f} s  {seen.accuracy} read of"
-        f" {seen.namespace}/{seen.counter} on api-{seen.plan.api}: {seen.count} as of"
-        f" {(seen.as_of_us - START_US) / SECOND:.6f}, answered"
-        f" {(seen.answered_us - START_US) / SECOND:.6f}"
-    )

@@ -228,6 +228,16 @@ class World:
         # Processes learn of them when they are asked for them, or when they look next.
         await asyncio.sleep(0.1)
 
+    @property
+    def apis(self) -> int:
+        """How many API processes there are."""
+        return self.config.apis
+
+    @property
+    def true_us(self) -> int:
+        """What time it truly is."""
+        return START_US + self.loop.now_us
+
     async def request(
         self,
         api: int,

@@ -10,7 +10,9 @@ class Relay:
     """Passes bytes between clients and a server.
 
     While it is *deaf*, what clients send is lost; while it is *mute*, what the server answers is
-    held, and passed on when it is mute no more.
+    held, and passed on when it is mute no more. While it is *half_closed*, a connection on which a
+    client sends is closed towards the server, and only the server can still speak. Each piece takes
+    *delay_s* longer than it should.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -20,6 +22,8 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self.deaf = False
         self.is_away = False
+        self.half_closed = False
+        self.delay_s = 0.0
         self.lost = 0
         self.refused = 0
         self.address = ("", 0)
@@ -35,6 +39,10 @@ class Relay:
     def go_away(self) -> None:
         """End all connections, and take no new ones while ``is_away`` is set."""
         self.is_away = True
+        self.cut()
+
+    def cut(self) -> None:
+        """End all connections; new ones are welcome."""
         for task in self._tasks:
             task.cancel()
 
@@ -47,9 +55,11 @@ class Relay:
         return self.refused > 0
 
     @asynccontextmanager
-    async def listening(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    async def listening(
+        self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+    ) -> AsyncIterator[None]:
         """Listen at ``address``, a port of loopback; clients speak TLS if *tls* is given."""
-        listener = await asyncio.start_server(self._pass, "127.0.0.1", 0, ssl=tls)
+        listener = await asyncio.start_server(self._pass, host, port, ssl=tls)
         self.address = listener.sockets[0].getsockname()[:2]
         try:
             yield
@@ -87,6 +97,10 @@ class Relay:
             if self.deaf:
                 self.lost += len(sent)
                 continue
+            if self.half_closed and writer.can_write_eof():
+                writer.write_eof()
+                return
+            await asyncio.sleep(self.delay_s)
             writer.write(sent)
             await writer.drain()
         writer.close()
@@ -94,6 +108,7 @@ class Relay:
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while sent := await reader.read(65_536):
             await self._speaks.wait()
+            await asyncio.sleep(self.delay_s)
             writer.write(sent)
             await writer.drain()
         writer.close()

@@ -1,0 +1,81 @@
+"""The command line of ``scripts/chaos``: real servers are broken under load, counts are checked.
+
+Exits with 1 where anything was wrong, 2 where something is not installed or does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from scripts import cluster_jars, cluster_servers
+from scripts.cluster_process import ClusterError
+from scripts.demo_process import ServiceError
+from tests.chaos.run import Verdict, play
+
+_TRACE_LINES_MAX: Final = 200
+
+app = App(
+    name="scripts/chaos",
+    help="Breaks three Cassandra nodes, memcached, API processes, workers and the connections"
+    " between them, at random and under load; then checks every answer that was given.",
+    help_format="plaintext",
+    version_flags=(),
+)
+
+
+@app.default
+def chaos(
+    *,
+    minutes: Annotated[float, Parameter(help="How long things are broken.")] = 3.0,
+    seed: Annotated[int | None, Parameter(help="Draws the same clients and faults again.")] = None,
+    keep: Annotated[bool, Parameter(help="Keep the servers' files and logs.")] = False,
+) -> int:
+    """Break, mend, and judge."""
+    if problem := cluster_jars.missing() or cluster_servers.memcached_missing():
+        print(problem, file=sys.stderr)
+        return 2
+    began_s = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began_s:6.1f} s  {line}", flush=True)
+
+    folder = Path(tempfile.mkdtemp(prefix="counter-chaos-"))
+    try:
+        verdict = asyncio.run(play(folder, 60 * minutes, seed, say))
+    except (ServiceError, ClusterError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        if keep:
+            print(f"files and logs are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return _report(verdict)
+
+
+def _report(verdict: Verdict) -> int:
+    broken = ", ".join(f"{what} {number}" for what, number in sorted(verdict.faults.items()))
+    print(f"broken {verdict.faults.total()} times: {broken}")
+    print(", ".join(f"{number:,} {what}" for what, number in verdict.told.items()))
+    for number, problems in verdict.problems.items():
+        for problem in problems:
+            print(f"WRONG: {problem}")
+        if number >= 0:
+            print("\n".join(verdict.plays[number].trace()[:_TRACE_LINES_MAX]))
+    if verdict.problems:
+        print(f"again: ./scripts/chaos --seed {verdict.seed} (what the machine does differs)")
+        return 1
+    print(f"seed {verdict.seed}: every acknowledged change counts once, every other at most once")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(app())

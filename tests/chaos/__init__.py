@@ -1,0 +1,1 @@
+"""Real faults on real servers, judged by the checker of the simulation."""

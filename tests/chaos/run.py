@@ -1,0 +1,132 @@
+"""Clients, faults, and a verdict."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from counter.limits import SECOND
+from tests.chaos.faults import Faults
+from tests.chaos.site import Site
+from tests.simulation.checker import check
+from tests.simulation.clients import Clients
+from tests.simulation.draw import Drawing
+from tests.simulation.history import Changed, History
+from tests.simulation.plan import Change, Plan, Read, Step
+from tests.simulation.settling import Settling
+from tests.simulation.trace import trace_of
+
+#: Plans under way at once.
+_AT_ONCE: Final = 8
+#: Numbers of changes, so that no two of a run are the same.
+_NUMBERS_OF_A_PLAN: Final = 1_000
+
+
+class Play:
+    """One plan of the simulation in real time: counters of its own, clients, and what they saw."""
+
+    def __init__(self, site: Site, number: int) -> None:
+        self.plan = Plan(site.config)
+        source = Random(f"chaos {site.config.seed} {number}")
+        first = number * _NUMBERS_OF_A_PLAN
+        Drawing(self.plan, source, f"p{number}-", first).draw_clients()
+        self.clients = Clients(site)
+        self.notes: list[str] = []
+        self._site = site
+
+    async def run(self) -> None:
+        """Do what the plan says, each step at its instant."""
+        self.clients.begun_us = self._site.true_us
+        async with asyncio.TaskGroup() as steps:
+            for each in self.plan.steps:
+                steps.create_task(self._step(each))
+
+    async def _step(self, step: Step) -> None:
+        await asyncio.sleep(step.at_us / SECOND)
+        if isinstance(step, Change):
+            await self.clients.change(step)
+        elif isinstance(step, Read):
+            await self.clients.read(step)
+
+    async def judge(self) -> list[str]:
+        """When all is mended: ask until all is definite and counted; what is wrong."""
+        settling = Settling(self.plan, self.clients, self._site, self.notes.append)
+        final, problems = await settling.whole()
+        return problems + check(self.plan.config, self.clients.history, final)
+
+    def trace(self) -> list[str]:
+        """What happened."""
+        return [*self.notes, *trace_of(self.clients.history, self.clients.begun_us)]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a run."""
+
+    seed: int
+    plays: list[Play]
+    problems: dict[int, list[str]]
+    faults: Counter[str]
+    told: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for play in self.plays:
+            self._tally(play.clients.history)
+
+    def _tally(self, history: History) -> None:
+        self.told["counts read"] += len(history.reads)
+        for changed in history.changes:
+            self.told["changes"] += 1
+            self.told["requests"] += len(changed.requests)
+            self.told["requests without an answer"] += sum(
+                each.status == 0 for each in changed.requests
+            )
+            self.told[_what_became_of(changed)] += 1
+
+
+def _what_became_of(changed: Changed) -> str:
+    if changed.given_up:
+        return "nobody asked again"
+    if any(item.conflict_us is not None for item in changed.items):
+        return "conflicts"
+    return "void" if all(item.void_us is not None for item in changed.items) else "counted"
+
+
+async def play(
+    folder: Path, seconds: float, seed: int | None, say: Callable[[str], None]
+) -> Verdict:
+    """Break things for *seconds*, mend them, and judge."""
+    seed = random.randrange(2**32) if seed is None else seed
+    site = Site(folder, seed)
+    say(f"seed {seed}: starting three Cassandra nodes, memcached and four processes")
+    plays: list[Play] = []
+    numbers = count(1)
+    async with site.running():
+        faults = Faults(site, Random(f"faults {seed}"), say)
+        stop = asyncio.Event()
+
+        async def client() -> None:
+            while not stop.is_set():
+                each = Play(site, next(numbers))
+                plays.append(each)
+                await each.run()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(faults.run(stop))
+            for _ in range(_AT_ONCE):
+                tasks.create_task(client())
+            asyncio.get_running_loop().call_later(seconds, stop.set)
+        say("all is mended: every token is asked about again, every counter is read")
+        site.cluster.mend()
+        found = await asyncio.gather(*(each.judge() for each in plays))
+        await site.stop()
+        problems = {number: each for number, each in enumerate(found) if each}
+        traces = [name for name, text in site.logs().items() if "Traceback" in text]
+    if traces:
+        problems[-1] = [f"{name} wrote a trace into its log" for name in traces]
+    return Verdict(seed, plays, problems, faults.done)
