@@ -30,7 +30,7 @@ from tests.support.problems import problem_of
 from tests.support.rest import Rest
 from tests.support.times import HOUR, SECOND, rfc3339
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 SERVICE = (("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"), ("GET", "/problems"))
 OPERATIONS = (*DOCS, *SERVICE)
