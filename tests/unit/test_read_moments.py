@@ -1,0 +1,98 @@
+"""Reads that something comes between: each speaks of one moment, and says which."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.reading import CountReader
+from counter.storage.memory import MemoryCache
+from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
+from counter.windows import window_of
+from tests.rollup.world import CLOSING, WINDOW, World
+
+EVENTUALLY = 1_000 * CLOSING
+
+
+@contextmanager
+def before_the_second(
+    world: World, names: tuple[str, ...], happens: Callable[[], Awaitable[Any]]
+) -> Iterator[None]:
+    """Something *happens* once, after the first call of *names* on the store was answered."""
+    left = [happens]
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        async def slowly(*arguments: Any, **named: Any) -> Any:
+            result = await call(*arguments, **named)
+            while left:
+                await left.pop()()
+            return result
+
+        return slowly
+
+    with ExitStack() as stack:
+        for name in names:
+            call = getattr(world.store, name)
+            stack.enter_context(patch.object(world.store, name, wrapped(call)))
+        yield
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) -> None:
+    """The watermark of before it may be held against the checkpoint of after it, not the other way
+    round: the watermark would speak of a window that the checkpoint does not hold."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    worker = world.process().worker
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    with before_the_second(world, ("watermarks", "heads"), worker.tick):
+        if many:
+            (found,) = await reader.read(namespace, ["c"], EVENTUALLY)
+        else:
+            found = await reader.read_one(namespace, "c", EVENTUALLY)
+    (watermark_us,) = await world.store.watermarks(namespace)
+    assert watermark_us > world.clock.now_us() - CLOSING
+    assert found.count == 5 or found.as_of_us < world.clock.now_us() - CLOSING
+
+
+async def settled_once(world: World, namespace: Namespace) -> int:
+    """A counter with 100 settled and 7 in a row after it; the row's window."""
+    (watermark_us,) = await world.store.watermarks(namespace)
+    window_us = window_of(watermark_us, WINDOW) - WINDOW
+    settled = Checkpoint(window_us - 1, 100)
+    row = WindowRow(window_us, False, 7)
+    update = CounterUpdate("c", (row,), Checkpoint(watermark_us, 107), settled)
+    await world.store.apply(namespace, [update], through_us=watermark_us)
+    return window_us
+
+
+async def test_who_counts_for_himself_begins_with_what_is_settled() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    window_us = await settled_once(world, namespace)
+    recount = Pending(window_us - 5 * WINDOW, window_of(world.clock.now_us(), WINDOW))
+    other = Pending(window_us + WINDOW, window_of(world.clock.now_us(), WINDOW))
+    await world.store.leave_pending(namespace, [("c", recount), ("c", other)])
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 107
+
+
+async def test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there() -> None:
+    """However far the rollup has come since."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    cache = MemoryCache(world.clock)
+    reader = CountReader(world.store, cache, world.clock)
+    first = await reader.read_one(namespace, "c", EVENTUALLY)
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    await world.process().worker.tick()
+    await cache.put_many(namespace, [("c", Checkpoint(first.as_of_us, first.count))])
+    alone = await reader.read_one(namespace, "c", EVENTUALLY)
+    (among,) = await reader.read(namespace, ["c"], EVENTUALLY)
+    for again in (alone, among):
+        assert (again.count, again.as_of_us) == (0, first.as_of_us)
