@@ -36,6 +36,11 @@ _OPENS: Final = (
     *("java.base/java.lang", "java.base/java.lang.reflect", "java.base/java.util.concurrent"),
     "java.base/java.util.concurrent.atomic",
 )
+#: What Java's modules must open to Cassandra, the server and its tools.
+MODULE_FLAGS: Final = (
+    *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),
+    *(f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS),
+)
 _LOGBACK: Final = """\
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -134,8 +139,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),
         f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
         *(f"-D{name}={value}" for name, value in properties.items()),
-        *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),
-        *(f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS),
+        *MODULE_FLAGS,
         *("-cp", f"{folder}:{jars}/*", "org.apache.cassandra.service.CassandraDaemon"),
     ]
 

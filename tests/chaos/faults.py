@@ -12,7 +12,7 @@ from typing import Final
 from counter.limits import SECOND
 from scripts.cluster_process import ServerProcess
 from scripts.demo_process import CounterProcess
-from tests.chaos.site import Site
+from tests.chaos.site import CLOCK_OFF_MAX_US, Site
 from tests.support.relay import Relay
 
 #: Between two strokes.
@@ -209,7 +209,7 @@ def _of_clock(site: Site, random: Random) -> list[Stroke]:
         return random.uniform(-0.9, 0.9) * skew_s
 
     def far() -> float:
-        return random.choice((-1, 1)) * random.uniform(1.5, 60.0) * skew_s
+        return random.choice((-1, 1)) * random.uniform(1.5 * skew_s, CLOCK_OFF_MAX_US / SECOND)
 
     right = to(lambda: 0.0)
     return [

@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from counter.limits import SECOND
+from tests.chaos.emptying import empty_and_repair
 from tests.chaos.faults import Faults
 from tests.chaos.site import Site
 from tests.simulation.checker import check
@@ -97,6 +98,10 @@ def _what_became_of(changed: Changed) -> str:
     return "void" if all(item.void_us is not None for item in changed.items) else "counted"
 
 
+async def _judged(plays: list[Play]) -> list[list[str]]:
+    return await asyncio.gather(*(each.judge() for each in plays))
+
+
 async def play(
     folder: Path, seconds: float, seed: int | None, say: Callable[[str], None]
 ) -> Verdict:
@@ -123,7 +128,12 @@ async def play(
             asyncio.get_running_loop().call_later(seconds, stop.set)
         say("all is mended: every token is asked about again, every counter is read")
         site.cluster.mend()
-        found = await asyncio.gather(*(each.judge() for each in plays))
+        found = await _judged(plays)
+        await site.stop()
+        await empty_and_repair(site, Random(f"emptying {seed}"), say)
+        await site.start()
+        say("it all runs again: every counter is read once more")
+        found = [x + y for x, y in zip(found, await _judged(plays), strict=True)]
         await site.stop()
         problems = {number: each for number, each in enumerate(found) if each}
         traces = [name for name, text in site.logs().items() if "Traceback" in text]

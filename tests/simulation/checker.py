@@ -116,7 +116,8 @@ class _Counters:
         staleness_us = seen.plan.staleness_us
         if staleness_us is not None:
             # A reader's clock may be off, by as much as clocks are set in these runs.
-            oldest_us = seen.sent_us - staleness_us - 3 * self._config.skew_us
+            off_us = max(3 * self._config.skew_us, self._config.offsets_us[seen.plan.api])
+            oldest_us = seen.sent_us - staleness_us - off_us
             if seen.as_of_us < oldest_us:
                 yield f"{_named(seen)} is staler than was asked for"
 
