@@ -37,7 +37,7 @@ async def process(directory: Path, *, beside: App | None = None) -> AsyncIterato
     """A service over a store that does not tell replays itself; *beside* one shares its store."""
     app = App("memory", directory)
     if beside is not None:
-        app.clock, app._memory = beside.clock, beside._memory
+        app.clock, app._new_store = beside.clock, beside._new_store
     await app.start()
     try:
         yield app
