@@ -15,7 +15,7 @@ from tests.simulation.shrink import report, shrink
 #: How many seeds each run of the tests tries; `scripts/simulate` tries any number.
 SEEDS = 120
 _A_PART = 20
-#: Within so many seeds each of them must be caught. The slowest took 14.
+#: Within so many seeds each of them must be caught. The slowest took 7.
 QUICK_SEEDS = 60
 _ROOT = Path(__file__).resolve().parents[2]
 
