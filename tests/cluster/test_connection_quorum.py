@@ -14,13 +14,12 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import UnavailableError
 from counter.limits import SECOND
-from counter.partitions import slice_start
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.types import Event, Mark, Namespace, Slice
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import SETTINGS, WINDOW
-from tests.support.cassandra import DATASET, have_schema, opened, options_for
+from tests.support.cassandra import DATASET, have_schema, opened, options_for, slice_of_now
 from tests.support.waiting import eventually
 
 T = TypeVar("T")
@@ -32,11 +31,6 @@ def options(three_nodes: Cluster) -> CassandraOptions:
     options = replace(options_for(three_nodes, replicas=3), read_timeout_us=2 * SECOND)
     asyncio.run(have_schema(options))
     return options
-
-
-def slice_of_now() -> Slice:
-    start_us = slice_start(SystemClock().now_us(), DATASET.slice_us)
-    return Slice(start_us, start_us + 2 * DATASET.slice_us, DATASET.time_bucket_us, 4)
 
 
 async def namespace_in(store: CassandraStore) -> Namespace:

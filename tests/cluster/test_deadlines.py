@@ -12,10 +12,10 @@ from counter.limits import MILLISECOND, SECOND
 from counter.service import CounterService
 from counter.storage.cassandra import CassandraStore
 from counter.storage.memory.cache import MemoryCache
-from counter.types import Decision, Event, Namespace, Outcome, Placement
+from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Placement
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import SETTINGS
-from tests.support.cassandra import DATASET, at, have_schema, opened, options_for
+from tests.support.cassandra import DATASET, at, have_schema, opened, options_for, slice_of_now
 from tests.support.relay import Relay
 from tests.support.waiting import eventually
 
@@ -40,6 +40,13 @@ async def decide(store: CassandraStore, namespace: Namespace) -> object:
     return await store.decide(namespace, [event], Decision(Outcome.VOID, b""))
 
 
+async def void(store: CassandraStore, namespace: Namespace) -> None:
+    strict = replace(
+        namespace, settings=replace(namespace.settings, payload_check=PayloadCheck.STRICT)
+    )
+    await store.void(strict, [Event("c", now_us(), NONCE, 0, 1)])
+
+
 async def add_under_a_key(store: CassandraStore, namespace: Namespace) -> object:
     clock = SystemClock()
     service = CounterService(store, MemoryCache(clock), clock)
@@ -52,12 +59,13 @@ async def have_statements(store: CassandraStore, namespace: Namespace) -> bool:
         await reserve(store, namespace)
         await rereserve(store, namespace)
         await decide(store, namespace)
+        await void(store, namespace)
     except WriteTimeoutError:
         return False
     return True
 
 
-@pytest.mark.parametrize("ask", [reserve, rereserve, decide, add_under_a_key])
+@pytest.mark.parametrize("ask", [reserve, rereserve, decide, void, add_under_a_key])
 async def test_what_needs_a_decision_takes_no_longer_than_a_write(
     cassandra: Cluster, ask: Ask
 ) -> None:
@@ -71,6 +79,7 @@ async def test_what_needs_a_decision_takes_no_longer_than_a_write(
     )
     await have_schema(options)
     async with relay.listening(), opened(at(options, relay.address)) as store:
+        await store.make_slice(dataset, slice_of_now())
         name = f"n{ask.__name__.replace('_', '')}"
         namespace = await store.create_namespace(name, SETTINGS, now_us())
         assert namespace is not None

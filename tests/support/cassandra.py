@@ -8,6 +8,7 @@ from typing import Final
 
 from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
+from counter.partitions import slice_start
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.connection import Connection
@@ -74,6 +75,12 @@ async def opened(
         yield store
     finally:
         await store.close()
+
+
+def slice_of_now() -> Slice:
+    """A slice of DATASET that holds now, whatever happens meanwhile."""
+    start_us = slice_start(SystemClock().now_us(), DATASET.slice_us)
+    return Slice(start_us, start_us + 2 * DATASET.slice_us, DATASET.time_bucket_us, 4)
 
 
 async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:

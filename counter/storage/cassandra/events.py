@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from counter.errors import SliceMissingError, UnavailableError
+from counter.storage.cassandra.failures import within
 from counter.storage.cassandra.folds import EventFolds
 from counter.storage.cassandra.gathering import batch_of
 from counter.storage.cassandra.rows import (
@@ -110,7 +111,9 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
 
     async def _void_one(self, namespace: Namespace, place: Place, event: Event) -> None:
         if _is_strict(namespace, event):
-            await self._void_strictly(namespace.dataset, place, event)
+            # Given up in the middle it is no harm: whoever asks about the token does it again.
+            async with within(namespace.dataset.write_timeout_us):
+                await self._void_strictly(namespace.dataset, place, event)
             return
         delete = await self._to_write(namespace.dataset, DELETE, place.start_us)
         stamp_us = max(self._stamp(), event.event_time_us + 1)
