@@ -68,7 +68,12 @@ async def test_an_upgrade_hides_no_request_in_its_body(server: Server) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400")
         writer.write(hidden)
-        assert b"HTTP/1.1 200" not in await reader.read()
+        try:
+            more = await reader.read()
+        except ConnectionResetError:
+            # It hung up before it read what is hidden: so be it.
+            more = b""
+    assert b"HTTP/1.1 200" not in more
     writer.close()
     get = b"GET /v1/namespaces/default/counters/hidden HTTP/1.1\r\nhost: localhost\r\n"
     assert b'"count":0' in await told(server, get + b"connection: close\r\n\r\n")
