@@ -5,7 +5,7 @@ written to it, deletions too; what is visible is reckoned on reading. So merging
 partitions, in whatever order, gives the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -132,6 +132,18 @@ class Partition:
                 self.rows[key] = Row(cells, marker, deleted)
             if not cells and deleted is ALIVE and self.rows[key].marker is None:
                 del self.rows[key]
+
+
+def together(found: Sequence[dict[Key, Partition] | None]) -> dict[Key, Partition]:
+    """What several replicas hold, merged; theirs is left as it is."""
+    merged: dict[Key, Partition] = {}
+    for part in found:
+        for key, partition in (part or {}).items():
+            if key in merged:
+                merged[key].merge(partition)
+            else:
+                merged[key] = partition.part(None)
+    return merged
 
 
 def newer(standing: Cell | None, written: Cell) -> Cell:

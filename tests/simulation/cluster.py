@@ -14,7 +14,7 @@ from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 
 from counter.limits import MILLISECOND, SECOND
-from tests.simulation.cells import Key, Partition
+from tests.simulation.cells import Key, Partition, together
 from tests.simulation.cql import Schema, Statement
 from tests.simulation.node import Node, Write
 from tests.simulation.statements import (
@@ -294,15 +294,13 @@ class Cluster:
         if schema is None or any(part is None for part in found):
             reply(cassandra.InvalidRequest(f"unconfigured table {statement.table}"))
             return
-        merged: dict[Key, Partition] = {}
-        for part in found:
-            for key, partition in (part or {}).items():
-                if key in merged:
-                    merged[key].merge(partition)
-                else:
-                    merged[key] = partition.part(None)
-        if self.repairs:
-            self._repair(statement.table, nodes, found, merged)
+        first, *others = found
+        if all(part == first for part in others):
+            merged = first or {}
+        else:
+            merged = together(found)
+            if self.repairs:
+                self._repair(statement.table, nodes, found, merged)
         if not merged and not statement.columns[0][0]:
             reply([])
             return

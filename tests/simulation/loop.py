@@ -102,21 +102,28 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not scheduled:
                 raise RuntimeError("the simulation waits for nothing")
             self._now_s = max(self._now_s, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now_s:
+        while scheduled and scheduled[0]._when <= self._now_s:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False
             ready.append(handle)
         self.turns += 1
-        for handle in self._in_order([ready.popleft() for _ in range(len(ready))]):
-            if handle._cancelled:
-                continue
-            process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
-            if process is None:
-                handle._run()
-            elif process.paused:
-                process.held.append(handle)
-            elif process.alive:
-                handle._run()
+        if len(ready) == 1:
+            # As most turns are.
+            self._run(ready.popleft())
+            return
+        handles = list(ready)
+        ready.clear()
+        for handle in self._in_order(handles):
+            self._run(handle)
+
+    def _run(self, handle: events.Handle) -> None:
+        if handle._cancelled:
+            return
+        process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+        if process is None or (process.alive and not process.paused):
+            handle._run()
+        elif process.paused:
+            process.held.append(handle)
 
     def _in_order(self, handles: list[events.Handle]) -> list[events.Handle]:
         """*handles* with those of one process in their order, and a drawn one among processes."""
