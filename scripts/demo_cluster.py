@@ -143,6 +143,7 @@ class ManyProcesses:
         say(f"starting {NODES} Cassandra nodes and memcached: most of a minute")
         for server in self._servers:
             await server.start()
+        await self._wait_for_ring()
         apply = ["schema", "apply", *self._shared]
         await CounterProcess("schema apply", apply, self._folder / "schema.log", "").run()
         for each in (*self._api, *self._workers):
@@ -152,6 +153,20 @@ class ManyProcesses:
             f" copies; {API_PROCESSES} API processes on {', '.join(self.urls)};"
             f" {ROLLUP_WORKERS} rollup workers"
         )
+
+    async def _wait_for_ring(self) -> None:
+        """Nodes answer some time before they know each other, and a schema needs a quorum."""
+        # Here: the demo on SQLite is run without the driver.
+        from scripts.cluster_ring import wait_until_all_know_all
+
+        cluster = self._cluster
+        port = cluster.shape.cassandra_port
+        try:
+            await asyncio.to_thread(
+                wait_until_all_know_all, cluster.contact_points, port, auth=False
+            )
+        except ClusterError as error:
+            raise ServiceError(str(error)) from error
 
     async def watch(self) -> None:
         watches = [each.watch() for each in (*self._api, *self._workers)]
