@@ -137,15 +137,17 @@ class RollupWorker:
 
     async def _rest(self, stop: asyncio.Event) -> None:
         """A pause, which ends when *stop* is set or shards become ours."""
-        taken = self._leases.taken if self._leases is not None else stop
-        waiting = [asyncio.create_task(each.wait()) for each in (stop, taken)]
-        await asyncio.wait(
-            waiting, timeout=self._pause_us() / SECOND, return_when=asyncio.FIRST_COMPLETED
-        )
-        for each in waiting:
-            each.cancel()
-        if taken is not stop:
-            taken.clear()
+        events = [stop] if self._leases is None else [stop, self._leases.taken]
+        waiting = [asyncio.create_task(each.wait()) for each in events]
+        try:
+            await asyncio.wait(
+                waiting, timeout=self._pause_us() / SECOND, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for each in waiting:
+                each.cancel()
+        if self._leases is not None:
+            self._leases.taken.clear()
 
     async def tick(self) -> int:
         """One pass over slices and shards; how many counters were written.
