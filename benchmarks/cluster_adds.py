@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from benchmarks.cluster import conditions, site
-from benchmarks.cluster_loads import DATASET, FRESH, HOT, MANY, SKEWED, Adds
+from benchmarks.cluster import conditions
+from benchmarks.cluster_loads import FRESH, HOT, MANY, SKEWED, Adds, adds_over
 from benchmarks.harness import Bench, Load
 from benchmarks.results import Figure, Report, median, ratios
 
@@ -44,19 +43,7 @@ _METHOD: Final = (
 
 def run(bench: Bench) -> Report:
     """Measure at each number of connections, all servers in turn."""
-    with site(bench, *DATASET) as place, ExitStack() as stack:
-        from benchmarks.rivals import NATIVE_TABLE
-
-        place.rows(NATIVE_TABLE)
-        # Idle ones stay while another is measured: all they do is look at the clock now and then.
-        adds = Adds(
-            bench,
-            place,
-            service=stack.enter_context(place.api()),
-            lwt=stack.enter_context(place.variant("lwt")),
-            native=stack.enter_context(place.variant("native")),
-        )
-        adds.warm_up()
+    with adds_over(bench, nodes=1) as adds:
         figures: list[Figure] = []
         for connections in _CONNECTIONS:
             variants = {
@@ -66,7 +53,6 @@ def run(bench: Bench) -> Report:
             samples = bench.alternate(variants).values()
             loads = dict(zip(_variants(adds, connections), samples, strict=True))
             figures += _figures(connections, loads)
-        adds.check()
     return Report(
         subject="cluster-adds",
         title="Single adds over Cassandra",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from subprocess import run
 from typing import Any, Final
 
-from benchmarks.cluster import KEYSPACE, Place, Site
+from benchmarks.cluster import KEYSPACE, Place, Site, site
 from benchmarks.harness import ROOT, Bench, Load, Server, check, load, python_module
 from counter.limits import HOUR, SECOND
 
@@ -202,3 +203,24 @@ class Adds:
             ):
                 counted.setdefault(namespace, Counter())[counter] += n
         return counted
+
+
+@contextmanager
+def adds_over(bench: Bench, nodes: int) -> Iterator[Adds]:
+    """The service and what it is compared with, warmed up, over so many nodes; checked at the end.
+    Raises MissingToolError."""
+    with site(bench, *DATASET, nodes=nodes) as place, ExitStack() as stack:
+        from benchmarks.rivals import NATIVE_TABLE
+
+        place.rows(NATIVE_TABLE)
+        # Idle ones stay while another is measured: all they do is look at the clock now and then.
+        adds = Adds(
+            bench,
+            place,
+            service=stack.enter_context(place.api()),
+            lwt=stack.enter_context(place.variant("lwt")),
+            native=stack.enter_context(place.variant("native")),
+        )
+        adds.warm_up()
+        yield adds
+        adds.check()

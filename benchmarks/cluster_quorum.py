@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from benchmarks.cluster import conditions, site
-from benchmarks.cluster_loads import DATASET, HOT, MANY, SKEWED, Adds
+from benchmarks.cluster import conditions
+from benchmarks.cluster_loads import HOT, MANY, SKEWED, Adds, adds_over
 from benchmarks.harness import Bench, Load
 from benchmarks.results import Figure, Report, median, ratios
 
@@ -37,24 +36,12 @@ _METHOD: Final = (
 
 def run(bench: Bench) -> Report:
     """Measure all servers in turn."""
-    with site(bench, *DATASET, nodes=_NODES) as place, ExitStack() as stack:
-        from benchmarks.rivals import NATIVE_TABLE
-
-        place.rows(NATIVE_TABLE)
-        adds = Adds(
-            bench,
-            place,
-            service=stack.enter_context(place.api()),
-            lwt=stack.enter_context(place.variant("lwt")),
-            native=stack.enter_context(place.variant("native")),
-        )
-        adds.warm_up()
+    with adds_over(bench, _NODES) as adds:
         variants = _variants(adds)
         samples = bench.alternate(
             {f"{how}, {where}": variants[how, where] for how, where in variants}
         )
         figures = tuple(_figures(dict(zip(variants, samples.values(), strict=True))))
-        adds.check()
     return Report(
         subject="cluster-quorum",
         title="Single adds over three Cassandra nodes",
