@@ -21,10 +21,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks import plots
 from benchmarks.harness import ROOT, Bench
+from benchmarks.plots import Plot
 
 RESULTS: Final = ROOT / "benchmarks" / "results.json"
 DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
+PLOTS: Final = ROOT / "docs" / "plots"
 _LIBRARIES: Final = ("uvicorn", "uvloop", "httptools", "pydantic", "starlette")
 _FSYNCS: Final = 50
 _PAGE_BYTES: Final = 4_096
@@ -82,6 +85,7 @@ class Report:
     measured_at: str = ""
     #: What they depend on; a subject over another store than SQLite says what it is.
     conditions: tuple[tuple[str, str], ...] = ()
+    plots: tuple[Plot, ...] = ()
 
 
 def quantity(value: float, unit: str) -> str:
@@ -162,6 +166,7 @@ def stored() -> list[Report]:
             Figure(**{**each, "rounds": tuple(each["rounds"])}) for each in body["figures"]
         )
         body["conditions"] = tuple((name, value) for name, value in body["conditions"])
+        body["plots"] = tuple(map(plots.from_json, body.get("plots", ())))
         found.append(Report(**body))
     return found
 
@@ -185,6 +190,7 @@ def render(reports: Sequence[Report]) -> str:
         parts.append(f"    {report.command}\n")
         parts.append("| | measured | target | |\n|---|---:|---|---|")
         parts += map(_row, report.figures)
+        parts += (f"\n![{each.title}]({PLOTS.name}/{each.name}.svg)" for each in report.plots)
         listed = "; ".join(f"{name}: {value}" for name, value in report.conditions)
         parts.append(f"\n{listed}.\n")
     return "\n".join(parts)
@@ -204,9 +210,14 @@ def _row(figure: Figure) -> str:
 
 
 def write_document() -> None:
-    """Write docs/benchmarks.md from what is stored."""
+    """Write docs/benchmarks.md, and the plots in it, from what is stored.
+
+    Raises ModuleNotFoundError without matplotlib, where there is something to draw.
+    """
+    reports = stored()
     DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(render(stored()), encoding="utf-8")
+    plots.write((plot for report in reports for plot in report.plots), PLOTS)
+    DOCUMENT.write_text(render(reports), encoding="utf-8")
 
 
 def _machine() -> tuple[tuple[str, str], ...]:
