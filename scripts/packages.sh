@@ -1,4 +1,4 @@
-# Sourced by scripts/test and the gate: installs the Debian packages that tests need.
+# Sourced by scripts/test, scripts/bench and the gate: installs the Debian packages that they need.
 
 # Each package with the command that shows it is there. Without root or apt-get nothing is installed.
 install_packages() {
@@ -8,11 +8,37 @@ install_packages() {
     command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
     command -v mvn >/dev/null || missing+=(maven)
     command -v memcached >/dev/null || missing+=(memcached)
-    [ "${#missing[@]}" -gt 0 ] || return 0
+    install_missing "${missing[@]}"
+}
+
+# The load generator, and the peers that the benchmarks start beside ours.
+install_bench_packages() {
+    local missing=()
+    command -v wrk >/dev/null || missing+=(wrk)
+    command -v redis-server >/dev/null || missing+=(redis-server)
+    command -v postgres >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null ||
+        missing+=(postgresql)
+    install_missing "${missing[@]}"
+}
+
+install_missing() {
+    [ "$#" -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        echo "Missing, and only root can install it (apt-get install ${missing[*]})" >&2
+        echo "Missing, and only root can install it (apt-get install $*)" >&2
         return 0
     fi
-    apt-get update -q &&
-        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+    apt-get update -q && without_services \
+        env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
 }
+
+# Runs a command during which no package may start its service: it would take a port, and CPU from what is measured.
+without_services() (
+    policy=/usr/sbin/policy-rc.d
+    # Where one stands, as in most containers, it was decided already.
+    if [ ! -e "$policy" ]; then
+        trap 'rm -f -- "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
+    "$@"
+)

@@ -39,6 +39,13 @@ is_ready() {
     [ -x "$python" ] && state "$1" | cmp -s - "$venv/installed-$1"
 }
 
+mark_installed() {
+    local lock
+    for lock in "$@"; do
+        state "$lock" >"$venv/installed-$lock"
+    done
+}
+
 install() {
     local base
     if ! "$python" -m pip --version >/dev/null 2>&1; then
@@ -52,9 +59,12 @@ install() {
         "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
             --no-build-isolation --editable "$root" ||
         fail "The installation into $venv failed; the reason stands above. Start again to go on."
-    state "$1" >"$venv/installed-$1"
-    # The development lock holds all of the other one, at the same versions.
-    [ "$1" = requirements.lock ] || state requirements.lock >"$venv/installed-requirements.lock"
+    mark_installed "$1"
+    # Each lock holds all of the shorter ones, at the same versions.
+    case $1 in
+    requirements-dev.lock) mark_installed requirements-bench.lock requirements.lock ;;
+    requirements-bench.lock) mark_installed requirements.lock ;;
+    esac
 }
 
 # One setup at a time where flock exists; the lock ends with the subshell, before the caller goes on.
