@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI
-
 from api.call import Receive, Scope, Send
 from api.counters import CounterRoutes
 from api.front import Front, Route
@@ -17,7 +15,7 @@ from api.health import Health
 from api.metrics import Metrics
 from api.namespaces import NamespaceRoutes
 from api.reports import ReportRoutes
-from api.site import site_of
+from api.site import Site
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.durations import format_duration
@@ -175,11 +173,11 @@ def create_app(
     routes = _routes(settings, service, store, clock)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         async with application.running(rollup=rollup):
             yield
 
-    site = site_of(routes, health, Metrics(service, health, guard), lifespan)
+    site = Site(routes, health, Metrics(service, health, guard), lifespan)
     front = Front(routes, service.namespaces, site, body_bytes_max=settings.body_bytes_max)
     application = Application(front, service, worker, store, cache, settings, clock, guard, health)
     return application

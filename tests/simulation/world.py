@@ -378,7 +378,7 @@ def deterministic(seed: int) -> Iterator[list[str]]:
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
             patch("rollup.leases.LEASE_SLOTS", _SLOTS),
             patch("rollup.leases.SLOTS", slots),
-            patch("api.app.site_of", lambda *_: _no_site),
+            patch("api.app.Site", lambda *_: _no_site),
         ):
             yield faults.found
     finally:

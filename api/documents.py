@@ -1,0 +1,98 @@
+"""The documentation: an application of a framework's, loaded when somebody first wants to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi_offline import FastAPIOffline
+
+from api.answers import problem_reply
+from api.front import Route
+from api.openapi import DOCS, operation, problem, responses
+from api.problems import problems_page
+from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
+
+_DESCRIPTION: Final = (
+    "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
+    " one at most once, and a definite answer about a token stays true for ever."
+)
+
+
+def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> FastAPI:
+    """The document of all routes and its page, what problems mean, and a problem for every path
+    that leads nowhere. Routes that are answered before this are registered to be described."""
+    # The documentation's page works where there is no way out to the network, too.
+    app = FastAPIOffline(
+        title="Distributed counter",
+        version="0.1.0",
+        description=_DESCRIPTION,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    for route in routes:
+        doc = DOCS[route.method, route.path]
+        app.add_api_route(
+            route.path,
+            _answered_elsewhere,
+            methods=[route.method],
+            summary=doc.summary,
+            status_code=doc.status,
+            response_class=Response,
+            responses=responses(doc, route.path),
+            openapi_extra=operation(doc, route.path),
+            name=f"{route.method} {route.path}",
+        )
+    _describe_service(app)
+
+    @app.get("/problems", summary="What each problem means", response_class=HTMLResponse)
+    async def problems() -> HTMLResponse:
+        return HTMLResponse(problems_page())
+
+    @app.exception_handler(404)
+    async def not_found(request: Request, _error: Exception) -> Response:
+        return _response(NotFoundError(f"there is nothing at {request.url.path[:200]!r}"))
+
+    @app.exception_handler(405)
+    async def not_allowed(request: Request, _error: Exception) -> Response:
+        detail = f"the method {request.method[:20]} is not supported here; use GET"
+        return _response(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
+
+    return app
+
+
+def _describe_service(app: FastAPI) -> None:
+    """Have what :class:`api.site.Site` answers itself in the document."""
+    app.add_api_route(
+        "/healthz",
+        _answered_elsewhere,
+        summary="The process is alive",
+        response_model=dict[str, str],
+    )
+    app.add_api_route(
+        "/readyz",
+        _answered_elsewhere,
+        summary="Requests may be sent here",
+        response_model=None,
+        responses={503: problem()},
+    )
+    app.add_api_route(
+        "/metrics",
+        _answered_elsewhere,
+        summary="Metrics for Prometheus",
+        response_class=PlainTextResponse,
+    )
+
+
+def _response(error: CounterError) -> Response:
+    reply = problem_reply(error)
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    media = reply.content_type.decode()
+    return Response(reply.body, reply.status, headers, media_type=media)
+
+
+async def _answered_elsewhere() -> Response:
+    """Stands for a route that is answered before a request comes here."""
+    return _response(NotFoundError("this route is answered elsewhere"))
