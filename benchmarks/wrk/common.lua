@@ -44,6 +44,11 @@ function common.zipf(n)
   return math.floor(n ^ math.random()) - 1
 end
 
+-- From 0 to n - 1, each as often as any other.
+function common.even(n)
+  return math.random(0, n - 1)
+end
+
 function common.post(path, body)
   return string.format(
     "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
