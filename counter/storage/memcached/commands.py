@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.connection import NO_NUMBER, Connection
 from counter.storage.memcached.keys import (
     increment_of,
     pack_count,
@@ -89,9 +89,13 @@ def _replacements(
         found, version = standing[key]
         other = unpack_count(found)
         if other is None or other.time_us <= checkpoint.time_us:
-            head = b"cas %b 0 %d %d %b\r\n" % (key, ttl_s, len(value), version)
-            commands[key] = head + value + b"\r\n"
+            commands[key] = _replacement(key, ttl_s, value, version)
     return commands
+
+
+def _replacement(key: bytes, ttl_s: int, value: bytes, version: bytes) -> bytes:
+    """The command that puts *value* in the place of what was seen there."""
+    return b"cas %b 0 %d %d %b\r\n%b\r\n" % (key, ttl_s, len(value), version, value)
 
 
 def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
@@ -124,11 +128,14 @@ def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
     for _ in range(_ROUNDS_MAX):
         answers = connection.pipeline([_first_try(changes[index]) for index in waiting])
         missing: list[int] = []
+        unread: list[int] = []
         for index, answer in zip(waiting, answers, strict=True):
             if changes[index].delta is None:
                 values[index] = 0
             elif answer == _NOT_FOUND:
                 missing.append(index)
+            elif answer == NO_NUMBER:
+                unread.append(index)
             else:
                 values[index] = unpack_value(answer)
         answers = connection.pipeline([_second_try(changes[index]) for index in missing])
@@ -138,10 +145,36 @@ def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
                 values[index] = changes[index].delta or 0
             else:
                 lost.append(index)
+        if unread:
+            lost += _add_here(connection, changes, unread, values)
         if not lost:
             return [values[index] for index in range(len(changes))]
         waiting = lost
-    raise ContentionError(f"{len(waiting)} counters were set back to 0 again and again")
+    raise ContentionError(f"{len(waiting)} counters were changed by others again and again")
+
+
+def _add_here(
+    connection: Connection,
+    changes: Sequence[Change],
+    unread: Sequence[int],
+    values: dict[int, int],
+) -> list[int]:
+    """Make those changes here that memcached cannot make itself: their values are enormous.
+
+    Puts the value after each into *values*; those that another process came before are returned.
+    Raises ValueError where a value is in truth no number.
+    """
+    standing = connection.gets_many(dict.fromkeys(changes[index].key for index in unread))
+    sums = {key: unpack_value(value) for key, (value, _) in standing.items()}
+    for index in unread:
+        key, delta = changes[index]
+        if key in sums:
+            values[index] = sums[key] = unpack_value(pack_value(sums[key] + (delta or 0)))
+    answers = connection.pipeline(
+        [_replacement(key, 0, pack_value(sums[key]), standing[key][1]) for key in sums]
+    )
+    stored = {key for key, answer in zip(sums, answers, strict=True) if answer == _STORED}
+    return [index for index in unread if changes[index].key not in stored]
 
 
 def _first_try(each: Change) -> bytes:

@@ -11,10 +11,21 @@ from pymemcache.client.base import Client
 
 #: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
 _PIPELINED_MAX: Final = 1_000
+#: The answer to a change of what memcached cannot read as a number.
+NO_NUMBER: Final = b"CLIENT_ERROR cannot increment or decrement non-numeric value"
 
 
 class NotConnectedError(Exception):
     """No connection could be made: nothing was sent."""
+
+
+class _TellingClient(Client):  # type: ignore[misc]
+    """Takes NO_NUMBER for an answer like others: it says that nothing was changed, and what else is
+    asked at once has answers too."""
+
+    def _raise_errors(self, line: bytes, name: bytes) -> None:
+        if line != NO_NUMBER:
+            super()._raise_errors(line, name)
 
 
 class Connection:
@@ -26,7 +37,7 @@ class Connection:
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._address = (host, port)
-        self._client = Client(
+        self._client = _TellingClient(
             self._address, connect_timeout=timeout_s, timeout=timeout_s, no_delay=True
         )
 
@@ -43,7 +54,7 @@ class Connection:
         return found
 
     def pipeline(self, commands: Sequence[bytes]) -> Sequence[bytes]:
-        """Each command's answer, a line; one round trip for up to a thousand of them.
+        """Each command's answer, a line, NO_NUMBER too; a round trip for up to a thousand of them.
 
         pymemcache's public calls wait for each answer before they send the next command.
         """

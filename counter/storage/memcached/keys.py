@@ -12,10 +12,13 @@ from typing import Final
 from counter.types import Checkpoint, Event
 
 _HASH_BYTES: Final = 16
-#: memcached counts without a sign. Half-way up, there is as much room below 0 as above, and all
-#: values that are not enormous have the same number of digits: they are changed in place.
-_ZERO: Final = 2**63
 _MODULUS: Final = 2**64
+#: memcached counts without a sign. This far up, there is room below 0, and all values that are not
+#: enormous have the same number of digits: they are changed in place. And they stay below 2**63,
+#: from where on memcached 1.6.18, Debian 12's, may find a number's memory to hold no number: it
+#: looks for a minus sign, and goes on past the number into what its memory held before.
+_ZERO: Final = 2**62
+_SIGN: Final = 2**63
 
 
 def count_key(prefix: str, namespace_id: int, counter: str) -> bytes:
@@ -63,7 +66,7 @@ def pack_value(number: int) -> bytes:
 
 
 def unpack_value(value: bytes) -> int:
-    return int(value) - _ZERO
+    return (int(value) - _ZERO + _SIGN) % _MODULUS - _SIGN
 
 
 def increment_of(delta: int) -> int:
