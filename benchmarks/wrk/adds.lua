@@ -1,22 +1,19 @@
--- Single adds under fresh tokens. Arguments: 16 hexadecimal digits, path of the namespace, counters,
--- and "even" where no counter is to be hotter than another.
+-- Single adds under fresh tokens. Arguments: 16 hexadecimal digits, path of the namespace, counters;
+-- also a rate, if they are not to go out as fast as they can.
 local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
 local base, counters
-local place = common.zipf
 sent = 0
 
 function init(args)
   common.begin(args[1])
   base, counters = args[2], tonumber(args[3])
-  if args[4] == "even" then
-    place = common.even
-  end
+  delay = args[4] and common.pacing(tonumber(args[4]))
 end
 
 function request()
   sent = sent + 1
   return common.post(
-    string.format("%s/counters/c%07d/add", base, place(counters)), common.add_body())
+    string.format("%s/counters/c%07d/add", base, common.zipf(counters)), common.add_body())
 end
 
 setup, done = common.setup, common.done

@@ -44,15 +44,23 @@ function common.zipf(n)
   return math.floor(n ^ math.random()) - 1
 end
 
--- From 0 to n - 1, each as often as any other.
-function common.even(n)
-  return math.random(0, n - 1)
-end
-
 function common.post(path, body)
   return string.format(
     "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
     path, #body, body)
+end
+
+-- Have all connections together send *rate* requests a second, each at a turn of its own; whoever
+-- calls this has wrk's `delay` be it. wrk waits whole milliseconds, so fractions are drawn. Answers
+-- that come too late for the next turn delay it: then the rate is not reached, which is seen.
+function common.pacing(rate)
+  local turn
+  return function()
+    ffi.C.clock_gettime(1, reading)
+    local now = tonumber(reading.s) + tonumber(reading.ns) / 1e9
+    turn = math.max((turn or now) + 1 / rate, now - 1)
+    return math.floor(math.max(0, turn - now) * 1e3 + math.random())
+  end
 end
 
 local threads = {}
