@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -51,20 +52,20 @@ class Standing:
         yield self.server
         os.kill(self.server.pid, signal.SIGSTOP)
 
-    def adds(self, *arguments: object, connections: int = CONNECTIONS) -> Load:
-        """Load it with single adds and check every count; *arguments* as ``adds.lua`` has them."""
+    def adds(
+        self, counters: int, *, connections: int = CONNECTIONS, script: str = "adds.lua"
+    ) -> Load:
+        """Load it with single adds to so many counters, and check every count."""
+        loading = partial(self._load, script, counters, connections)
         with self.awake() as server:
             if not self._bench.quick:
-                self._load(server, arguments, connections, _WARM_S)
-            measured = self._load(server, arguments, connections, self._bench.seconds)
+                loading(_WARM_S)
+            measured = loading(min(SECONDS_MAX, self._bench.seconds))
             self._check(server)
         return measured
 
-    def _load(
-        self, server: Server, arguments: Sequence[object], connections: int, seconds: float
-    ) -> Load:
-        seconds = min(SECONDS_MAX, seconds)
-        done = load(server, "adds.lua", BASE, *arguments, connections=connections, seconds=seconds)
+    def _load(self, script: str, counters: int, connections: int, seconds: float) -> Load:
+        done = load(self.server, script, BASE, counters, connections=connections, seconds=seconds)
         self._acknowledged += done.requests
         self._sent += done.sent
         return done

@@ -26,10 +26,11 @@ def counters(bench: Bench) -> Report:
     sizes = (100, 1_000) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
     shapes = [Shape(min(size, _COUNTERS) // 10, size - min(size, _COUNTERS) // 10, 5, 0)
               for size in sizes]  # fmt: skip
-    spreads = ("skewed",) if bench.quick else ("skewed", "even")
+    scripts = {"skewed": "adds.lua", "even": "evens.lua"}
+    spreads = list(scripts)[: 1 if bench.quick else None]
     with standing(bench, shapes) as servers:
         points = {
-            (size, spread): partial(server.adds, size, spread)
+            (size, spread): partial(server.adds, size, script=scripts[spread])
             for size, server in zip(sizes, servers, strict=True)
             for spread in spreads
         }
