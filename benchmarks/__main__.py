@@ -22,6 +22,8 @@ from benchmarks import (
     cluster_rollups,
     gets,
     growth_adds,
+    growth_memory,
+    growth_rollup,
     memory,
     results,
     rollups,
@@ -40,13 +42,15 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "growth-counters": growth_adds.counters,
     "growth-events": growth_adds.events,
     "growth-connections": growth_adds.connections,
+    "growth-rollup": growth_rollup.run,
+    "growth-memory": growth_memory.run,
     "cluster-adds": cluster_adds.run,
     "cluster-quorum": cluster_quorum.run,
     "cluster-gets": cluster_gets.run,
     "cluster-rollups": cluster_rollups.run,
     "cluster-takeover": takeover.run,
 }
-_WITHOUT_WRK: Final = frozenset({"rollups", "cluster-rollups", "cluster-takeover"})
+_WITHOUT_WRK: Final = frozenset({"rollups", "growth-rollup", "cluster-rollups", "cluster-takeover"})
 
 
 def main(

@@ -1,7 +1,6 @@
 """How cost grows: servers that stand ready with pasts of several sizes, and what is drawn of them.
 
-One server runs at a time: the others are stopped where they are, and what they still had to do,
-their rollup, they do before they are measured again.
+One server runs at a time: the others are stopped where they are.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.harness import Bench, Load, Server, check, counter_serve, load
+from benchmarks.memory import wait_for_rollup
 from benchmarks.plots import Plot, Series
 from benchmarks.prepared import BASE, Shape, name_of, prepare
 from benchmarks.results import Figure, median, ratios
@@ -30,7 +30,6 @@ _WARM_S: Final = 1.0
 _SAMPLED: Final = 200
 
 _Sample = TypeVar("_Sample")
-_Key = TypeVar("_Key")
 
 
 class Standing:
@@ -42,6 +41,7 @@ class Standing:
         self._bench = bench
         self._database = data / "counter.db"
         self._begin_us = SystemClock().now_us()
+        self._ended_us = 0
         self._acknowledged = 0
         self._sent = 0
 
@@ -56,24 +56,37 @@ class Standing:
         self, counters: int, *, connections: int = CONNECTIONS, script: str = "adds.lua"
     ) -> Load:
         """Load it with single adds to so many counters, and check every count."""
-        loading = partial(self._load, script, counters, connections)
-        with self.awake() as server:
+        loading = partial(self.load, script, counters, connections=connections)
+        with self.awake():
             if not self._bench.quick:
-                loading(_WARM_S)
-            measured = loading(min(SECONDS_MAX, self._bench.seconds))
-            self._check(server)
+                loading(seconds=_WARM_S)
+            measured = loading(seconds=min(SECONDS_MAX, self._bench.seconds))
+            self.check()
         return measured
 
-    def _load(self, script: str, counters: int, connections: int, seconds: float) -> Load:
-        done = load(self.server, script, BASE, counters, connections=connections, seconds=seconds)
-        self._acknowledged += done.requests
-        self._sent += done.sent
+    def roll_up(self) -> None:
+        """Wait until all that it was loaded with is rolled up: none of that falls into a load."""
+        if self._ended_us:
+            with self.awake() as server:
+                wait_for_rollup(self._bench, server, self._ended_us)
+
+    def load(
+        self, script: str, *arguments: int, connections: int, seconds: float, weight: int = 1
+    ) -> Load:
+        """Load it with so many seconds of a script of adds, *weight* in each request."""
+        done = load(
+            self.server, script, BASE, *arguments,
+            connections=connections, seconds=seconds, weight=weight,
+        )  # fmt: skip
+        self._acknowledged += done.requests * weight
+        self._sent += done.sent * weight
+        self._ended_us = SystemClock().now_us()
         return done
 
-    def _check(self, server: Server) -> None:
+    def check(self) -> None:
         """What is on disk is what the server took for new: every acknowledged add, and one without
         an answer at most once. Of some counters the service itself is asked."""
-        tally = server.settled_tally()
+        tally = self.server.settled_tally()
         others = {name: number for name, number in tally.items() if name != "original" and number}
         check(not others, f"all tokens were new, yet some adds were {others}")
         added = self.added()
@@ -85,7 +98,7 @@ class Standing:
         )
         random_ones = random.sample(sorted(added), min(_SAMPLED, len(added)))
         positions = {0, *random_ones}
-        counts = server.counts(BASE, [name_of(each) for each in positions], "0s")
+        counts = self.server.counts(BASE, [name_of(each) for each in positions], "0s")
         wrong = [
             each
             for each in positions
@@ -130,25 +143,10 @@ def standing(bench: Bench, shapes: Sequence[Shape]) -> Iterator[list[Standing]]:
             server = stack.enter_context(counter_serve(bench, data))
             made.append(Standing(bench, shape, data, server))
             with made[-1].awake():
-                server.settled_tally()
+                server.tally()
         yield made
         for each in made:
             each.end()
-
-
-def in_turn(
-    bench: Bench, points: Mapping[_Key, Callable[[], _Sample]], name: Callable[[_Key], str]
-) -> dict[_Key, list[_Sample]]:
-    """Measure *points* in turn, round after round, every other round backwards: so that a drift of
-    the machine's speed within a round falls on none of them in particular."""
-    samples: dict[_Key, list[_Sample]] = {key: [] for key in points}
-    for number in range(1, bench.rounds + 1):
-        for key in list(points)[:: 1 if number % 2 else -1]:
-            with bench.console.status(f"round {number} of {bench.rounds}: {name(key)}"):
-                sample = points[key]()
-            bench.say(f"round {number}: {name(key)}: {sample}")
-            samples[key].append(sample)
-    return samples
 
 
 @dataclass(frozen=True, slots=True)

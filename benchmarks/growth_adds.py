@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from benchmarks.growth import CONNECTIONS, Standing, curve, in_turn, plot, standing
+from benchmarks.growth import CONNECTIONS, Standing, curve, plot, standing
 from benchmarks.harness import Bench, Load
 from benchmarks.plots import Plot
 from benchmarks.prepared import Shape
@@ -29,13 +29,14 @@ def counters(bench: Bench) -> Report:
     scripts = {"skewed": "adds.lua", "even": "evens.lua"}
     spreads = list(scripts)[: 1 if bench.quick else None]
     with standing(bench, shapes) as servers:
+        # A server's turns lie far apart: what it had to roll up, it has by then, or nearly.
         points = {
-            (size, spread): partial(server.adds, size, script=scripts[spread])
-            for size, server in zip(sizes, servers, strict=True)
+            f"{size:,} counters, {spread}": partial(_adds, server, size, scripts[spread])
             for spread in spreads
+            for size, server in zip(sizes, servers, strict=True)
         }
-        samples = in_turn(bench, points, lambda key: f"{key[0]:,} counters, {key[1]}")
-    by_spread = {spread: {size: samples[size, spread] for size in sizes} for spread in spreads}
+        samples = iter(bench.alternate(points).values())
+    by_spread = {spread: {size: next(samples) for size in sizes} for spread in spreads}
     figures: list[Figure] = []
     for spread, loads in by_spread.items():
         # Evenly spread, nearly every add is the first of its counter in a window, and leaves a
@@ -57,7 +58,8 @@ def counters(bench: Bench) -> Report:
 
 
 _METHOD: Final = (
-    "Servers of all sizes stand ready, and one runs at a time. After each load what is on disk is"
+    "Servers of all sizes stand ready, and one runs at a time; what it took in its last turn is"
+    " rolled up before the next, so no rollup falls into a load. After each load what is on disk is"
     " compared with what was acknowledged, and some counters are read through the API; at the end"
     " the servers are killed, and their disks read again. Bands are the rounds' range."
 )
@@ -71,9 +73,10 @@ def events(bench: Bench) -> Report:
     sizes = [shape.events for shape in shapes]
     with standing(bench, shapes) as servers:
         points = {
-            size: partial(server.adds, active) for size, server in zip(sizes, servers, strict=True)
+            f"{size:,} events": partial(_adds, server, active)
+            for size, server in zip(sizes, servers, strict=True)
         }
-        loads = in_turn(bench, points, lambda size: f"{size:,} events")
+        loads = dict(zip(sizes, bench.alternate(points).values(), strict=True))
     return Report(
         subject="growth-events",
         title="Growth: adds against events on disk",
@@ -93,8 +96,11 @@ def connections(bench: Bench) -> Report:
     sizes = (1, 64) if bench.quick else (1, 4, 16, 64, 256, 1_024)
     active = 100 if bench.quick else _COUNTERS
     with standing(bench, [Shape(active, 0, 10, 0)]) as [server]:
-        points = {size: partial(_over, server, active, size) for size in sizes}
-        loads = in_turn(bench, points, lambda size: f"{size:,} connections")
+        points = {
+            f"{size:,} connections": partial(server.adds, active, connections=size)
+            for size in sizes
+        }
+        loads = dict(zip(sizes, bench.alternate(points).values(), strict=True))
     rate = curve("adds a second", loads, lambda each: each.per_s)
     most = sizes[-1]
     tail = [each.p99_ms / (1_000 * most / each.per_s) for each in loads[most]]
@@ -106,7 +112,8 @@ def connections(bench: Bench) -> Report:
             " rare), by wrk over so many connections on the same machine, a request at a time over"
             " each. Flat is promised from 64 connections on: while one commit is under way the"
             " next one gathers, so more of them make larger commits. Below, a commit has too few"
-            " to share. " + _METHOD
+            " to share. The rollup runs meanwhile. After each load what is on disk is compared with"
+            " what was acknowledged. Bands are the rounds' range."
         ),
         figures=(
             rate.figure(
@@ -134,8 +141,9 @@ def connections(bench: Bench) -> Report:
     )  # fmt: skip
 
 
-def _over(server: Standing, active: int, size: int) -> Load:
-    return server.adds(active, connections=size)
+def _adds(server: Standing, counters: int, script: str = "adds.lua") -> Load:
+    server.roll_up()
+    return server.adds(counters, script=script)
 
 
 def _base(sizes: tuple[int, ...]) -> int:

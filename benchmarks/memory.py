@@ -10,7 +10,7 @@ from benchmarks.prepared import BASE, many_events, name_of, prepare
 from benchmarks.results import Figure, Report
 from counter.clock import SystemClock, to_rfc3339
 
-_TARGET_MB: Final = 150
+TARGET_MB: Final = 150
 _ROLLUP_TIMEOUT_S: Final = 120.0
 #: Counters that are added to: a few hot, most rare.
 _COUNTERS: Final = 200_000
@@ -42,11 +42,11 @@ def run(bench: Bench) -> Report:
             acknowledged <= counted <= batches.sent * 1_000 + adds.sent,
             f"{counted} counted, {acknowledged} acknowledged",
         )
-        _wait_for_rollup(bench, server)
+        wait_for_rollup(bench, server, SystemClock().now_us())
         rolled = sum(server.counts(BASE, names, None).values()) - loaded
         check(rolled == counted, f"{rolled} rolled up, {counted} counted")
         end = server.memory_kib()
-    bench.say(f"resident: {_mb(begin['VmRSS']):.0f} MB at first, {_mb(end['VmRSS']):.0f} MB after")
+    bench.say(f"resident: {mb(begin['VmRSS']):.0f} MB at first, {mb(end['VmRSS']):.0f} MB after")
     return Report(
         subject="memory",
         title="Memory",
@@ -59,26 +59,27 @@ def run(bench: Bench) -> Report:
         figures=(
             Figure(
                 "resident",
-                _mb(end["VmRSS"]),
+                mb(end["VmRSS"]),
                 "MB",
-                at_most=_TARGET_MB,
+                at_most=TARGET_MB,
                 note=(
-                    f"anonymous {_mb(end['RssAnon']):.0f} MB, of files"
-                    f" {_mb(end['RssFile']):.0f} MB; just started {_mb(begin['VmRSS']):.0f} MB"
+                    f"anonymous {mb(end['RssAnon']):.0f} MB, of files"
+                    f" {mb(end['RssFile']):.0f} MB; just started {mb(begin['VmRSS']):.0f} MB"
                 ),
             ),
-            Figure("the most that was ever resident", _mb(end["VmHWM"]), "MB"),
+            Figure("the most that was ever resident", mb(end["VmHWM"]), "MB"),
         ),
     )
 
 
-def _mb(kib: int) -> float:
+def mb(kib: int) -> float:
+    """Megabytes, of 10^6 bytes."""
     return kib * 1_024 / 1e6
 
 
-def _wait_for_rollup(bench: Bench, server: Server) -> None:
-    """Until the watermark has passed what was added up to now."""
-    wanted = to_rfc3339(SystemClock().now_us())
+def wait_for_rollup(bench: Bench, server: Server, through_us: int) -> None:
+    """Until the watermark has passed an instant. Raises BenchError where that takes too long."""
+    wanted = to_rfc3339(through_us)
     path = f"{BASE}/batch/get"
     end_s = time.monotonic() + _ROLLUP_TIMEOUT_S
     with bench.console.status("waiting for the rollup"):

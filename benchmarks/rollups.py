@@ -117,6 +117,15 @@ class Desk:
     async def round(self, namespace: Namespace, names: Sequence[str], windows: int) -> Rolled:
         """Append an event for each of *names*, in order, evenly over so many windows; close them,
         roll them up, and read every counter of them back."""
+        append_s, append_cpu_s = await self.fill(namespace, names, windows)
+        seconds, cpu_s = await self.roll(namespace)
+        return Rolled(len(names), seconds, cpu_s, append_s, append_cpu_s)
+
+    async def fill(
+        self, namespace: Namespace, names: Sequence[str], windows: int
+    ) -> tuple[float, float]:
+        """Append an event for each of *names*, in order, evenly over the next so many windows;
+        the seconds it took by the clock, and of this process's CPU."""
         size_us = namespace.settings.rollup_window_us
         begin_us = self.clock.now_us() // size_us * size_us + size_us
         step_us = max(1, windows * size_us // len(names))
@@ -127,14 +136,19 @@ class Desk:
             ]
             for start in range(0, len(names), BATCH_ITEMS_MAX)
         ]
-        append_s, append_cpu_s = await _timed(self._append(namespace, batches))
+        taken = await _timed(self._append(namespace, batches))
         self._counted.update(names)
+        return taken
+
+    async def roll(self, namespace: Namespace) -> tuple[float, float]:
+        """Close all windows so far and roll them up, then read every counter back; the seconds
+        that the rollup took by the clock, and of this process's CPU."""
         settings, dataset = namespace.settings, namespace.dataset
         lag_us = settings.accept_limit_us + dataset.write_timeout_us
-        self.clock.move_to(self.clock.now_us() + size_us + lag_us)
-        seconds, cpu_s = await _timed(self.worker.tick())
+        self.clock.move_to(self.clock.now_us() + settings.rollup_window_us + lag_us)
+        taken = await _timed(self.worker.tick())
         await self._check(namespace)
-        return Rolled(len(names), seconds, cpu_s, append_s, append_cpu_s)
+        return taken
 
     async def _append(self, namespace: Namespace, batches: Sequence[Sequence[Event]]) -> None:
         for batch in batches:
@@ -226,8 +240,8 @@ async def _costs(
     bench: Bench, shapes: Mapping[str, Shape], data: Mapping[str, Path]
 ) -> list[Figure]:
     rounds: dict[str, list[Rolled]] = {name: [] for name in shapes}
-    desks = {name: _desk(data[name], shape) for name, shape in shapes.items()}
-    async with _all_open(list(desks.values())) as namespaces:
+    desks = {name: desk_on(data[name], shape) for name, shape in shapes.items()}
+    async with all_open(list(desks.values())) as namespaces:
         for number in range(1, bench.rounds + 1):
             for (name, desk), namespace in zip(desks.items(), namespaces, strict=True):
                 active = shapes[name].active_names() * _EVENTS_PER_COUNTER
@@ -246,7 +260,8 @@ async def _costs(
     ]
 
 
-def _desk(data: Path, shape: Shape) -> Desk:
+def desk_on(data: Path, shape: Shape) -> Desk:
+    """A desk over a past of *shape*."""
     desk = Desk(data)
     loaded = {name: shape.count(at * shape.step) for at, name in enumerate(shape.active_names())}
     desk.expect(loaded)
@@ -254,7 +269,8 @@ def _desk(data: Path, shape: Shape) -> Desk:
 
 
 @asynccontextmanager
-async def _all_open(desks: Sequence[Desk]) -> AsyncIterator[list[Namespace]]:
+async def all_open(desks: Sequence[Desk]) -> AsyncIterator[list[Namespace]]:
+    """The stores of *desks*, open, each with the namespace of its past."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(desk.open(NAMESPACE)) for desk in desks]
 
