@@ -66,7 +66,7 @@ class Front:
     ) -> None:
         self._namespaces = namespaces
         self._rest = rest
-        self._body_bytes_max = body_bytes_max
+        self.body_bytes_max = body_bytes_max
         # By the path's shape: how many segments, and those that are fixed.
         self._by_shape: dict[tuple[bytes, ...], dict[str, Route]] = {}
         for route in routes:
@@ -85,25 +85,30 @@ class Front:
             await self._rest(scope, receive, send)
             return
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        call = Call(scope, receive, self._body_bytes_max)
+        call = Call(scope, receive, self.body_bytes_max)
+        reply = await self.reply(call, raw_path.partition(b"?")[0].split(b"/")[2:])
+        if reply is not None:
+            await reply.send(send)
+
+    async def reply(self, call: Call, parts: list[bytes]) -> Reply | None:
+        """The answer to *call* at a path of *parts*; None where nobody waits for it any more."""
         try:
-            route = self._route(call, raw_path.partition(b"?")[0].split(b"/")[2:])
+            route = self._route(call, parts)
             name = call.namespace
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
-            reply = await route.handler(call)
+            return await route.handler(call)
         except NamespaceUnknownError as error:
-            reply = problem_reply(await self._unknown(call, error))
+            return problem_reply(await self._unknown(call, error))
         except CounterError as error:
             if call.key_is_token and isinstance(error, TokenTooOldError):
                 error.detail += _UUID7_HINT
-            reply = problem_reply(error)
+            return problem_reply(error)
         except ClientGoneError:
-            return
+            return None
         except Exception:
             _log.exception("a request failed in a way that it should not")
-            reply = problem_reply(CounterError("the service met a fault of its own; see its log"))
-        await reply.send(send)
+            return problem_reply(CounterError("the service met a fault of its own; see its log"))
 
     async def _unknown(self, call: Call, error: NamespaceUnknownError) -> CounterError:
         """What to say where the store, or this process, does not know the call's namespace."""

@@ -49,6 +49,10 @@ class WholeReplies:
         else:
             self._transport.write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """Send a whole reply, head and body."""
+        self._transport.write(data)
+
     def flush(self) -> None:
         """Send what is held back: the reply to a HEAD has no body that would take it along."""
         if self._head is not None:
@@ -70,12 +74,15 @@ class TimedProtocol(HttpToolsProtocol):
     waiting_since_s: float | None = None
     in_head: bool = False
     head_bytes: int = 0
+    #: Since when a kept connection waits for its next request, where uvicorn has no timer for it.
+    idle_since_s: float | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
+        self.idle_since_s = None
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
             # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
             self.waiting_since_s = time.monotonic()
@@ -153,3 +160,6 @@ async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> No
             since_s = each.waiting_since_s
             if since_s is not None and now_s - since_s > limit_s:
                 each.time_out()
+            idle_s = each.idle_since_s
+            if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
+                each.timeout_keep_alive_handler()

@@ -15,7 +15,8 @@ from typing import Final
 import uvicorn
 
 from api.app import Application, create_app
-from api.protocol import cut_slow_clients, timed_protocol
+from api.direct import direct_protocol
+from api.protocol import cut_slow_clients
 from api.workers import Parent, supervise
 from counter.config import Settings
 from counter.errors import StartupError
@@ -110,7 +111,7 @@ async def _serve(
 def _config(application: Application, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         application.front,
-        http=timed_protocol(settings.request_timeout),
+        http=direct_protocol(application.front, application.service, settings.request_timeout),
         ws="none",
         lifespan="off",
         log_level="warning",

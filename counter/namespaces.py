@@ -102,6 +102,13 @@ class Namespaces:
         keeps_events = namespace.settings.counter_type is not CounterType.BEST_EFFORT
         return writes and keeps_events and not self.is_fresh
 
+    def at_hand(self, name: str, *, writes: bool) -> Namespace | None:
+        """The namespace *name*, if it is known and beyond doubt."""
+        namespace = self._by_name.get(name)
+        if namespace is None or self.doubts(name, writes=writes):
+            return None
+        return namespace
+
     async def look(self) -> None:
         """Read the directory anew; those that ask while a look is to come share it."""
         if self._store.transactional:

@@ -28,6 +28,7 @@ from counter.reading import Count, CountReader
 from counter.resolution import Resolver, conflict
 from counter.skew import ClockGuard
 from counter.tokens import nonce_of_key
+from counter.turns import Done, Turns
 from counter.types import (
     CounterType,
     Event,
@@ -89,6 +90,7 @@ class CounterService:
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(_TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
+        self._turns = Turns(self._write_turn)
         self.namespaces = Namespaces(store, clock)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
@@ -109,6 +111,23 @@ class CounterService:
                 namespace, Event(counter, token.generation_time_us, token.nonce, 0, delta)
             ),
         )
+
+    def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
+        """Count *event* with the others of this turn of the event loop, then call *done*.
+
+        An add that is LATE or a CONFLICT is not judged yet: :meth:`add` does that. False, and
+        nothing is done, where :meth:`add` must do all of it.
+        """
+        if (
+            not self._store.transactional
+            or namespace.settings.counter_type is CounterType.BEST_EFFORT
+        ):
+            return False
+        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        if not first_us <= event.event_time_us <= last_us:
+            return False
+        self._turns.add(namespace, event, done)
+        return True
 
     async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
         """Set the counter to 0 as of the token's time: every earlier event is erased."""
@@ -276,6 +295,17 @@ class CounterService:
         raise OverloadedError(
             "the key's reserved time went stale again and again", retry_after_us=limits.SECOND
         )
+
+    async def _write_turn(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | CounterError]:
+        try:
+            outcomes = await self._writer.write(namespace, events)
+        except CounterError as error:
+            return [error] * len(events)
+        for outcome in (Written.NEW, Written.REPLAYED):
+            self.tally[_TALLIED[outcome]] += outcomes.count(outcome)
+        return outcomes
 
     async def _submit(self, namespace: Namespace, event: Event) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):

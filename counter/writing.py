@@ -49,7 +49,8 @@ class EventWriter:
 
     def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
         """The first and last instant of tokens that need no closer look by :meth:`is_late`."""
-        shortest_us = min(era.accept_limit_us for era in namespace.eras)
+        eras = namespace.eras
+        shortest_us = eras[0][1] if len(eras) == 1 else min(era.accept_limit_us for era in eras)
         return now_us - shortest_us, now_us + namespace.settings.future_limit_us
 
     def admit(self, events: int) -> None:

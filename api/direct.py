@@ -1,0 +1,240 @@
+"""Requests of the hottest routes, answered on the connection itself.
+
+At tens of thousands of requests a second the way through ASGI costs more than the count: a scope, a
+task, two messages and a timer for each. Here an add to, or a get of, one counter goes from the
+parser to the service, and the answer to the socket. Where it takes more than that, the route's
+handler answers in a task; a request of any other form goes the way of uvicorn.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Coroutine
+from http import HTTPStatus
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.answers import added_reply, count_reply, problem_reply
+from api.call import JSON, NO_CONTENT, Call, Message, Reply, Scope
+from api.front import Front
+from api.protocol import TimedProtocol
+from api.quick import read_add
+from counter.errors import CounterError
+from counter.service import Added, CounterService
+from counter.types import Event, Namespace, Written
+
+#: A counter's name with nothing in it to decode or to find fault with.
+_PLAIN_NAME: Final = re.compile(rb"[0-9A-Za-z._~:@-]{1,256}").fullmatch
+_BODY_BYTES_MAX: Final = 65_536
+#: A request with one of these goes the way of uvicorn.
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+_ROUTES: Final = {(7, b"POST"): b"add", (6, b"GET"): b""}
+_STATUS_LINES: Final = {
+    each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
+}
+
+
+class _NobodyWaits:
+    """Stands for the event by which uvicorn has a cycle's task look again: there is none."""
+
+    def set(self) -> None:
+        """Tell nobody."""
+
+
+class DirectCycle:
+    """One request and its answer; to uvicorn, a cycle like its own."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "event",
+        "headers",
+        "keep_alive",
+        "more_body",
+        "namespace",
+        "parts",
+        "protocol",
+        "quick",
+        "response_complete",
+    )
+    message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
+
+    def __init__(
+        self,
+        protocol: DirectProtocol,
+        parts: list[bytes],
+        headers: list[tuple[bytes, bytes]],
+        *,
+        quick: bool,
+    ) -> None:
+        self.protocol = protocol
+        #: The path after /v1/: namespaces, its name, counters, its name, and "add" or nothing.
+        self.parts = parts
+        self.headers = headers
+        #: Whether the header leaves nothing to look at.
+        self.quick = quick
+        self.keep_alive: bool = protocol.parser.should_keep_alive()
+        self.body = b""
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+
+    def run(self) -> None:
+        """Answer the request, at once if that can be."""
+        self.more_body = False
+        name, counter = self.parts[1].decode("latin-1"), self.parts[3].decode("ascii")
+        adds = len(self.parts) > 4
+        service = self.protocol.service
+        namespace = service.namespaces.at_hand(name, writes=adds) if self.quick else None
+        if namespace is not None:
+            if adds:
+                if self._add(service, namespace, counter):
+                    return
+            elif (count := service.peek(namespace, counter, None)) is not None:
+                self.answer(count_reply(name, count))
+                return
+        self.protocol.start(self._handle())
+
+    def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
+        """Whether the add is under way."""
+        add = read_add(self.body)
+        if add is None:
+            return False
+        event = Event(counter, add.event_time_us, add.nonce, 0, add.delta)
+        self.namespace, self.event = namespace, event
+        return service.add_soon(namespace, event, self._added)
+
+    def _added(self, outcome: Written | CounterError) -> None:
+        if outcome is Written.NEW or outcome is Written.REPLAYED:
+            event = self.event
+            replayed = outcome is Written.REPLAYED
+            added = Added(event.counter, event.delta, event.event_time_us, replayed)
+            self.answer(added_reply(self.namespace, added))
+        elif isinstance(outcome, CounterError):
+            self.answer(problem_reply(outcome))
+        else:
+            # Late, or a conflict: the handler looks closer, under the same token.
+            self.protocol.start(self._handle())
+
+    async def _handle(self) -> None:
+        """Have the route's handler answer."""
+        front = self.protocol.front
+        scope: Scope = {
+            "method": "POST" if len(self.parts) > 4 else "GET",
+            "path": b"/".join((b"/v1", *self.parts)).decode("latin-1"),
+            "query_string": b"",
+            "headers": self.headers,
+        }
+        reply = await front.reply(Call(scope, self._receive, front.body_bytes_max), self.parts)
+        if reply is not None:
+            self.answer(reply)
+
+    async def _receive(self) -> Message:
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    def answer(self, reply: Reply) -> None:
+        """Send *reply*, and be done."""
+        self.response_complete = True
+        if self.disconnected:
+            return
+        status, body, content_type, headers = reply
+        head = _STATUS_LINES[status]
+        if status != NO_CONTENT:
+            head += b"content-type: %s\r\ncontent-length: %d\r\n" % (content_type, len(body))
+        for name, value in headers:
+            head += b"%s: %s\r\n" % (name, value)
+        if not self.keep_alive:
+            head += b"connection: close\r\n"
+        self.protocol.send(b"%s\r\n%s" % (head, body), keep_alive=self.keep_alive)
+
+
+class DirectProtocol(TimedProtocol):
+    """An HTTP connection that answers the hottest routes itself."""
+
+    front: ClassVar[Front]
+    service: ClassVar[CounterService]
+
+    def on_message_begin(self) -> None:
+        # What uvicorn prepares here for every request, it does in on_headers_complete if need be.
+        self.waiting_since_s = time.monotonic()
+        self.in_head, self.head_bytes = True, 0
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_headers_complete(self) -> None:
+        cycle = self._direct_cycle()
+        if cycle is not None:
+            self.in_head = False
+            self.cycle = cycle  # type: ignore[assignment]
+            return
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        HttpToolsProtocol.on_message_begin(self)
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        cycle: Any = self.cycle
+        if type(cycle) is DirectCycle and cycle.more_body:
+            self.waiting_since_s = None
+            cycle.run()
+        else:
+            super().on_message_complete()
+
+    def _direct_cycle(self) -> DirectCycle | None:
+        """A cycle for the request whose header is read; None where uvicorn must make it."""
+        parts = self.url.split(b"/")
+        last = _ROUTES.get((len(parts), self.parser.get_method()))
+        if last is None or parts[1:3] != [b"v1", b"namespaces"] or parts[4] != b"counters":
+            return None
+        if (last and parts[6] != last) or _PLAIN_NAME(parts[5]) is None:
+            return None
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy or self.flow.write_paused or self.parser.get_http_version() != "1.1":
+            return None
+        is_json = has_key = False
+        for name, value in self.headers:
+            if name == b"content-type":
+                is_json = value == JSON
+            elif name == b"content-length":
+                if int(value) > _BODY_BYTES_MAX:
+                    return None
+            elif name in _UNUSUAL:
+                return None
+            elif name == b"idempotency-key":
+                has_key = True
+        quick = not last or (is_json and not has_key)
+        return DirectCycle(self, parts[2:], self.headers, quick=quick)
+
+    def start(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Go on in a task that a shutdown waits for."""
+        task = self.loop.create_task(handling)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def send(self, reply: bytes, *, keep_alive: bool) -> None:
+        """Send a whole reply; then close, or go on to the next request."""
+        self.transport.write_whole(reply)  # type: ignore[attr-defined]
+        if not keep_alive:
+            self.transport.close()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.idle_since_s = time.monotonic()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+
+def direct_protocol(
+    front: Front, service: CounterService, request_timeout_us: int
+) -> type[DirectProtocol]:
+    """A protocol class for one application; uvicorn takes a class and makes the instances."""
+    return type(
+        "ApplicationProtocol",
+        (DirectProtocol,),
+        {"front": front, "service": service, "request_timeout_us": request_timeout_us},
+    )

@@ -1,0 +1,91 @@
+"""The bodies of the hottest requests, read in a quarter of the time.
+
+msgspec reads what nearly every add looks like. Whatever it does not take, the models of
+:mod:`api.models` read, which know what to say about it: nothing is refused here, and what is taken
+here means there the same (tests/properties/test_quick.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from api.models import check_counter_name
+from counter.clock import parse_rfc3339
+from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, NONCE_BYTES
+from counter.types import Event
+
+_HEX_CHARS: Final = 2 * NONCE_BYTES
+_UUID_CHARS: Final = 36
+_Delta = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+
+
+class _Token(Struct, forbid_unknown_fields=True, gc=False):
+    token: Annotated[str, Meta(max_length=36)]
+    generation_time: Annotated[str, Meta(max_length=40)]
+
+
+class _Add(Struct, forbid_unknown_fields=True, gc=False):
+    delta: _Delta
+    idempotency_token: _Token
+
+
+class _Item(Struct, forbid_unknown_fields=True, gc=False):
+    counter: Annotated[str, Meta(min_length=1, max_length=COUNTER_NAME_CHARS_MAX)]
+    delta: _Delta
+    idempotency_token: _Token
+
+
+class _Batch(Struct, forbid_unknown_fields=True, gc=False):
+    items: list[_Item]
+
+
+class QuickAdd(NamedTuple):
+    """The body of an add, read."""
+
+    event_time_us: int
+    nonce: bytes
+    delta: int
+
+
+_read_add = msgspec.json.Decoder(_Add).decode
+_read_batch = msgspec.json.Decoder(_Batch).decode
+
+
+def read_add(body: bytes) -> QuickAdd | None:
+    """The body of an add with a token in it; None where the models must read it."""
+    try:
+        add = _read_add(body)
+        token = add.idempotency_token
+        return QuickAdd(parse_rfc3339(token.generation_time), _nonce(token.token), add.delta)
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return None
+
+
+def read_batch(body: bytes) -> list[Event] | None:
+    """The events of a batch whose items all have tokens; None where the models must read it."""
+    try:
+        return [
+            Event(
+                item.counter if item.counter.isalnum() else check_counter_name(item.counter),
+                parse_rfc3339(item.idempotency_token.generation_time),
+                _nonce(item.idempotency_token.token),
+                0,
+                item.delta,
+            )
+            for item in _read_batch(body).items
+        ]
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return None
+
+
+def _nonce(text: str) -> bytes:
+    """The nonce of 32 digits or of a UUID. Raises ValueError."""
+    if len(text) == _UUID_CHARS and text[8] == text[13] == text[18] == text[23] == "-":
+        text = text.replace("-", "")
+    nonce = bytes.fromhex(text)
+    if len(nonce) != NONCE_BYTES or len(text) != _HEX_CHARS:
+        raise ValueError("not a nonce")
+    return nonce

@@ -1,0 +1,55 @@
+"""Adds that come in one turn of the event loop: written by one call, and answered together.
+
+A task for each add costs more than the add. Here a turn's adds share one, and who sent them is
+called back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from counter.errors import CounterError
+from counter.types import Event, Namespace, Written
+
+#: Told what became of an add: an outcome, or why there is none.
+Done = Callable[[Written | CounterError], None]
+#: Writes the events of one namespace; an outcome, or an error, for each. Raises nothing.
+Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
+
+
+class _Turn:
+    __slots__ = ("dones", "events", "namespace")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.events: list[Event] = []
+        self.dones: list[Done] = []
+
+
+class Turns:
+    """Gathers adds until the loop comes to the next turn."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        #: Those that still gather, one for each namespace and version of its settings.
+        self._gathering: dict[int, _Turn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, namespace: Namespace, event: Event, done: Done) -> None:
+        """Have *event* written with the rest of its turn; then call *done*."""
+        key = id(namespace)
+        turn = self._gathering.get(key)
+        if turn is None:
+            turn = self._gathering[key] = _Turn(namespace)
+            task = asyncio.get_running_loop().create_task(self._flush(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        turn.events.append(event)
+        turn.dones.append(done)
+
+    async def _flush(self, key: int) -> None:
+        turn = self._gathering.pop(key)
+        outcomes = await self._write(turn.namespace, turn.events)
+        for done, outcome in zip(turn.dones, outcomes, strict=True):
+            done(outcome)
