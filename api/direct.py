@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -30,8 +30,8 @@ _PLAIN_NAME: Final = re.compile(rb"[0-9A-Za-z._~:@-]{1,256}").fullmatch
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these goes the way of uvicorn.
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-_ROUTES: Final = {(7, b"POST"): b"add", (6, b"GET"): b""}
-_STATUS_LINES: Final = {
+_ROUTES: Final[Mapping[tuple[int, bytes], bytes]] = {(7, b"POST"): b"add", (6, b"GET"): b""}
+_STATUS_LINES: Final[Mapping[int, bytes]] = {
     each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
 }
 

@@ -29,14 +29,7 @@ from counter.resolution import Resolver, conflict
 from counter.skew import ClockGuard
 from counter.tokens import nonce_of_key
 from counter.turns import Done, Turns
-from counter.types import (
-    CounterType,
-    Event,
-    Namespace,
-    Outcome,
-    Token,
-    Written,
-)
+from counter.types import CounterType, Event, Namespace, Outcome, Token, Written
 from counter.writing import EventWriter
 
 #: A token, an arbitrary key that stands for one, or nothing.
@@ -49,8 +42,6 @@ _REPLAYED: Final[Mapping[Written, bool | None]] = {
     Written.REPLAYED: True,
     Written.UNTOLD: None,
 }
-
-
 _TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
     Written.REPLAYED: "replayed",
