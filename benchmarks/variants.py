@@ -34,7 +34,7 @@ from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.service import Add, Added, CounterService, Credential
 from counter.storage.cassandra.options import options_of
-from counter.types import Namespace, Token
+from counter.types import CounterType, Namespace, Token
 
 
 class UnstoredService(CounterService):
@@ -44,6 +44,9 @@ class UnstoredService(CounterService):
         self, namespace: Namespace, counter: str, delta: int, credential: Credential
     ) -> Added:
         """Answer as if *delta* had been counted."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            self.tally["original"] += 1
+            return Added(counter, delta, self._clock.now_us(), None)
         added = self._unstored(namespace, Add(counter, delta, credential), self._clock.now_us())
         if isinstance(added, CounterError):
             raise added

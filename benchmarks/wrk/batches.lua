@@ -1,5 +1,5 @@
 -- Batches of adds under fresh tokens. Arguments: 16 hexadecimal digits, path of the namespace,
--- counters, items of a batch.
+-- counters, items of a batch; also a rate of batches, if they are not to go out as fast as they can.
 local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
 local path, counters, size
 sent = 0
@@ -7,6 +7,7 @@ sent = 0
 function init(args)
   common.begin(args[1])
   path, counters, size = args[2] .. "/batch/add", tonumber(args[3]), tonumber(args[4])
+  delay = args[5] and common.pacing(tonumber(args[5]))
 end
 
 function request()
