@@ -27,6 +27,7 @@ from api.app import Application, create_app
 from api.call import Call, Reply
 from api.front import Front, Route
 from api.metrics import Metrics
+from api.protocol import TimedProtocol, timed_protocol
 from counter.cli import ServeFlags
 from counter.clock import SystemClock
 from counter.config import Settings
@@ -34,7 +35,8 @@ from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.service import Add, Added, CounterService, Credential
 from counter.storage.cassandra.options import options_of
-from counter.types import CounterType, Namespace, Token
+from counter.turns import Done
+from counter.types import CounterType, Event, Namespace, Token, Written
 
 
 class UnstoredService(CounterService):
@@ -51,6 +53,16 @@ class UnstoredService(CounterService):
         if isinstance(added, CounterError):
             raise added
         return added
+
+    def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
+        """Answer as if *event* had been counted."""
+        added = self._unstored(
+            namespace,
+            Add(event.counter, event.delta, Token(event.event_id, event.event_time_us)),
+            self._clock.now_us(),
+        )
+        done(added if isinstance(added, CounterError) else Written.NEW)
+        return True
 
     async def add_many(
         self, namespace: Namespace, adds: Sequence[Add]
@@ -152,7 +164,12 @@ def main() -> None:
     def bare(*, size: int) -> None:
         """Answer every get with one constant of *size* bytes."""
         body = b'"' + b"x" * (size - 2) + b'"'
-        serve_with(lambda settings: bare_app(settings, body))
+
+        def plain(_front: Front, _service: CounterService, limit_us: int) -> type[TimedProtocol]:
+            return timed_protocol(limit_us)
+
+        with patch("api.serve.direct_protocol", plain):
+            serve_with(lambda settings: bare_app(settings, body))
 
     @app.command
     def lwt(flags: ServeFlags | None = None) -> None:
