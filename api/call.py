@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from pydantic import BaseModel, ValidationError
 
-from api.models import check_counter_name
 from api.problems import body_error
 from counter.errors import (
     BodyTooLargeError,
@@ -22,6 +21,7 @@ from counter.errors import (
     UnsupportedMediaTypeError,
 )
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
+from counter.names import check_counter_name
 from counter.service import Credential
 from counter.tokens import token_of_uuid7
 from counter.types import Token

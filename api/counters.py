@@ -24,13 +24,13 @@ from api.models import (
     BatchGetBody,
     ClearBody,
     TokenBody,
-    check_counter_name,
 )
 from api.problems import body_error, problem_bytes
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.limits import NONCE_BYTES, TIME_MAX_US, TIME_MIN_US
+from counter.names import check_counter_name
 from counter.service import Add, CounterService, Credential
 from counter.types import Token
 

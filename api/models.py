@@ -18,25 +18,8 @@ from typing_extensions import TypedDict
 
 from counter import limits
 from counter.durations import parse_duration
+from counter.names import check_counter_name
 from counter.types import CounterType, PayloadCheck
-
-#: Joiners that emoji and some scripts need; str.isprintable does not know them for printable.
-_JOINERS = str.maketrans("", "", "\u200c\u200d")
-
-
-def check_counter_name(name: str) -> str:
-    """*name*, if it is 1 to 256 printable characters. Raises ValueError, naming what is wrong."""
-    if name.isalnum() and len(name) <= limits.COUNTER_NAME_CHARS_MAX:
-        return name
-    if not 1 <= len(name) <= limits.COUNTER_NAME_CHARS_MAX:
-        raise ValueError(
-            f"a counter's name has 1 to {limits.COUNTER_NAME_CHARS_MAX} characters,"
-            f" this one has {len(name)}"
-        )
-    if not name.isprintable() and not name.translate(_JOINERS).isprintable():
-        bad = next(c for c in name.translate(_JOINERS) if not c.isprintable())
-        raise ValueError(f"a counter's name is printable; this one holds U+{ord(bad):04X}")
-    return name
 
 
 def _duration(value: Any) -> Any:

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from api.answers import json_reply
 from api.call import CSV, Call, Reply
-from api.models import RecountBody, check_counter_name
+from api.models import RecountBody
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.folding import fold_rows
+from counter.names import check_counter_name
 from counter.ports import Clock, Store
 from counter.service import CounterService
 from counter.tokens import format_nonce
