@@ -1,0 +1,54 @@
+"""The Python SDK: :class:`CounterClient` for threads, :class:`AsyncCounterClient` for event loops.
+
+Errors are those of :mod:`counter.errors`, and the few more that only a client can meet. It imports
+no server code, and keeps no state in a module.
+"""
+
+from counter.client.aio import AsyncCounterClient
+from counter.client.answers import Added, AddedCount, Cleared, Count, Event, Point, Resolved
+from counter.client.async_buffer import AsyncBuffer
+from counter.client.buffer import Buffer
+from counter.client.failures import (
+    BufferFullError,
+    ClosedError,
+    Rejected,
+    RejectedError,
+    UnexpectedAnswerError,
+    Unfinished,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsentError,
+)
+from counter.client.options import Attempt, Flush, Options
+from counter.client.sync import CounterClient
+from counter.client.tokens import Key, Token
+from counter.errors import CounterError
+
+__all__ = [
+    "Added",
+    "AddedCount",
+    "AsyncBuffer",
+    "AsyncCounterClient",
+    "Attempt",
+    "Buffer",
+    "BufferFullError",
+    "Cleared",
+    "ClosedError",
+    "Count",
+    "CounterClient",
+    "CounterError",
+    "Event",
+    "Flush",
+    "Key",
+    "Options",
+    "Point",
+    "Rejected",
+    "RejectedError",
+    "Resolved",
+    "Token",
+    "UnexpectedAnswerError",
+    "Unfinished",
+    "UnknownOutcomeError",
+    "UnreachableError",
+    "UnsentError",
+]

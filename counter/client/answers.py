@@ -1,0 +1,135 @@
+"""What a client gives back: the service's answers, read. Instants are datetimes in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from counter.client.tokens import Token
+from counter.clock import parse_rfc3339
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """An add that is counted, once."""
+
+    counter: str
+    delta: int
+    event_time: datetime
+    #: Whether it was counted before; None where the store cannot tell.
+    replayed: bool | None
+    #: False in a BEST_EFFORT namespace, where a retry may count twice.
+    retry_safe: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AddedCount(Added):
+    """An add, and the count with it, exact as of ``as_of``."""
+
+    count: int = 0
+    as_of: datetime = datetime.min
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A counter that is 0 as of ``event_time``."""
+
+    counter: str
+    event_time: datetime
+    replayed: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A count, and the instant it is exact as of."""
+
+    counter: str
+    count: int
+    as_of: datetime
+    #: ``accurate``, ``eventual`` or ``best_effort``.
+    accuracy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One add or clear of the event log."""
+
+    event_time: datetime
+    event_id: str
+    event_item_key: int
+    #: 0 where it is a clear.
+    delta: int
+    clear: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The count at the end of a step of a history, and its change since the step began."""
+
+    time: datetime
+    count: int
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The end of an add: counted, or never to be."""
+
+    applied: bool
+    #: A new token is safe where it was not applied.
+    detail: str = ""
+
+
+def added_of(body: Mapping[str, Any]) -> Added:
+    """Raises KeyError, TypeError or ValueError where *body* is no such answer; all here do."""
+    return Added(
+        body["counter"],
+        body["delta"],
+        datetime.fromisoformat(body["event_time"]),
+        body["replayed"],
+        body.get("retry_safe", True),
+    )
+
+
+def added_count_of(body: Mapping[str, Any]) -> AddedCount:
+    return AddedCount(
+        body["counter"],
+        body["delta"],
+        datetime.fromisoformat(body["event_time"]),
+        body["replayed"],
+        body.get("retry_safe", True),
+        body["count"],
+        datetime.fromisoformat(body["as_of"]),
+    )
+
+
+def cleared_of(body: Mapping[str, Any]) -> Cleared:
+    return Cleared(body["counter"], datetime.fromisoformat(body["event_time"]), body["replayed"])
+
+
+def count_of(body: Mapping[str, Any]) -> Count:
+    return Count(
+        body["counter"], body["count"], datetime.fromisoformat(body["as_of"]), body["accuracy"]
+    )
+
+
+def event_of(body: Mapping[str, Any]) -> Event:
+    return Event(
+        datetime.fromisoformat(body["event_time"]),
+        body["event_id"],
+        body["event_item_key"],
+        body.get("delta", 0),
+        body.get("clear", False),
+    )
+
+
+def point_of(body: Mapping[str, Any]) -> Point:
+    return Point(datetime.fromisoformat(body["time"]), body["count"], body["delta"])
+
+
+def token_of(body: Mapping[str, Any]) -> Token:
+    return Token(
+        bytes.fromhex(body["token"].replace("-", "")), parse_rfc3339(body["generation_time"])
+    )

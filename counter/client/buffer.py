@@ -1,0 +1,245 @@
+"""Buffered adds for threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
+from counter.client.calls import Calls, check_delta
+from counter.client.failures import BufferFullError, RejectedError
+from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive
+
+#: However short max_delay is, the disk is not asked more often during an outage.
+_TICK_S: Final = 0.01
+
+
+class Buffer:
+    """Merges adds by counter and sends them in batches, in a thread of its own.
+
+    Each add is in exactly one item of one batch, and each item has one token for all its attempts:
+    what ``flush`` returned for is counted exactly once, whatever failed on the way. In a
+    BEST_EFFORT namespace nothing makes that so. Use it in a ``with`` block: its end sends what is
+    left. Safe to share between threads; made after a fork, not before.
+
+    While the service cannot be reached, adds go on merging, and are sent when it is back; when
+    ``max_items`` counters wait, an add to one more waits too.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        policy: Policy,
+        send: Callable[[Send], Answer],
+        bounds: Bounds,
+        spool: str | Path | None,
+    ) -> None:
+        self._merging = Merging(calls, policy, bounds, spool)
+        self._policy = policy
+        self._send = send
+        self._lock = threading.Lock()
+        #: Something for the flusher to do; and something that others wait for.
+        self._work = threading.Condition(self._lock)
+        self._done = threading.Condition(self._lock)
+        #: One at a time moves adds into the backlog.
+        self._taking = threading.Lock()
+        self._hurry = False
+        self._stop = False
+        self._taken_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="counter-buffer", daemon=True)
+        self._thread.start()
+
+    def add(self, counter: str, delta: int = 1, timeout: float | None = None) -> None:
+        """Add *delta*, any signed 64-bit integer, to what is sent next for *counter*.
+
+        Waits while the buffer is full, up to *timeout* seconds, and raises BufferFullError then;
+        ClosedError after the end; InvalidParameterError for what no counter takes.
+        """
+        if delta.__class__ is not int or not DELTA_MIN <= delta <= DELTA_MAX:
+            check_delta(delta)
+        with self._lock:
+            adds = self._merging.open
+            if counter in adds:
+                adds[counter] += delta
+            else:
+                self._first(counter, delta, timeout)
+
+    def _first(self, counter: str, delta: int, timeout: float | None) -> None:
+        """The first add to *counter* since the last time that all were taken."""
+        merging = self._merging
+        merging.check(counter)
+        if merging.is_full:
+            self._hurry = True
+            self._work.notify()
+            room = self._done.wait_for(
+                lambda: not merging.is_full or merging.closed or merging.failure is not None,
+                timeout,
+            )
+            if not room:
+                raise BufferFullError(
+                    f"{merging.bounds.max_items} counters wait to be sent, and none was sent within"
+                    f" {timeout} s"
+                )
+            merging.check(counter)
+        adds = merging.open
+        adds[counter] = adds.get(counter, 0) + delta
+        if len(adds) == 1 or merging.is_urgent:
+            self._work.notify()
+
+    def sync(self) -> None:
+        """Have all adds so far on disk, where there is a spool: they survive this process."""
+        self._take()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until each add so far is counted.
+
+        Raises UnsentError after *timeout* seconds (None: no bound), or where the service refuses
+        all of them alike; RejectedError where it refused some for good.
+        """
+        merging = self._merging
+        refusals = merging.refusals
+        target = self._take()
+        end_s = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._hurry = True
+            self._work.notify()
+            self._done.wait_for(
+                lambda: (
+                    merging.backlog.finished >= target
+                    or merging.failure is not None
+                    or merging.refusals > refusals
+                ),
+                _left_s(end_s),
+            )
+            rejected, merging.rejected = tuple(merging.rejected), []
+            if merging.backlog.finished < target:
+                raise merging.unsent("the buffer is not empty")
+        if rejected:
+            raise RejectedError(rejected)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what is left, within *timeout* seconds (the client's deadline if None), and end.
+
+        Raises what :meth:`flush` does. With a spool, what is left is on disk.
+        """
+        with self._lock:
+            if self._merging.closed:
+                return
+            self._merging.closed = True
+            self._done.notify_all()
+        if timeout is None:
+            timeout = self._policy.options.deadline_s
+        try:
+            self.flush(timeout)
+        finally:
+            with self._lock:
+                self._stop = True
+                self._work.notify()
+            self._thread.join()
+            self._merging.backlog.close()
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self) -> int:
+        """Move the open adds into the backlog; where its ``finished`` will be when they ended."""
+        merging = self._merging
+        with self._taking:
+            with self._lock:
+                taken = merging.take()
+            # Not under the lock: it may wait for a disk, and adds do not.
+            merging.backlog.put(taken)
+            with self._lock:
+                merging.held = len(merging.backlog)
+                return merging.backlog.begun
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                # Pieces of one backlog go out one after the other; what came meanwhile merges.
+                if self._is_due():
+                    self._take()
+                self._deliver()
+        except _StopError:
+            pass
+        except BaseException as error:
+            with self._lock:
+                self._merging.fail(error)
+        finally:
+            with self._lock:
+                self._done.notify_all()
+
+    def _is_due(self) -> bool:
+        merging, now_s = self._merging, time.monotonic()
+        if merging.held and now_s - self._taken_s < merging.bounds.max_delay:
+            return False
+        self._taken_s = now_s
+        return True
+
+    def _wait_for_work(self) -> bool:
+        """Wait for adds, and then for more of them; False at the end."""
+        merging = self._merging
+        with self._lock:
+            self._work.wait_for(lambda: merging.open or merging.held or self._stop)
+            if not merging.held:
+                self._work.wait_for(
+                    lambda: self._hurry or self._stop or merging.is_urgent,
+                    merging.bounds.max_delay,
+                )
+            self._hurry = False
+            return not self._stop
+
+    def _deliver(self) -> None:
+        """Send one piece until the end of each of its items is known."""
+        merging = self._merging
+        begin_s = self._policy.now_s()
+        with self._taking:
+            delivery = merging.deliver()
+        if delivery is None:
+            return
+        drive(delivery.for_ever(self._policy), self._do)
+        with self._taking:
+            rejected = merging.finish(begin_s)
+        with self._lock:
+            merging.note_rejected(rejected)
+            merging.held = len(merging.backlog)
+            self._done.notify_all()
+
+    def _do(self, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            if self._stop:
+                raise _StopError
+            return self._send(effect)
+        if isinstance(effect, Pause):
+            return self._pause(effect.seconds)
+        with self._taking:
+            return effect.work()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, and meanwhile have what comes in on disk in its time."""
+        merging = self._merging
+        merging.note_trouble()
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            with self._lock:
+                self._done.notify_all()
+                if merging.durable:
+                    left_s = min(left_s, max(_TICK_S, merging.bounds.max_delay))
+                if self._work.wait_for(lambda: self._stop, left_s):
+                    return
+            if merging.durable and merging.open:
+                self._take()
+
+
+class _StopError(Exception):
+    """The buffer was closed before all was sent."""
+
+
+def _left_s(end_s: float | None) -> float | None:
+    return None if end_s is None else max(0.0, end_s - time.monotonic())

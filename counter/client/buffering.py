@@ -1,0 +1,152 @@
+"""What both buffers share: merging, which must take a few hundred nanoseconds, and bounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from counter import limits
+from counter.client.backlog import Backlog
+from counter.client.calls import Calls, checked_name
+from counter.client.delivery import Delivery
+from counter.client.failures import ClosedError, Rejected, UnsentError
+from counter.client.options import Flush
+from counter.client.retrying import Policy
+from counter.client.spool import Spool
+from counter.errors import InvalidParameterError
+
+DELTA_MIN: Final = limits.INT64_MIN
+DELTA_MAX: Final = limits.INT64_MAX
+#: Rejected items that a buffer remembers until it is asked; the others are counted.
+_REJECTED_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long adds may wait, in seconds, and how many counters."""
+
+    max_delay: float
+    max_items: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delay <= 3_600:
+            raise InvalidParameterError(f"max_delay is {self.max_delay} s; 0 to 3600 are allowed")
+        if self.max_items < 1:
+            raise InvalidParameterError(f"max_items is {self.max_items}; 1 is the least")
+
+
+class Merging:
+    """The open adds of a buffer, its backlog, and what went wrong.
+
+    An add is in ``open`` first; ``take`` moves all of them into the backlog at once, from where
+    each leaves in exactly one piece. Guarded by the buffer, not by itself.
+    """
+
+    def __init__(
+        self, calls: Calls, policy: Policy, bounds: Bounds, spool: str | Path | None
+    ) -> None:
+        self.open: dict[str, int] = {}
+        self.bounds = bounds
+        self.backlog = Backlog() if spool is None else Spool(spool, calls.namespace)
+        self.durable = spool is not None
+        #: Counters and items in the backlog, or on the way there.
+        self.held = len(self.backlog)
+        self.closed = False
+        #: What ended the sending, and the adds that it left open.
+        self.failure: BaseException | None = None
+        self.stranded: dict[str, int] = {}
+        #: How often the service refused a whole piece in a way that waiting does not mend.
+        self.refusals = 0
+        self.delivery: Delivery | None = None
+        self.rejected: list[Rejected] = []
+        self._calls = calls
+        self._policy = policy
+        self._pid = os.getpid()
+
+    def check(self, counter: str) -> None:
+        """The part of an add that only a counter's first one pays for. Raises CounterError."""
+        if self.closed or os.getpid() != self._pid:
+            raise ClosedError(
+                "the buffer is closed, or was made before a fork: make another in each process"
+            )
+        if self.failure is not None:
+            raise ClosedError(f"the buffer cannot go on: {self.failure}") from self.failure
+        checked_name(counter)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more counter is too many."""
+        return len(self.open) + self.held >= self.bounds.max_items
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether what is open must not wait for its time."""
+        return (len(self.open) + self.held) * 2 >= self.bounds.max_items
+
+    def take(self) -> dict[str, int]:
+        """All open adds: they are the backlog's from now on."""
+        taken, self.open = self.open, {}
+        self.held += len(taken)
+        return taken
+
+    def deliver(self) -> Delivery | None:
+        """The next piece; None where nothing waits. May wait for a disk."""
+        piece = self.backlog.seal()
+        if not piece:
+            return None
+        self.delivery = Delivery(self._calls, piece, self.backlog.renew)
+        return self.delivery
+
+    def finish(self, begin_s: float) -> list[Rejected]:
+        """The end of each item of the piece is known; what was rejected. May wait for a disk."""
+        items = 0 if self.delivery is None else len(self.delivery.items)
+        rejected = self.backlog.finish()
+        self.delivery = None
+        self._tell(Flush(items, self._policy.now_s() - begin_s, len(rejected), None))
+        return rejected
+
+    def note_trouble(self) -> None:
+        """An attempt at the piece failed as a whole, or some of its items did."""
+        delivery = self.delivery
+        if delivery is None or delivery.trouble is None:
+            return
+        if delivery.trouble.retry == "never":
+            self.refusals += 1
+        self._tell(Flush(len(delivery.items), 0.0, 0, delivery.trouble))
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing is sent any more: from now on each add is told so."""
+        self.failure = error
+        self.stranded, self.open = self.open, {}
+
+    def _tell(self, flush: Flush) -> None:
+        on_flush: Callable[[Flush], None] | None = self._policy.options.on_flush
+        if on_flush is not None:
+            on_flush(flush)
+
+    def note_rejected(self, rejected: list[Rejected]) -> None:
+        """Keep *rejected* for whoever flushes or closes next."""
+        self.rejected += rejected[: _REJECTED_MAX - len(self.rejected)]
+
+    def unsent(self, why: str) -> UnsentError:
+        """What to raise where the backlog is not empty in time."""
+        trouble = None if self.delivery is None else self.delivery.trouble
+        open_adds = dict(self.backlog.unsent())
+        for counter, delta in (*self.stranded.items(), *self.open.items()):
+            open_adds[counter] = open_adds.get(counter, 0) + delta
+        unfinished = tuple(
+            self._calls.unfinished(each.counter, each.delta, each.token)
+            for each in self.backlog.unfinished()
+        )
+        reason = "" if trouble is None else f": {trouble.detail}"
+        error = UnsentError(
+            f"{why}: {len(unfinished)} items were sent and have no answer yet,"
+            f" {len(open_adds)} counters were not sent{reason}",
+            unfinished,
+            open_adds,
+        )
+        error.__cause__ = self.failure or trouble
+        return error

@@ -1,0 +1,286 @@
+"""Each call of a client as data: the request, and how its answer is read. No I/O here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+from counter import limits
+from counter.client import answers
+from counter.client.failures import (
+    Unfinished,
+    UnknownOutcomeError,
+    error_of_answer,
+    error_of_problem,
+    unexpected,
+)
+from counter.client.tokens import Credential, Key, Token, text_of
+from counter.clock import to_rfc3339
+from counter.errors import CounterError, InvalidParameterError
+from counter.names import check_counter_name
+from counter.tokens import format_nonce
+
+T = TypeVar("T")
+Items = Sequence[tuple[str, int]]
+#: Where nothing says otherwise.
+PAGE: Final = limits.PAGE_ITEMS_MAX
+
+
+class Request(NamedTuple):
+    """One request, below whatever base URL."""
+
+    method: str
+    path: str
+    operation: str
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    body: bytes
+    retry_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request, and what its answer means."""
+
+    request: Request
+    read: Callable[[Any], T]
+    unfinished: Unfinished | None = None
+    #: The same with another token, where the program did not choose the token.
+    renewed: Callable[[Token], Call[T]] | None = field(default=None, compare=False)
+
+    def result(self, reply: Reply) -> T:
+        """What *reply* says. Raises the CounterError that it stands for."""
+        if not 200 <= reply.status < 300:
+            raise error_of_answer(reply.status, reply.body, reply.retry_after)
+        try:
+            return self.read(json.loads(reply.body))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unexpected(reply.status, reply.body) from error
+
+    def given_up(self, error: CounterError, why: str) -> CounterError:
+        """What to raise where *error* is not to be tried again any more."""
+        if self.unfinished is None:
+            return error
+        known = UnknownOutcomeError(
+            f"{why}, and it is not known whether the token's {self.unfinished.operation} is"
+            f" counted: {error.detail}; send the same again, or resolve error.unfinished",
+            self.unfinished,
+        )
+        known.__cause__ = error
+        return known
+
+
+class Calls:
+    """The calls in one namespace. All raise InvalidParameterError for what cannot be sent."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._base = f"/v1/namespaces/{quote(namespace, safe='')}"
+
+    def add(self, counter: str, delta: int, token: Credential | None) -> Call[answers.Added]:
+        return self._tokened("add", [(counter, delta)], token, answers.added_of)
+
+    def add_and_get(
+        self, counter: str, delta: int, token: Credential | None
+    ) -> Call[answers.AddedCount]:
+        return self._tokened("add-and-get", [(counter, delta)], token, answers.added_count_of)
+
+    def clear(self, counter: str, token: Credential | None) -> Call[answers.Cleared]:
+        return self._tokened("clear", [(counter, 0)], token, answers.cleared_of)
+
+    def atomic(self, items: Items, token: Credential | None) -> Call[list[answers.Added]]:
+        return self._tokened("atomic/add", list(items), token, _results_of(answers.added_of))
+
+    def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
+        """The very same request once more, read for whether it is counted."""
+        if unfinished.namespace != self.namespace:
+            raise InvalidParameterError(
+                f"it was sent to namespace {unfinished.namespace!r}, and this client is for"
+                f" {self.namespace!r}"
+            )
+        return self._tokened(unfinished.operation, unfinished.items, unfinished.token, _applied)
+
+    def get(self, counter: str, max_staleness: str | None) -> Call[answers.Count]:
+        query = _query(max_staleness=max_staleness)
+        return Call(
+            Request("GET", self._counter(counter) + query, "get"),
+            answers.count_of,
+        )
+
+    def batch(self, texts: Iterable[str]) -> Call[list[Any]]:
+        """``batch/add`` of items that :func:`item_text` wrote; the results as they come."""
+        body = f'{{"items":[{",".join(texts)}]}}'
+        request = _post(f"{self._base}/batch/add", "batch/add", body)
+        return Call(request, lambda body: list(body["results"]))
+
+    def unfinished(self, counter: str, delta: int, token: Credential) -> Unfinished:
+        """An add of a batch whose end is not known."""
+        return Unfinished("add", self.namespace, ((counter, delta),), text_of(token))
+
+    def batch_get(
+        self, counters: Sequence[str], max_staleness: str | None
+    ) -> Call[list[answers.Count]]:
+        body: dict[str, Any] = {"counters": [_named(each) for each in counters]}
+        if max_staleness is not None:
+            body["max_staleness"] = max_staleness
+        request = _post(f"{self._base}/batch/get", "batch/get", _json(body))
+        return Call(request, _results_of(_count_or_raise))
+
+    def counters(self, prefix: str | None, page: str | None) -> Call[tuple[list[str], str | None]]:
+        path = f"{self._base}/counters" + _query(prefix=prefix, limit=str(PAGE), page=page)
+        return Call(
+            Request("GET", path, "counters"), lambda body: (body["counters"], body["next_page"])
+        )
+
+    def events(
+        self, counter: str, start: datetime | None, end: datetime | None, page: str | None
+    ) -> Call[tuple[list[answers.Event], str | None]]:
+        query = _query(
+            **{"from": _moment(start), "to": _moment(end), "limit": str(PAGE), "page": page}
+        )
+        return Call(
+            Request("GET", f"{self._counter(counter)}/events{query}", "events"),
+            lambda body: ([answers.event_of(x) for x in body["events"]], body["next_page"]),
+        )
+
+    def history(
+        self, counter: str, start: datetime | None, end: datetime | None, step: str | None
+    ) -> Call[list[answers.Point]]:
+        query = _query(**{"from": _moment(start), "to": _moment(end), "step": step})
+        return Call(
+            Request("GET", f"{self._counter(counter)}/history{query}", "history"),
+            lambda body: [answers.point_of(x) for x in body["points"]],
+        )
+
+    def _counter(self, counter: str) -> str:
+        # A path's "." and ".." are taken away on the way, where they are not escaped.
+        name = quote(_named(counter), safe="")
+        return f"{self._base}/counters/{name.replace('.', '%2E') if name in ('.', '..') else name}"
+
+    def _tokened(
+        self,
+        operation: str,
+        items: Items,
+        token: Credential | None,
+        read: Callable[[Any], T],
+    ) -> Call[T]:
+        """An add or a clear under *token*, or under one that is made here, once for the call."""
+        if token is None:
+            call = self._tokened(operation, items, Token.new(), read)
+            return replace(call, renewed=partial(self._renewed, operation, items, read))
+        credential = token
+        body: dict[str, Any] = {}
+        if operation == "atomic/add":
+            path = f"{self._base}/atomic/add"
+            body["items"] = [{"counter": _named(c), "delta": check_delta(d)} for c, d in items]
+        else:
+            [(counter, delta)] = items
+            path = f"{self._counter(counter)}/{operation}"
+            if operation != "clear":
+                body["delta"] = check_delta(delta)
+        headers: tuple[tuple[str, str], ...] = ()
+        if isinstance(credential, Key):
+            headers = (("Idempotency-Key", credential.text),)
+        else:
+            nonce, time_us = credential
+            body["idempotency_token"] = {
+                "token": format_nonce(nonce),
+                "generation_time": to_rfc3339(time_us),
+            }
+        return Call(
+            _post(path, operation, _json(body), headers),
+            read,
+            Unfinished(operation, self.namespace, tuple(items), text_of(credential)),
+        )
+
+    def _renewed(
+        self, operation: str, items: Items, read: Callable[[Any], T], token: Token
+    ) -> Call[T]:
+        call = self._tokened(operation, items, token, read)
+        return replace(call, renewed=partial(self._renewed, operation, items, read))
+
+
+def tokens(count: int) -> Call[list[Token]]:
+    """1 to 1,000 tokens with the service's time."""
+    request = _post("/v1/tokens", "tokens", _json({"count": count}))
+    return Call(request, lambda body: [answers.token_of(each) for each in body["tokens"]])
+
+
+def item_text(counter: str, delta: int, token: tuple[bytes, int]) -> str:
+    """One item of ``batch/add`` in JSON."""
+    name = json.dumps(counter, ensure_ascii=False)
+    return (
+        f'{{"counter":{name},"delta":{delta},"idempotency_token":{{'
+        f'"token":"{token[0].hex()}","generation_time":"{to_rfc3339(token[1])}"}}}}'
+    )
+
+
+def check_delta(delta: int) -> int:
+    """*delta*, if it is a signed 64-bit integer. Raises InvalidParameterError."""
+    if type(delta) is not int or not limits.INT64_MIN <= delta <= limits.INT64_MAX:
+        raise InvalidParameterError(
+            f"the delta is {delta!r}; it must be an integer from {limits.INT64_MIN} to"
+            f" {limits.INT64_MAX}"
+        )
+    return delta
+
+
+def _named(counter: str) -> str:
+    try:
+        return check_counter_name(counter)
+    except (ValueError, AttributeError) as error:
+        raise InvalidParameterError(f"{counter!r}: {error}") from error
+
+
+def checked_name(counter: str) -> str:
+    """*counter*, if it can be a counter's name. Raises InvalidParameterError."""
+    return _named(counter)
+
+
+def _post(
+    path: str, operation: str, body: str, headers: tuple[tuple[str, str], ...] = ()
+) -> Request:
+    kind = ("Content-Type", "application/json")
+    return Request("POST", path, operation, body.encode(), (kind, *headers))
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _query(**values: str | None) -> str:
+    given = {name: value for name, value in values.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _moment(moment: datetime | None) -> str | None:
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise InvalidParameterError(f"{moment} has no time zone; give one, such as UTC")
+    return moment.isoformat()
+
+
+def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:
+    return lambda body: [read(each) for each in body["results"]]
+
+
+def _count_or_raise(body: Mapping[str, Any]) -> answers.Count:
+    if "code" in body:
+        raise error_of_problem(body)
+    return answers.count_of(body)
+
+
+def _applied(_: object) -> answers.Resolved:
+    return answers.Resolved(applied=True)

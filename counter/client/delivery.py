@@ -1,0 +1,191 @@
+"""Batches on their way: every item is sent under its own token until its end is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from counter import limits
+from counter.client.answers import Added, added_of
+from counter.client.calls import Call, Calls, Items, check_delta, checked_name, item_text
+from counter.client.failures import UnknownOutcomeError, error_of_problem, unexpected
+from counter.client.retrying import (
+    Answer,
+    Do,
+    Pause,
+    Policy,
+    Send,
+    Story,
+    fresh_tokens,
+    reply_of,
+)
+from counter.client.tokens import Token
+from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError, InvalidParameterError
+
+#: What is left of a body for its items.
+_ITEMS_BYTES_MAX: Final = limits.BODY_BYTES_MAX - 64
+_FOR_EVER_S: Final = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One add of a batch. Its token only ever changes when the service said that it is void."""
+
+    counter: str
+    delta: int
+    token: Token
+    #: Where it stands in a spool.
+    row: int = 0
+    sent: bool = False
+    #: The service's answer, or the error that is its end; None while that is not known.
+    result: Mapping[str, Any] | CounterError | None = None
+    trouble: CounterError | None = None
+
+    def text(self) -> str:
+        return item_text(self.counter, self.delta, self.token)
+
+
+Renewed = Sequence[tuple[Item, Token]]
+
+
+class Delivery:
+    """Sends *items* until the end of each is known.
+
+    *renew* makes new tokens durable before they are used for the first time.
+    """
+
+    def __init__(
+        self, calls: Calls, items: Sequence[Item], renew: Callable[[Renewed], None] | None = None
+    ) -> None:
+        self.items = items
+        #: The latest reason why all of a request failed; None after one that did not.
+        self.trouble: CounterError | None = None
+        self._calls = calls
+        self._renew = renew
+        self._most = limits.BATCH_ITEMS_MAX
+
+    @classmethod
+    def of_items(cls, calls: Calls, items: Items) -> Delivery:
+        """A batch under new tokens. Raises InvalidParameterError."""
+        if not 1 <= len(items) <= limits.BATCH_ITEMS_MAX:
+            raise InvalidParameterError(
+                f"a batch has {len(items)} items; 1 to {limits.BATCH_ITEMS_MAX} are allowed"
+            )
+        return cls(
+            calls, [Item(checked_name(c), check_delta(delta), Token.new()) for c, delta in items]
+        )
+
+    def until_deadline(self, policy: Policy) -> Story[list[Added | CounterError]]:
+        """What became of each item by the deadline. Raises what refused the whole batch."""
+        policy.budget.call()
+        yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
+        if self.trouble is not None and self.trouble.retry == "never":
+            raise self.trouble
+        return [self._outcome(each) for each in self.items]
+
+    def for_ever(self, policy: Policy) -> Story[None]:
+        """Return when each item has its end. What is wrong meanwhile is in ``trouble``."""
+        yield from self._attempts(policy, _FOR_EVER_S)
+
+    def _outcome(self, item: Item) -> Added | CounterError:
+        if isinstance(item.result, CounterError):
+            return item.result
+        if item.result is not None:
+            return added_of(item.result)
+        known = UnknownOutcomeError(
+            f"it is not known whether the add to {item.counter!r} is counted",
+            self._calls.unfinished(item.counter, item.delta, item.token),
+        )
+        known.__cause__ = item.trouble or self.trouble
+        return known
+
+    def _attempts(self, policy: Policy, end_s: float) -> Story[None]:
+        for_ever = end_s == _FOR_EVER_S
+        number = failures = 0
+        while left := [each for each in self.items if each.result is None]:
+            chunk, texts = self._cut(left)
+            call = self._calls.batch(texts)
+            timeout_s = min(policy.options.attempt_timeout_s, max(0.001, end_s - policy.now_s()))
+            for each in chunk:
+                each.sent = True
+            answer = yield Send(call.request, timeout_s, number)
+            number += 1
+            error = self._read(chunk, answer, call)
+            yield from self._renewals(chunk, timeout_s)
+            if error is None:
+                failures = 0
+                continue
+            if error is self.trouble and error.retry == "never" and not for_ever:
+                return
+            failures += 1
+            pause_s = policy.pause_s(failures, error)
+            if not for_ever:
+                left_s = end_s - policy.now_s() - pause_s
+                budget_s = policy.budget.take(policy.now_s(), left_s) if left_s > 0 else None
+                if budget_s is None:
+                    return
+                pause_s = max(pause_s, budget_s)
+            yield Pause(pause_s)
+
+    def _cut(self, left: list[Item]) -> tuple[list[Item], list[str]]:
+        """As many of *left* as go into one body, and their texts."""
+        texts: list[str] = []
+        free = _ITEMS_BYTES_MAX
+        for each in left[: self._most]:
+            text = each.text()
+            free -= (len(text) if text.isascii() else len(text.encode())) + 1
+            if free < 0 and texts:
+                break
+            texts.append(text)
+        return left[: len(texts)], texts
+
+    def _read(
+        self, chunk: list[Item], answer: Answer, call: Call[list[Any]]
+    ) -> CounterError | None:
+        """Note what became of each item of *chunk*; the error to wait for, if there is one."""
+        try:
+            results = call.result(reply_of(answer))
+            if len(results) != len(chunk):
+                raise unexpected(200, f"{len(results)} results for {len(chunk)} items".encode())
+        except CounterError as error:
+            if _is_too_much(error) and len(chunk) > 1:
+                # The service has smaller bounds than the usual ones.
+                self._most = len(chunk) // 2
+                return None
+            self.trouble = error
+            return error
+        self.trouble = None
+        waiting: list[CounterError] = []
+        for each, result in zip(chunk, results, strict=True):
+            if "code" not in result:
+                each.result = result
+                continue
+            each.trouble = error_of_problem(result)
+            if each.trouble.retry == "never":
+                each.result = each.trouble
+            elif each.trouble.retry == "same_token":
+                waiting.append(each.trouble)
+        return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
+
+    def _renewals(self, chunk: list[Item], timeout_s: float) -> Story[None]:
+        """Give new tokens to those of *chunk* whose tokens are void for ever."""
+        void = [
+            each
+            for each in chunk
+            if each.result is None and each.trouble and each.trouble.retry == "new_token"
+        ]
+        if not void:
+            return
+        renewed = list(zip(void, (yield from fresh_tokens(len(void), timeout_s)), strict=True))
+        if self._renew is not None:
+            yield Do(partial(self._renew, renewed))
+        for each, token in renewed:
+            each.token, each.trouble = token, None
+
+
+def _is_too_much(error: CounterError) -> bool:
+    return isinstance(error, BodyTooLargeError) or (
+        isinstance(error, InvalidBodyError) and error.fields.get("field") == "items"
+    )

@@ -1,0 +1,161 @@
+"""A backlog on disk (SQLite): what a client did not send yet, or has no answer to, survives it.
+
+What ``put`` and ``seal`` returned from is on disk. A token is made, and made durable, right before
+its first use: what was never sent has none, so it cannot grow old in the file. After a crash the
+piece that was on its way is sent again under the same tokens, so it counts once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from counter.client.backlog import Backlog
+from counter.client.delivery import Item, Renewed
+from counter.client.failures import ClosedError, Rejected
+from counter.client.tokens import Token
+from counter.errors import StoreUnavailableError
+
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE totals (counter TEXT PRIMARY KEY, total TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE piece (
+    row INTEGER PRIMARY KEY, counter TEXT NOT NULL, delta INTEGER NOT NULL,
+    nonce BLOB NOT NULL, generation_time_us INTEGER NOT NULL
+);
+CREATE TABLE rejected (
+    row INTEGER PRIMARY KEY, counter TEXT NOT NULL, delta INTEGER NOT NULL, token TEXT NOT NULL,
+    code TEXT NOT NULL, detail TEXT NOT NULL
+);
+CREATE TABLE owner (namespace TEXT NOT NULL);
+"""
+
+
+class Spool(Backlog):
+    """The backlog of one buffer of one namespace. Its methods may be called in any thread, one at a
+    time.
+
+    Raises ClosedError where another process has the file, or it belongs to another namespace;
+    StoreUnavailableError where the disk is full.
+    """
+
+    def __init__(self, path: str | Path, namespace: str) -> None:
+        super().__init__()
+        self._lock = Lock()
+        #: Counters whose totals are not on disk as they are here.
+        self._dirty: set[str] = set()
+        # Autocommit: each transaction below is begun by name. The lock is held for good.
+        self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        try:
+            self._open(path, namespace)
+        except BaseException:
+            self._db.close()
+            raise
+        self._piece_totals = len(self._piece)
+        self.begun = len(self._totals) + self._piece_totals
+
+    def _open(self, path: str | Path, namespace: str) -> None:
+        try:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("BEGIN IMMEDIATE")
+            [version] = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute("INSERT INTO owner VALUES (?)", (namespace,))
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise ClosedError(
+                f"the spool {path} cannot be opened: {error}; each buffer of each process needs a"
+                " file of its own"
+            ) from error
+        if version > _VERSION:
+            raise ClosedError(f"the spool {path} is of a newer client: its version is {version}")
+        [owner] = self._db.execute("SELECT namespace FROM owner").fetchone()
+        if owner != namespace:
+            raise ClosedError(f"the spool {path} belongs to namespace {owner!r}, not {namespace!r}")
+        for counter, total in self._db.execute("SELECT counter, total FROM totals"):
+            self._totals[counter] = int(total)
+        for row, counter, delta, nonce, time_us in self._db.execute("SELECT * FROM piece"):
+            # Whether it was sent is not known: it may have been.
+            self._piece.append(Item(counter, delta, Token(nonce, time_us), row, sent=True))
+
+    def put(self, adds: dict[str, int]) -> None:
+        """Merge *adds*, durably."""
+        self._dirty.update(adds)
+        super().put(adds)
+        if self._dirty:
+            totals = ((name, str(self._totals[name])) for name in self._dirty)
+            self._write([("INSERT OR REPLACE INTO totals VALUES (?, ?)", totals)])
+            self._dirty.clear()
+
+    def seal(self) -> list[Item]:
+        """The piece that a crash left on its way, else a new one, durably."""
+        if self._piece:
+            return self._piece
+        piece = super().seal()
+        self._dirty.difference_update(each.counter for each in piece)
+        for row, each in enumerate(piece, start=1):
+            each.row = row
+        # A total past 64 bits is more than one item: its name comes twice, which does no harm.
+        names = ((each.counter,) for each in piece)
+        rows = ((x.row, x.counter, x.delta, x.token[0], x.token[1]) for x in piece)
+        self._write(
+            [
+                ("DELETE FROM totals WHERE counter = ?", names),
+                ("INSERT INTO piece VALUES (?, ?, ?, ?, ?)", rows),
+            ]
+        )
+        return piece
+
+    def renew(self, renewed: Renewed) -> None:
+        """Make new tokens durable, before they are used."""
+        rows = ((token.nonce, token.generation_time_us, each.row) for each, token in renewed)
+        update = "UPDATE piece SET nonce = ?, generation_time_us = ? WHERE row = ?"
+        self._write([(update, rows)])
+
+    def finish(self) -> list[Rejected]:
+        """Forget the piece; what was rejected stays in the table of that name, for a person."""
+        piece = self._piece
+        rejected = super().finish()
+        errors = {id(x.error): x.error for x in rejected}
+        rows = [
+            (x.counter, x.delta, str(x.token), errors[id(x.result)].code, str(x.result))
+            for x in piece
+            if id(x.result) in errors
+        ]
+        self._write(
+            [
+                (
+                    "INSERT INTO rejected (counter, delta, token, code, detail)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    rows,
+                ),
+                ("DELETE FROM piece WHERE row = ?", ((each.row,) for each in piece)),
+            ]
+        )
+        return rejected
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._db.close()
+
+    def _write(self, statements: list[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
+        """One durable transaction."""
+        with self._lock:
+            self._db.execute("BEGIN")
+            try:
+                for statement, rows in statements:
+                    self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise StoreUnavailableError(f"the spool cannot be written: {error}") from error
