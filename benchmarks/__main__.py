@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
@@ -14,7 +17,9 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from benchmarks import (
+    accurate_gets,
     batch_adds,
+    best_effort,
     cluster,
     cluster_adds,
     cluster_gets,
@@ -28,6 +33,7 @@ from benchmarks import (
     results,
     rollups,
     single_adds,
+    start,
     takeover,
 )
 from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
@@ -37,6 +43,9 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": single_adds.run,
     "batch-adds": batch_adds.run,
     "gets": gets.run,
+    "accurate-gets": accurate_gets.run,
+    "best-effort": best_effort.run,
+    "start": start.run,
     "rollups": rollups.run,
     "memory": memory.run,
     "growth-counters": growth_adds.counters,
@@ -50,7 +59,9 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-rollups": cluster_rollups.run,
     "cluster-takeover": takeover.run,
 }
-_WITHOUT_WRK: Final = frozenset({"rollups", "growth-rollup", "cluster-rollups", "cluster-takeover"})
+_WITHOUT_WRK: Final = frozenset(
+    {"rollups", "start", "growth-rollup", "cluster-rollups", "cluster-takeover"}
+)
 
 
 def main(
@@ -70,9 +81,8 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones: single-adds, batch-adds, gets, rollups, memory, cluster-adds, cluster-quorum,
-        cluster-gets, cluster-rollups, cluster-takeover; all if none is named. Those of the cluster
-        need Java, Maven and memcached.
+        Which ones, by their names in benchmarks/README.md; all if none is named. Those of the
+        cluster need Java, Maven and memcached.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -106,9 +116,10 @@ def main(
         quick=quick,
     )
     try:
-        if not subjects or set(subjects) - _WITHOUT_WRK:
-            find_wrk()
-        reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
+        with _ending_in_order():
+            if not subjects or set(subjects) - _WITHOUT_WRK:
+                find_wrk()
+            reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -122,6 +133,22 @@ def main(
         results.store(reports, list(SUBJECTS))
         results.write_document()
     return 0
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Have SIGTERM end this process as Ctrl-C does: after its servers, which would live on."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        # A second one would cut the end short.
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _that_can_run(console: Console) -> list[str]:
