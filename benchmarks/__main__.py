@@ -32,6 +32,7 @@ from benchmarks import (
     memory,
     results,
     rollups,
+    sdk_buffered,
     single_adds,
     start,
     takeover,
@@ -42,6 +43,7 @@ from benchmarks.results import Report, Stamp
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": single_adds.run,
     "batch-adds": batch_adds.run,
+    "sdk-buffered": sdk_buffered.run,
     "gets": gets.run,
     "accurate-gets": accurate_gets.run,
     "best-effort": best_effort.run,
@@ -60,7 +62,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-takeover": takeover.run,
 }
 _WITHOUT_WRK: Final = frozenset(
-    {"rollups", "start", "growth-rollup", "cluster-rollups", "cluster-takeover"}
+    {"rollups", "sdk-buffered", "start", "growth-rollup", "cluster-rollups", "cluster-takeover"}
 )
 
 
