@@ -30,6 +30,7 @@ from benchmarks import (
     growth_memory,
     growth_rollup,
     memory,
+    peers,
     results,
     rollups,
     sdk_buffered,
@@ -42,6 +43,7 @@ from benchmarks.results import Report, Stamp
 
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": single_adds.run,
+    "peers": peers.run,
     "batch-adds": batch_adds.run,
     "sdk-buffered": sdk_buffered.run,
     "gets": gets.run,

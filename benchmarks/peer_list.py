@@ -1,0 +1,176 @@
+"""Who the peers are: the app, its store, what it promises, how long it knows a retry for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from benchmarks import nats_server, peer_stores
+from benchmarks.harness import Bench
+from benchmarks.nats_server import NoNatsError
+from benchmarks.peer_stores import StoreServer
+
+#: NATS's own default, in two words that its configuration knows.
+_NATS_DEFAULT: Final = '"2m"'
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer keeps its counts, and the server there if there is one."""
+
+    at: str
+    server: StoreServer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One row: a server of benchmarks/peer_apps over a store of its own."""
+
+    name: str
+    app: str
+    place: Callable[[Bench], AbstractContextManager[Place]]
+    #: When an add is answered, and what of it an outage may take; "" where nothing is kept.
+    durability: str = ""
+    #: How long a retry is known for one; "" where none is.
+    horizon: str = ""
+    #: Of the store and its driver.
+    versions: str = ""
+    #: How many times as fast as it ours is to be where all adds go to one counter.
+    hot_target: float | None = None
+
+
+def floor() -> Peer:
+    """Parses, answers, and does nothing else."""
+    return Peer("raw ASGI", "floor", _nowhere)
+
+
+def peers(bench: Bench) -> tuple[list[Peer], list[str]]:
+    """Those that can run here, and a word about each that cannot."""
+    found = [floor(), Peer("FastAPI", "nothing", _nowhere)]
+    left_out: list[str] = []
+    for some in (_redis, _postgres, _sqlite, _nats):
+        try:
+            found += some(bench)
+        except _MissingError as missing:
+            left_out.append(str(missing))
+    return found, left_out
+
+
+class _MissingError(Exception):
+    """What is not there, and whose rows are left out."""
+
+
+def _redis(_bench: Bench) -> list[Peer]:
+    found = peer_stores.redis_version()
+    if found is None:
+        raise _MissingError("Redis: there is no `redis-server` (apt-get install redis-server)")
+
+    def peer(appendfsync: str, durability: str, target: float | None) -> Peer:
+        return Peer(
+            name=f"FastAPI + Redis, {appendfsync}",
+            app="redis",
+            place=partial(_at_redis, appendfsync=appendfsync),
+            durability=f"appendfsync {appendfsync}: {durability}",
+            horizon="24 h, the TTL of a token's key",
+            versions=f"Redis {found}, redis-py {version('redis')}, hiredis {version('hiredis')}",
+            hot_target=target,
+        )
+
+    return [
+        peer("everysec", "an outage may take the last second's adds", 4.0),
+        peer("always", "on disk before the answer", None),
+    ]
+
+
+def _postgres(_bench: Bench) -> list[Peer]:
+    found = peer_stores.postgres_version()
+    if found is None:
+        raise _MissingError("PostgreSQL: there is no `postgres` (apt-get install postgresql)")
+
+    def peer(name: str, app: str, target: float | None) -> Peer:
+        return Peer(
+            name=f"FastAPI + PostgreSQL, {name}",
+            app=app,
+            place=_at_postgres,
+            durability="fsync and synchronous_commit on: on disk before the answer",
+            horizon="for ever: nothing removes a token",
+            versions=f"PostgreSQL {found}, asyncpg {version('asyncpg')}",
+            hot_target=target,
+        )
+
+    return [
+        peer("one statement", "postgres", 5.0),
+        peer("BEGIN to COMMIT", "postgres-transaction", None),
+    ]
+
+
+def _sqlite(_bench: Bench) -> list[Peer]:
+    return [
+        Peer(
+            name="FastAPI + SQLite, a commit each",
+            app="sqlite",
+            place=_at_sqlite,
+            durability="WAL, synchronous=FULL: on disk before the answer",
+            horizon="for ever: nothing removes a token",
+            hot_target=5.5,
+        )
+    ]
+
+
+def _nats(bench: Bench) -> list[Peer]:
+    try:
+        binary = nats_server.find(build=not bench.quick)
+    except NoNatsError as problem:
+        raise _MissingError(f"NATS: {problem}") from None
+
+    def peer(name: str, sync: str, durability: str, target: float) -> Peer:
+        return Peer(
+            name=f"FastAPI + NATS counters, {name}",
+            app="jetstream",
+            place=partial(_at_nats, binary=binary, sync=sync),
+            durability=durability,
+            horizon="2 min, the default window for duplicates",
+            versions=f"nats-server {nats_server.VERSION}, nats-py {version('nats-py')}",
+            hot_target=target,
+        )
+
+    lost = "file, sync_interval 2m, the default: an outage may take the last two minutes' adds"
+    return [
+        peer("default sync", _NATS_DEFAULT, lost, 3.0),
+        peer("sync always", "always", "file, sync always: on disk before the answer", 5.0),
+    ]
+
+
+@contextmanager
+def _nowhere(_bench: Bench) -> Iterator[Place]:
+    yield Place("")
+
+
+@contextmanager
+def _at_redis(bench: Bench, appendfsync: str) -> Iterator[Place]:
+    with peer_stores.redis(bench, appendfsync) as server:
+        yield Place(f"redis://127.0.0.1:{server.port}", server)
+
+
+@contextmanager
+def _at_postgres(bench: Bench) -> Iterator[Place]:
+    with peer_stores.postgres(bench) as server:
+        yield Place(f"postgresql://postgres@127.0.0.1:{server.port}/postgres", server)
+
+
+@contextmanager
+def _at_sqlite(bench: Bench) -> Iterator[Place]:
+    folder = bench.fresh_folder("naive")
+    folder.mkdir()
+    yield Place(str(folder / "counts.db"))
+
+
+@contextmanager
+def _at_nats(bench: Bench, binary: Path, sync: str) -> Iterator[Place]:
+    with peer_stores.nats(bench, binary, sync) as server:
+        yield Place(f"nats://127.0.0.1:{server.port}", server)
