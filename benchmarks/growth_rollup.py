@@ -49,7 +49,7 @@ class CaughtUp:
 
 def run(bench: Bench) -> Report:
     """Beside more and more idle counters; then after longer and longer outages."""
-    active = 100 if bench.quick else _ACTIVE
+    active = 200 if bench.quick else _ACTIVE
     sizes = (100, 1_000) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
     shapes = {size: Shape(active, size, 5, 0, scattered=size >= active) for size in sizes}
     desks = {size: desk_on(prepare(bench, shape), shape) for size, shape in shapes.items()}
