@@ -12,8 +12,8 @@ from api.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from counter.clock import to_rfc3339
 from counter.durations import format_duration
 from counter.errors import CounterError
+from counter.outcomes import Added
 from counter.reading import Count
-from counter.service import Added
 from counter.types import Accuracy, CounterType, Namespace
 
 _REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")

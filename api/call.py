@@ -22,7 +22,7 @@ from counter.errors import (
 )
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.names import check_counter_name
-from counter.service import Credential
+from counter.outcomes import Credential
 from counter.tokens import token_of_uuid7
 from counter.types import Token
 

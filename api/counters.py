@@ -26,12 +26,14 @@ from api.models import (
     TokenBody,
 )
 from api.problems import body_error, problem_bytes
+from api.quick import read_batch
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.limits import NONCE_BYTES, TIME_MAX_US, TIME_MIN_US
 from counter.names import check_counter_name
-from counter.service import Add, CounterService, Credential
+from counter.outcomes import Add, Credential
+from counter.service import CounterService
 from counter.types import Token
 
 _UUID_CHARS: Final = 36
@@ -105,7 +107,13 @@ class CounterRoutes:
                 " atomic/add takes one for all its items",
                 field="Idempotency-Key",
             )
-        items = self._batch_items(await call.body(), ndjson)
+        body = await call.body()
+        events = None if ndjson else read_batch(body)
+        if events is not None:
+            self._check_items(len(events), "items")
+            texts = added_texts(namespace, await self._service.add_events(namespace, events))
+            return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+        items = self._batch_items(body, ndjson)
         adds = [item for item in items if isinstance(item, Add)]
         outcomes = await self._service.add_many(namespace, adds)
         if len(adds) < len(items):

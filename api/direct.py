@@ -22,8 +22,9 @@ from api.front import Front
 from api.protocol import TimedProtocol
 from api.quick import read_add
 from counter.errors import CounterError
-from counter.service import Added, CounterService
-from counter.types import Event, Namespace, Written
+from counter.outcomes import Added
+from counter.service import CounterService
+from counter.types import Namespace, Written
 
 #: A counter's name with nothing in it to decode or to find fault with.
 _PLAIN_NAME: Final = re.compile(rb"[0-9A-Za-z._~:@-]{1,256}").fullmatch
@@ -99,10 +100,9 @@ class DirectCycle:
 
     def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
         """Whether the add is under way."""
-        add = read_add(self.body)
-        if add is None:
+        event = read_add(self.body, counter)
+        if event is None:
             return False
-        event = Event(counter, add.event_time_us, add.nonce, 0, add.delta)
         self.namespace, self.event = namespace, event
         return service.add_soon(namespace, event, self._added)
 

@@ -7,18 +7,19 @@ here means there the same (tests/properties/test_quick.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from api.models import check_counter_name
 from counter.clock import parse_rfc3339
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, NONCE_BYTES
+from counter.names import check_counter_name
 from counter.types import Event
 
 _HEX_CHARS: Final = 2 * NONCE_BYTES
 _UUID_CHARS: Final = 36
+_NOT_USUAL: Final = (msgspec.MsgspecError, ValueError, OverflowError)
 _Delta = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
@@ -42,25 +43,20 @@ class _Batch(Struct, forbid_unknown_fields=True, gc=False):
     items: list[_Item]
 
 
-class QuickAdd(NamedTuple):
-    """The body of an add, read."""
-
-    event_time_us: int
-    nonce: bytes
-    delta: int
+_read_add: Final = msgspec.json.Decoder(_Add).decode
+_read_batch: Final = msgspec.json.Decoder(_Batch).decode
+#: Makes an event of its cells in half the time of its own constructor.
+_new: Final = tuple.__new__
 
 
-_read_add = msgspec.json.Decoder(_Add).decode
-_read_batch = msgspec.json.Decoder(_Batch).decode
-
-
-def read_add(body: bytes) -> QuickAdd | None:
-    """The body of an add with a token in it; None where the models must read it."""
+def read_add(body: bytes, counter: str) -> Event | None:
+    """The event of an add to *counter*; None where the models must read the body."""
     try:
         add = _read_add(body)
         token = add.idempotency_token
-        return QuickAdd(parse_rfc3339(token.generation_time), _nonce(token.token), add.delta)
-    except (msgspec.MsgspecError, ValueError, OverflowError):
+        time_us = parse_rfc3339(token.generation_time)
+        return _new(Event, (counter, time_us, _nonce(token.token), 0, add.delta, False, None))
+    except _NOT_USUAL:
         return None
 
 
@@ -68,16 +64,21 @@ def read_batch(body: bytes) -> list[Event] | None:
     """The events of a batch whose items all have tokens; None where the models must read it."""
     try:
         return [
-            Event(
-                item.counter if item.counter.isalnum() else check_counter_name(item.counter),
-                parse_rfc3339(item.idempotency_token.generation_time),
-                _nonce(item.idempotency_token.token),
-                0,
-                item.delta,
+            _new(
+                Event,
+                (
+                    name if (name := item.counter).isalnum() else check_counter_name(name),
+                    parse_rfc3339((token := item.idempotency_token).generation_time),
+                    _nonce(token.token),
+                    0,
+                    item.delta,
+                    False,
+                    None,
+                ),
             )
             for item in _read_batch(body).items
         ]
-    except (msgspec.MsgspecError, ValueError, OverflowError):
+    except _NOT_USUAL:
         return None
 
 
@@ -87,5 +88,5 @@ def _nonce(text: str) -> bytes:
         text = text.replace("-", "")
     nonce = bytes.fromhex(text)
     if len(nonce) != NONCE_BYTES or len(text) != _HEX_CHARS:
-        raise ValueError("not a nonce")
+        raise ValueError("it is neither a UUID nor 32 digits")
     return nonce

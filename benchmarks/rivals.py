@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from counter.service import Added, CounterService
+from counter.outcomes import Added
+from counter.service import CounterService
 from counter.storage.cassandra.rows import INSERT_NEW, cells_of, form_of, key_of, place_of
 from counter.storage.cassandra.store import CassandraStore
 from counter.types import Event, Namespace

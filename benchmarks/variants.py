@@ -33,7 +33,8 @@ from counter.clock import SystemClock
 from counter.config import Settings
 from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
-from counter.service import Add, Added, CounterService, Credential
+from counter.outcomes import Add, Added, Credential
+from counter.service import CounterService
 from counter.storage.cassandra.options import options_of
 from counter.turns import Done
 from counter.types import CounterType, Event, Namespace, Token, Written
@@ -70,6 +71,13 @@ class UnstoredService(CounterService):
         """Answer as if each of *adds* had been counted."""
         now_us = self._clock.now_us()
         return [self._unstored(namespace, each, now_us) for each in adds]
+
+    async def add_events(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> list[Added | CounterError]:
+        """Answer as if each of *events* had been counted."""
+        adds = [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
+        return await self.add_many(namespace, adds)
 
     def _unstored(self, namespace: Namespace, add: Add, now_us: int) -> Added | CounterError:
         counter, delta, token = add

@@ -10,7 +10,8 @@ import pytest
 
 from counter.config import Settings
 from counter.errors import ClockSkewError, StoreUnavailableError
-from counter.service import Add, CounterService
+from counter.outcomes import Add
+from counter.service import CounterService
 from counter.skew import ClockGuard
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.types import ClockReading, CounterType, Mark, Namespace, Slice

@@ -8,7 +8,7 @@ import pytest
 
 from counter.errors import UnavailableError, WriteTimeoutError
 from counter.limits import TIME_MAX_US
-from counter.service import Add, Added
+from counter.outcomes import Add, Added
 from counter.types import Event, Mark, Namespace, Written
 from counter.windows import window_of
 from tests.rollup.world import WINDOW, World

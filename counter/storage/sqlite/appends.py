@@ -183,12 +183,12 @@ class SqliteAppends(SqliteBase):
         prepared: list[Row] = []
         marks: dict[tuple[int, int, int, int, int], None] = {}
         marked: Mapping[str, int | None] = {}
-        marked_window_us = -1
+        start_us = end_us = 0
         for name, time_us, event_id, item, delta, clear, atom in events:
-            start_us = window_of(time_us, window_us)
-            if start_us != marked_window_us:
+            if not start_us <= time_us < end_us:
+                start_us = window_of(time_us, window_us)
+                end_us = start_us + window_us
                 marked = self._live.window(namespace.id, start_us)
-                marked_window_us = start_us
             counter_id = ids[name]
             if name not in marked:
                 shard = shard_of(name, namespace.settings.shards)

@@ -97,18 +97,19 @@ class LiveTail:
     def add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         """Take committed events in."""
         windows = self._windows.setdefault(namespace_id, {})
-        window_us = -1
+        start_us = end_us = 0
         sums: dict[str, int | None] = {}
-        for event in events:
-            start_us = window_of(event[1], size_us)
-            if start_us != window_us:
-                window_us = start_us
+        for name, time_us, _, _, delta, clear, _ in events:
+            if not start_us <= time_us < end_us:
+                start_us = window_of(time_us, size_us)
+                end_us = start_us + size_us
                 sums = windows.setdefault(start_us, {})
-            name = event[0]
-            before = sums.get(name, 0)
             if name not in sums:
                 self._count += 1
-            sums[name] = None if before is None or event[5] else before + event[4]
+                sums[name] = None if clear else delta
+            else:
+                before = sums[name]
+                sums[name] = None if before is None or clear else before + delta
 
     def tail(self, namespace_id: int, size_us: int, counter: str, after_us: int) -> Fold | None:
         """The fold of a counter's events after *after_us*; None where that must be read."""
