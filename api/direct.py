@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -26,8 +26,9 @@ from counter.outcomes import Added
 from counter.service import CounterService
 from counter.types import Namespace, Written
 
-#: A counter's name with nothing in it to decode or to find fault with.
+#: A name with nothing in it to decode or to find fault with.
 _PLAIN_NAME: Final = re.compile(rb"[0-9A-Za-z._~:@-]{1,256}").fullmatch
+_ROOT: Final[Sequence[bytes]] = [b"", b"v1", b"namespaces"]
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these goes the way of uvicorn.
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
@@ -137,7 +138,7 @@ class DirectCycle:
     def answer(self, reply: Reply) -> None:
         """Send *reply*, and be done."""
         self.response_complete = True
-        if self.disconnected:
+        if self.disconnected or self.protocol.transport.is_closing():
             return
         status, body, content_type, headers = reply
         head = _STATUS_LINES[status]
@@ -147,7 +148,7 @@ class DirectCycle:
             head += b"%s: %s\r\n" % (name, value)
         if not self.keep_alive:
             head += b"connection: close\r\n"
-        self.protocol.send(b"%s\r\n%s" % (head, body), keep_alive=self.keep_alive)
+        self.protocol.send(self, b"%s\r\n%s" % (head, body))
 
 
 class DirectProtocol(TimedProtocol):
@@ -159,6 +160,7 @@ class DirectProtocol(TimedProtocol):
     def on_message_begin(self) -> None:
         # What uvicorn prepares here for every request, it does in on_headers_complete if need be.
         self.waiting_since_s = time.monotonic()
+        self.idle_since_s = None
         self.in_head, self.head_bytes = True, 0
         self.url = b""
         self.expect_100_continue = False
@@ -188,25 +190,28 @@ class DirectProtocol(TimedProtocol):
         """A cycle for the request whose header is read; None where uvicorn must make it."""
         parts = self.url.split(b"/")
         last = _ROUTES.get((len(parts), self.parser.get_method()))
-        if last is None or parts[1:3] != [b"v1", b"namespaces"] or parts[4] != b"counters":
+        if last is None or parts[:3] != _ROOT or parts[4] != b"counters":
             return None
-        if (last and parts[6] != last) or _PLAIN_NAME(parts[5]) is None:
+        if _PLAIN_NAME(parts[3]) is None or _PLAIN_NAME(parts[5]) is None:
+            return None
+        if last and parts[6] != last:
             return None
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy or self.flow.write_paused or self.parser.get_http_version() != "1.1":
             return None
-        is_json = has_key = False
+        is_json: bool | None = None
+        has_key = False
         for name, value in self.headers:
             if name == b"content-type":
-                is_json = value == JSON
+                is_json = value == JSON and is_json is None
             elif name == b"content-length":
-                if int(value) > _BODY_BYTES_MAX:
+                if int(value) > min(_BODY_BYTES_MAX, self.front.body_bytes_max):
                     return None
             elif name in _UNUSUAL:
                 return None
             elif name == b"idempotency-key":
                 has_key = True
-        quick = not last or (is_json and not has_key)
+        quick = not last or (is_json is True and not has_key)
         return DirectCycle(self, parts[2:], self.headers, quick=quick)
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
@@ -215,18 +220,18 @@ class DirectProtocol(TimedProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def send(self, reply: bytes, *, keep_alive: bool) -> None:
-        """Send a whole reply; then close, or go on to the next request."""
+    def send(self, cycle: DirectCycle, reply: bytes) -> None:
+        """Send the whole reply of *cycle*; then close, or go on to the next request."""
         self.transport.write_whole(reply)  # type: ignore[attr-defined]
-        if not keep_alive:
-            self.transport.close()
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if not cycle.keep_alive:
+            self.transport.close()
             return
-        self.idle_since_s = time.monotonic()
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self.waiting_since_s is None:
+            self.idle_since_s = time.monotonic()
 
 
 def direct_protocol(

@@ -13,7 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from counter.clock import parse_rfc3339
-from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, NONCE_BYTES
+from counter.limits import (
+    COUNTER_NAME_CHARS_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    NONCE_BYTES,
+    TIME_MAX_US,
+    TIME_MIN_US,
+)
 from counter.names import check_counter_name
 from counter.types import Event
 
@@ -54,7 +61,7 @@ def read_add(body: bytes, counter: str) -> Event | None:
     try:
         add = _read_add(body)
         token = add.idempotency_token
-        time_us = parse_rfc3339(token.generation_time)
+        time_us = _time_us(token.generation_time)
         return _new(Event, (counter, time_us, _nonce(token.token), 0, add.delta, False, None))
     except _NOT_USUAL:
         return None
@@ -68,7 +75,7 @@ def read_batch(body: bytes) -> list[Event] | None:
                 Event,
                 (
                     name if (name := item.counter).isalnum() else check_counter_name(name),
-                    parse_rfc3339((token := item.idempotency_token).generation_time),
+                    _time_us((token := item.idempotency_token).generation_time),
                     _nonce(token.token),
                     0,
                     item.delta,
@@ -80,6 +87,14 @@ def read_batch(body: bytes) -> list[Event] | None:
         ]
     except _NOT_USUAL:
         return None
+
+
+def _time_us(text: str) -> int:
+    """The instant of a token. Raises ValueError and OverflowError."""
+    time_us = parse_rfc3339(text)
+    if not TIME_MIN_US <= time_us <= TIME_MAX_US:
+        raise ValueError("it is out of bounds")
+    return time_us
 
 
 def _nonce(text: str) -> bytes:

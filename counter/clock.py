@@ -66,7 +66,8 @@ def _second_us(text: str) -> int:
 def _parse(text: str) -> int:
     if _RFC3339.fullmatch(text) is None:
         raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
-    return to_us(datetime.fromisoformat(text))
+    # fromisoformat knows the letters in capitals only; RFC 3339 has both.
+    return to_us(datetime.fromisoformat(text.upper()))
 
 
 @lru_cache(maxsize=4_096)

@@ -14,8 +14,10 @@ from typing import Final, TypeVar
 from counter import limits
 from counter.errors import (
     CounterError,
+    NamespaceUnknownError,
     NotSupportedError,
     OverloadedError,
+    SliceMissingError,
     TokenConflictError,
     TokenMissingError,
     TokenTooOldError,
@@ -76,8 +78,8 @@ class CounterService:
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
         """Count *event* with the others of this turn of the event loop, then call *done*.
 
-        An add that is LATE or a CONFLICT is not judged yet: :meth:`add` does that. False, and
-        nothing is done, where :meth:`add` must do all of it.
+        An add that is told to be LATE or a CONFLICT is not judged yet: :meth:`add` does that.
+        False, and nothing is done, where :meth:`add` must do all of it.
         """
         if (
             not self._store.transactional
@@ -262,6 +264,9 @@ class CounterService:
     ) -> Sequence[Written | CounterError]:
         try:
             outcomes = await self._writer.write(namespace, events)
+        except (SliceMissingError, NamespaceUnknownError):
+            # Nothing is written, perhaps for the sake of one: each by itself.
+            return [Written.LATE] * len(events)
         except CounterError as error:
             return [error] * len(events)
         for outcome in (Written.NEW, Written.REPLAYED):

@@ -7,6 +7,7 @@ called back.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from counter.errors import CounterError
@@ -14,8 +15,10 @@ from counter.types import Event, Namespace, Written
 
 #: Told what became of an add: an outcome, or why there is none.
 Done = Callable[[Written | CounterError], None]
-#: Writes the events of one namespace; an outcome, or an error, for each. Raises nothing.
+#: Writes the events of one namespace; an outcome, or an error, for each.
 Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
+
+_log = logging.getLogger("counter.turns")
 
 
 class _Turn:
@@ -50,6 +53,16 @@ class Turns:
 
     async def _flush(self, key: int) -> None:
         turn = self._gathering.pop(key)
-        outcomes = await self._write(turn.namespace, turn.events)
+        try:
+            outcomes = await self._write(turn.namespace, turn.events)
+        except Exception as error:
+            _log.exception("adds were written in a way that should not fail")
+            fault = CounterError("the service met a fault of its own; see its log")
+            fault.__cause__ = error
+            outcomes = [fault] * len(turn.events)
         for done, outcome in zip(turn.dones, outcomes, strict=True):
-            done(outcome)
+            try:
+                done(outcome)
+            except Exception:
+                # One that cannot be told must not keep the others waiting.
+                _log.exception("the outcome of an add could not be told")
