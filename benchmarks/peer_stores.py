@@ -21,6 +21,8 @@ from benchmarks.harness import Bench, BenchError, cpu_s_of
 _START_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 30.0
 _LOG_CHARS: Final = 2_000
+#: Where Debian keeps PostgreSQL's programs, a folder a version: off the path.
+_DEBIAN: Final = Path("/usr/lib/postgresql")
 #: Who runs PostgreSQL where we are root, which it refuses to be.
 _USERS: Final = ("postgres", "nobody")
 
@@ -180,11 +182,10 @@ def _running(
 
 
 def _binary(name: str) -> Path | None:
-    """A program of PostgreSQL: Debian keeps them off the path, a folder a version."""
+    """A program of PostgreSQL; None where there is none."""
     if found := shutil.which(name):
         return Path(found)
-    folders = Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
-    return max(folders, key=lambda path: int(path.parts[-3]), default=None)
+    return max(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]), default=None)
 
 
 def _unprivileged() -> str | None:
