@@ -12,6 +12,7 @@ from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
 from counter.client.calls import Calls, check_delta
 from counter.client.failures import BufferFullError, RejectedError
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive_async
+from counter.errors import StoreUnavailableError
 
 T = TypeVar("T")
 #: However short max_delay is, the disk is not asked more often during an outage.
@@ -86,7 +87,10 @@ class AsyncBuffer:
         """Wait until each add so far is counted; raises as :meth:`counter.client.Buffer.flush`."""
         merging = self._merging
         refusals = merging.refusals
-        target = await self._take()
+        try:
+            target = await self._take()
+        except StoreUnavailableError as error:
+            raise merging.unsent(error.detail) from error
         self._some.set()
         self._hurry.set()
         with contextlib.suppress(TimeoutError):

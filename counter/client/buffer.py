@@ -12,6 +12,7 @@ from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
 from counter.client.calls import Calls, check_delta
 from counter.client.failures import BufferFullError, RejectedError
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive
+from counter.errors import StoreUnavailableError
 
 #: However short max_delay is, the disk is not asked more often during an outage.
 _TICK_S: Final = 0.01
@@ -101,7 +102,10 @@ class Buffer:
         """
         merging = self._merging
         refusals = merging.refusals
-        target = self._take()
+        try:
+            target = self._take()
+        except StoreUnavailableError as error:
+            raise merging.unsent(error.detail) from error
         end_s = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._hurry = True

@@ -41,6 +41,10 @@ class Relay:
         self.is_away = True
         self.cut()
 
+    def redirect(self, host: str, port: int) -> None:
+        """Pass new connections to another server."""
+        self._server = (host, port)
+
     def cut(self) -> None:
         """End all connections; new ones are welcome."""
         for task in self._tasks:

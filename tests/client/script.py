@@ -1,0 +1,77 @@
+"""A story's world, written down beforehand: what is answered, and a clock that only pauses move."""
+
+import json
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any, TypeVar
+
+from counter.client.calls import Reply
+from counter.client.failures import UnreachableError
+from counter.client.options import Options
+from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Story, drive
+
+T = TypeVar("T")
+
+
+class Script:
+    """Answers each attempt with the next of *answers*; notes what was sent and how it paused."""
+
+    def __init__(self, answers: Iterable[Answer | Callable[[Send], Answer]]) -> None:
+        self.sent: list[Send] = []
+        self.pauses: list[float] = []
+        self.now_s = 1_000.0
+        self._answers = iter(answers)
+
+    def policy(self, **options: Any) -> Policy:
+        """Always the longest pause that may be drawn."""
+        chosen = Options(**options)
+        budget = Budget.of(chosen, self.now_s)
+        return Policy(chosen, budget, lambda: self.now_s, draw=lambda most: most)
+
+    def run(self, story: Story[T]) -> T:
+        return drive(story, self._do)
+
+    def _do(self, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            self.sent.append(effect)
+            answer = next(self._answers)
+            return answer(effect) if callable(answer) else answer
+        if isinstance(effect, Pause):
+            self.pauses.append(effect.seconds)
+            self.now_s += effect.seconds
+            return None
+        return effect.work()
+
+    def bodies(self) -> list[Any]:
+        """What was sent, read."""
+        return [json.loads(each.request.body or b"null") for each in self.sent]
+
+
+def lost() -> UnreachableError:
+    return UnreachableError("nobody answers")
+
+
+def problem(code: str, status: int, retry: str, **more: Any) -> Reply:
+    """A problem document as the service writes it."""
+    body = {"code": code, "status": status, "retry": retry, "applied": None, "detail": code, **more}
+    return Reply(status, json.dumps(body).encode())
+
+
+def added(counter: str = "c", delta: int = 1) -> Reply:
+    return Reply(200, json.dumps(added_body(counter, delta)).encode())
+
+
+def added_body(counter: str, delta: int) -> dict[str, Any]:
+    return {
+        "namespace": "default",
+        "counter": counter,
+        "delta": delta,
+        "event_time": "2026-01-31T08:15:30.000250Z",
+        "replayed": False,
+    }
+
+
+def small_budget(**bounds: float) -> Budget:
+    """A bucket that begins full at the time 0."""
+    at_once, per_s, per_call = bounds["at_once"], bounds["per_s"], bounds["per_call"]
+    return Budget(at_once, per_s, per_call, at_once, 0.0, Lock())

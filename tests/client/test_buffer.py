@@ -1,0 +1,265 @@
+"""Buffered adds against a real service: each is counted once, whatever breaks on the way."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.client import (
+    AsyncBuffer,
+    AsyncCounterClient,
+    Buffer,
+    BufferFullError,
+    ClosedError,
+    CounterClient,
+    Flush,
+    Options,
+    UnsentError,
+)
+from counter.errors import InvalidParameterError, NamespaceUnknownError
+from tests.support.relay import Relay
+from tests.support.server import Server, serving
+from tests.support.waiting import eventually
+
+QUICK = Options(
+    trust_env=False, deadline_s=30.0, attempt_timeout_s=0.3, backoff_first_s=0.01, backoff_max_s=0.1
+)
+NAMES = [f"c{number}" for number in range(20)]
+
+
+def test_adds_of_one_counter_are_merged(service: Server) -> None:
+    flushed: list[Flush] = []
+    options = Options(trust_env=False, on_flush=flushed.append)
+    with CounterClient(service.url, options=options) as client:
+        with client.buffer(max_delay=3_600) as buffer:
+            for number in range(1_000):
+                buffer.add("merged", number)
+            buffer.add("merged too")
+        assert [each.items for each in flushed] == [2]
+        assert client.get("merged").count == sum(range(1_000))
+        assert len(list(client.events("merged"))) == 1
+
+
+def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -> None:
+    sent = threading.Event()
+    options = Options(trust_env=False, on_flush=lambda _: sent.set())
+    with CounterClient(service.url, options=options) as client, client.buffer() as buffer:
+        buffer.add("delayed")
+        assert sent.wait(30)
+        assert client.get("delayed").count == 1
+
+
+def test_a_sum_past_64_bits_is_exact(service: Server) -> None:
+    with CounterClient(service.url, options=QUICK) as client:
+        with client.buffer(max_delay=3_600) as buffer:
+            for _ in range(3):
+                buffer.add("large", 2**63 - 1)
+        assert client.get("large").count == 3 * (2**63 - 1)
+
+
+def test_threads_share_a_buffer(service: Server) -> None:
+    with CounterClient(service.url, options=QUICK) as client:
+        with client.buffer(max_delay=0.001, max_items=8) as buffer:
+
+            def work(seed: int) -> None:
+                for name in random.Random(seed).choices(NAMES, k=2_000):
+                    buffer.add(f"shared-{name}")
+
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        expected: Counter[str] = Counter()
+        for seed in range(4):
+            expected.update(random.Random(seed).choices(NAMES, k=2_000))
+        found = client.get_many([f"shared-{name}" for name in NAMES])
+        assert {x.counter.removeprefix("shared-"): x.count for x in found} == expected
+
+
+@pytest.mark.parametrize(
+    ("counter", "delta"), [("", 1), ("a\n", 1), ("a", 2**63), ("a", 1.5), ("a", True), (3, 1)]
+)
+def test_what_no_counter_takes_is_refused_at_the_add(
+    service: Server, counter: Any, delta: Any
+) -> None:
+    with (
+        CounterClient(service.url, options=QUICK) as client,
+        client.buffer() as buffer,
+        pytest.raises(InvalidParameterError),
+    ):
+        buffer.add(counter, delta)
+
+
+def test_a_full_buffer_pushes_back() -> None:
+    """Merging goes on; one more counter waits, and nothing is lost or taken twice."""
+    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        buffer = client.buffer(max_items=2)
+        buffer.add("a")
+        buffer.add("b")
+        with pytest.raises(BufferFullError):
+            buffer.add("c", timeout=0.01)
+        with pytest.raises(UnsentError) as caught:
+            buffer.close(timeout=0.01)
+        found = Counter(caught.value.unsent)
+        for each in caught.value.unfinished:
+            found.update(dict(each.items))
+        assert found == {"a": 1, "b": 1}
+        with pytest.raises(ClosedError):
+            buffer.add("a")
+
+
+def test_a_namespace_that_is_not_there_is_told_at_the_flush(service: Server) -> None:
+    """And nothing is given up: it may be created yet."""
+    with CounterClient(service.url, "not-yet", options=QUICK) as client:
+        buffer = client.buffer(max_delay=3_600)
+        buffer.add("a", 3)
+        with pytest.raises(UnsentError, match="not-yet") as caught:
+            buffer.flush()
+        assert isinstance(caught.value.__cause__, NamespaceUnknownError)
+        with pytest.raises(UnsentError):
+            buffer.close()
+
+
+@asynccontextmanager
+async def buffered(kind: str, url: str, spool: Path | None) -> AsyncIterator[Any]:
+    """An open buffer of either client; its end sends what is left."""
+    if kind == "async":
+        async with (
+            AsyncCounterClient(url, options=QUICK) as client,
+            client.buffer(max_delay=0.01, spool=spool) as buffer,
+        ):
+            yield buffer
+    else:
+        threaded = CounterClient(url, options=QUICK)
+        waiting = threaded.buffer(max_delay=0.01, spool=spool)
+        try:
+            yield waiting
+        finally:
+            await asyncio.to_thread(waiting.close)
+            threaded.close()
+
+
+async def add(buffer: Buffer | AsyncBuffer, name: str, delta: int) -> None:
+    if isinstance(buffer, AsyncBuffer):
+        await buffer.add(name, delta)
+    else:
+        buffer.add(name, delta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("spooled", [False, True], ids=["memory", "spool"])
+async def test_a_server_that_is_killed_again_and_again_counts_exactly(
+    kind: str, spooled: bool, tmp_path: Path
+) -> None:
+    expected: Counter[str] = Counter()
+    draw = random.Random(kind)
+    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+        relay = Relay("127.0.0.1", int(server.url.rpartition(":")[2]))
+        async with relay.listening():
+            url = f"http://127.0.0.1:{relay.address[1]}"
+            async with buffered(kind, url, tmp_path / "spool" if spooled else None) as buffer:
+                for _ in range(2):
+                    for _ in range(300):
+                        name, delta = draw.choice(NAMES), draw.randrange(-5, 6)
+                        expected[name] += delta
+                        await add(buffer, name, delta)
+                        await asyncio.sleep(0)
+                    server.kill()
+                    await server.start()
+                    relay.redirect("127.0.0.1", int(server.url.rpartition(":")[2]))
+        await check(server, expected)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_answers_that_are_lost_and_connections_that_are_cut_count_exactly(
+    kind: str, service: Server
+) -> None:
+    expected: Counter[str] = Counter()
+    draw = random.Random(kind)
+    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    async with relay.listening():
+        url = f"http://127.0.0.1:{relay.address[1]}"
+        async with buffered(kind, url, None) as buffer:
+            for number in range(300):
+                relay.mute = draw.random() < 0.3
+                relay.deaf = draw.random() < 0.1
+                if number % 10 == 0:
+                    relay.cut()
+                name = f"{kind}-{draw.choice(NAMES)}"
+                expected[name] += number
+                await add(buffer, name, number)
+                await asyncio.sleep(0.002)
+            relay.mute = relay.deaf = False
+    await check(service, expected)
+
+
+async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
+    service: Server, tmp_path: Path
+) -> None:
+    """What was on its way has become too old by then: it is sent again under a new token."""
+    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    seen: list[Flush] = []
+    options = Options(
+        trust_env=False, attempt_timeout_s=0.2, backoff_first_s=0.01, backoff_max_s=0.1,
+        on_flush=seen.append,
+    )  # fmt: skip
+    async with relay.listening():
+        url = f"http://127.0.0.1:{relay.address[1]}"
+        relay.deaf = True
+        async with (
+            AsyncCounterClient(url, options=options) as client,
+            client.buffer(max_delay=0.01, spool=tmp_path / "spool") as buffer,
+        ):
+            await buffer.add("outage", 3)
+
+            async def has_failed() -> bool:
+                return sum(each.error is not None for each in seen) >= 8
+
+            # The accept limit is half a second here.
+            await eventually(has_failed, "the piece was tried for longer than the accept limit")
+            relay.deaf = False
+            await buffer.flush(timeout=60)
+    await check(service, Counter({"outage": 3}))
+    async with AsyncCounterClient(service.url, options=options) as client:
+        assert len([each async for each in client.events("outage")]) == 1
+
+
+async def check(server: Server, expected: Counter[str]) -> None:
+    async with AsyncCounterClient(server.url, options=QUICK) as client:
+        found = await client.get_many(list(expected), max_staleness="0s")
+    assert {each.counter: each.count for each in found} == expected
+
+
+async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Server) -> None:
+    async with AsyncCounterClient(service.url, options=QUICK) as client:
+        async with client.buffer(max_delay=0.001) as buffer:
+            for number in range(50):
+                await buffer.add("cancelled")
+                flushing = asyncio.create_task(buffer.flush())
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                flushing.cancel()
+                await asyncio.gather(flushing, return_exceptions=True)
+        assert (await client.get("cancelled")).count == 50
+
+
+def test_a_buffer_whose_disk_fails_tells_every_add_so(service: Server, tmp_path: Path) -> None:
+    """And hands over what it holds, instead of merging on for ever."""
+    with CounterClient(service.url, options=QUICK) as client:
+        buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")
+        spool: Any = buffer._merging.backlog
+        buffer.add("failing", 2)
+        spool._db.execute("PRAGMA query_only = 1")
+        with pytest.raises(UnsentError) as caught:
+            buffer.close()
+        assert caught.value.unsent == {"failing": 2}
+        with pytest.raises(ClosedError):
+            buffer.add("failing")

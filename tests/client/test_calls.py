@@ -1,0 +1,235 @@
+"""Every call of both clients against a real service, over real sockets."""
+
+import inspect
+import pickle
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from counter.client import (
+    Added,
+    AsyncCounterClient,
+    Attempt,
+    CounterClient,
+    CounterError,
+    Options,
+    Token,
+    Unfinished,
+    UnreachableError,
+)
+from counter.errors import (
+    InvalidBodyError,
+    InvalidParameterError,
+    NamespaceUnknownError,
+    TokenConflictError,
+)
+from tests.support.server import Server
+
+OPTIONS = Options(trust_env=False)
+
+
+class Caller:
+    """Calls either client the same way: a coroutine for each call, a list for each iterator."""
+
+    def __init__(self, client: CounterClient | AsyncCounterClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = getattr(self._client, name)(*args, **kwargs)
+            if inspect.isasyncgen(result):
+                return [each async for each in result]
+            if inspect.isgenerator(result):
+                return list(result)
+            return await result if inspect.isawaitable(result) else result
+
+        return call
+
+
+@pytest.fixture(params=["sync", "async"])
+async def client(request: pytest.FixtureRequest, service: Server) -> AsyncIterator[Any]:
+    """Both clients, one after the other."""
+    if request.param == "sync":
+        with CounterClient(service.url, options=OPTIONS) as client:
+            yield Caller(client)
+    else:
+        async with AsyncCounterClient(service.url, options=OPTIONS) as client:
+            yield Caller(client)
+
+
+@pytest.fixture
+def name() -> str:
+    """A counter of the test's own, with what a URL or JSON could trip over in its name."""
+    return f'a/b?c&d=é#"%2F\\ {uuid4()}'
+
+
+async def test_an_add_is_counted_and_read(client: Any, name: str) -> None:
+    added = await client.add(name, 5)
+    assert (added.counter, added.delta, added.replayed) == (name, 5, False)
+    both = await client.add_and_get(name, -2)
+    assert (both.count, both.delta) == (3, -2)
+    count = await client.get(name)
+    assert (count.counter, count.count, count.accuracy) == (name, 3, "accurate")
+    assert abs(datetime.now(UTC) - count.as_of) < timedelta(minutes=1)
+    assert (await client.get(name, max_staleness="1h")).accuracy == "eventual"
+
+
+async def test_the_same_token_or_key_counts_once(client: Any, name: str) -> None:
+    for token in (Token.new(), Token.from_key(f"order-{uuid4()}")):
+        before = (await client.get(name)).count
+        assert [(await client.add(name, 2, token=token)).replayed for _ in range(3)] == [
+            False,
+            True,
+            True,
+        ]
+        with pytest.raises(TokenConflictError) as caught:
+            await client.add(name, 3, token=token)
+        assert (caught.value.applied, caught.value.retry) == (None, "never")
+        assert (await client.get(name)).count == before + 2
+
+
+@pytest.mark.parametrize("dots", [".", ".."])
+async def test_a_name_of_dots_is_a_name(client: Any, dots: str) -> None:
+    before = (await client.get(dots)).count
+    await client.add(dots, 1)
+    assert (await client.get_many([dots]))[0].count == before + 1
+
+
+async def test_many_at_once(client: Any, name: str) -> None:
+    results = await client.batch([(name, 1), (name, 2), (f"{name}2", 3)])
+    assert [each.delta for each in results if isinstance(each, Added)] == [1, 2, 3]
+    counts = await client.get_many([name, f"{name}2"], max_staleness="0s")
+    assert [each.count for each in counts] == [3, 3]
+
+
+async def test_an_atomic_add_is_all_under_one_token(client: Any, name: str) -> None:
+    token = Token.new()
+    for _ in range(2):
+        results = await client.atomic([(name, -1), (f"{name}2", 1)], token=token)
+        assert [each.delta for each in results] == [-1, 1]
+    assert [each.count for each in await client.get_many([name, f"{name}2"])] == [-1, 1]
+
+
+async def test_a_clear_sets_to_zero(client: Any, name: str) -> None:
+    await client.add(name, 7)
+    assert (await client.clear(name)).counter == name
+    assert (await client.get(name)).count == 0
+
+
+async def test_looking_back(client: Any, name: str) -> None:
+    for _ in range(3):
+        await client.add(name, 2)
+    await client.clear(name)
+    events = await client.events(name)
+    assert [(each.delta, each.clear) for each in events] == [(0, True), *[(2, False)] * 3]
+    assert await client.events(name, end=events[-1].event_time) == []
+    points = await client.history(name, step="1s")
+    assert all(each.count == 0 for each in points)
+    assert name in await client.counters(prefix="a/b?c&d")
+
+
+async def test_pages_are_read_to_their_end(client: Any, name: str) -> None:
+    items = [(f"page-{name}-{at:04}", 1) for at in range(1_000)]
+    await client.batch(items)
+    await client.batch([(f"page-{name}-{at:04}", 1) for at in range(1_000, 1_005)])
+    assert len(await client.counters(prefix=f"page-{name}")) == 1_005
+
+
+async def test_tokens_of_the_service(client: Any, name: str) -> None:
+    first, second = await client.tokens(2)
+    assert first != second
+    assert (await client.add(name, 1, token=first)).replayed is False
+    assert (await client.add(name, 1, token=first)).replayed is True
+
+
+async def test_what_is_unfinished_is_finished_by_sending_it_again(client: Any, name: str) -> None:
+    token = Token.new()
+    unfinished = Unfinished("add", "default", ((name, 4),), str(token))
+    assert (await client.resolve(str(unfinished))).applied is True
+    assert (await client.resolve(unfinished)).applied is True
+    assert (await client.add(name, 4, token=token)).replayed is True
+    assert (await client.get(name)).count == 4
+
+
+async def test_a_token_that_was_never_sent_and_is_old_resolves_to_not_applied(
+    client: Any, name: str
+) -> None:
+    """It waits as long as the service says; its windows are short here."""
+    token = Token(Token.new().nonce, Token.new().generation_time_us - 60_000_000)
+    resolved = await client.resolve(Unfinished("add", "default", ((name, 4),), str(token)))
+    assert resolved.applied is False
+    assert (await client.get(name)).count == 0
+
+
+async def test_errors_are_the_services_own_kinds(client: Any, service: Server) -> None:
+    with pytest.raises(InvalidParameterError):
+        await client.get("c", max_staleness="soon")
+    with pytest.raises(InvalidBodyError):
+        await client.tokens(1_001)
+    with pytest.raises(InvalidParameterError, match="time zone"):
+        await client.events("c", start=datetime(2026, 1, 1))
+    with CounterClient(service.url, "not-there", options=OPTIONS) as other:
+        with pytest.raises(NamespaceUnknownError):
+            other.add("c")
+        with pytest.raises(NamespaceUnknownError):
+            other.batch([("c", 1)])
+        with pytest.raises(CounterError, match="not-there"):
+            other.resolve(Unfinished("add", "default", (("c", 1),), str(Token.new())))
+
+
+def test_nobody_at_the_address_is_unreachable() -> None:
+    options = Options(trust_env=False, deadline_s=0.2, backoff_first_s=0.01)
+    with (
+        CounterClient("http://127.0.0.1:9", options=options) as client,
+        pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"),
+    ):
+        client.get("c")
+
+
+def test_another_address_takes_over(service: Server) -> None:
+    """The retry goes to the next base URL; the hook sees both attempts."""
+    seen: list[Attempt] = []
+    options = Options(trust_env=False, backoff_first_s=0.01, on_attempt=seen.append)
+    with CounterClient(["http://127.0.0.1:9", service.url], options=options) as client:
+        client.add("two-addresses")
+    assert [(each.number, each.status, each.operation) for each in seen] == [
+        (0, None, "add"),
+        (1, 200, "add"),
+    ]
+    assert seen[1].url == service.url
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", ""])
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(InvalidParameterError, match="base URL"):
+        CounterClient(url)
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    def calls(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert calls(CounterClient) == calls(AsyncCounterClient)
+
+
+def test_threads_share_a_client(service: Server, name: str) -> None:
+    with (
+        CounterClient(service.url, options=OPTIONS) as shared,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        list(threads.map(shared.add, [name] * 40))
+        assert shared.get(name).count == 40
+
+
+def test_answers_can_be_pickled(service: Server, name: str) -> None:
+    with CounterClient(service.url, options=OPTIONS) as client:
+        added = client.add(name)
+    assert pickle.loads(pickle.dumps(added)) == added

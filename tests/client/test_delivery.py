@@ -1,0 +1,121 @@
+"""Whatever happens on the way, each add of a batch is counted once: against a service that loses
+requests and answers, voids tokens, and answers some items with problems."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counter import limits
+from counter.client.backlog import Backlog
+from counter.client.calls import Calls, Reply
+from counter.client.delivery import Delivery, Item
+from counter.client.failures import UnknownOutcomeError
+from counter.client.tokens import Token
+from counter.errors import CounterError, InvalidParameterError, NamespaceUnknownError
+from tests.client.ledger import FAULTS, Ledger
+from tests.client.script import Script, lost, problem
+
+CALLS = Calls("default")
+ADDS = st.dictionaries(st.sampled_from("abcdef"), st.integers(-(2**66), 2**66), max_size=6)
+
+
+def drawing(data: st.DataObject, most: int = 12) -> Ledger:
+    """A service with up to *most* faults, and none after them."""
+    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=most)))
+    return Ledger(lambda: next(faults, "none"), items_max=data.draw(st.integers(1, 8)))
+
+
+def forever(ledger: Ledger) -> Script:
+    return Script(iter(lambda: ledger.answer, None))
+
+
+@given(st.lists(ADDS, max_size=6), st.data())
+def test_a_backlog_is_counted_exactly_once(puts: list[dict[str, int]], data: st.DataObject) -> None:
+    ledger, backlog = drawing(data), Backlog()
+    script, expected = forever(ledger), Counter[str]()
+    for adds in puts:
+        expected.update(adds)
+        backlog.put(dict(adds))
+        if data.draw(st.booleans()):
+            send_all(backlog, script)
+    send_all(backlog, script)
+    assert ledger.counts == expected
+    assert (len(backlog), backlog.begun) == (0, backlog.finished)
+
+
+def send_all(backlog: Backlog, script: Script) -> None:
+    while piece := backlog.seal():
+        delivery = Delivery(CALLS, piece, backlog.renew)
+        script.run(delivery.for_ever(script.policy()))
+        assert backlog.finish() == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9)), min_size=1), st.data())
+def test_a_batch_tells_what_became_of_each_item(
+    items: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """By the deadline an item is counted, or its error says that nobody knows."""
+    ledger = drawing(data, most=30)
+    script = forever(ledger)
+    delivery = Delivery.of_items(CALLS, items)
+    results = script.run(delivery.until_deadline(script.policy(deadline_s=2.0)))
+    sure, possible = Counter[str](), Counter[str]()
+    for (counter, _), item, result in zip(items, delivery.items, results, strict=True):
+        possible[counter] += item.token.nonce.hex() in ledger.counted
+        if isinstance(result, CounterError):
+            assert isinstance(result, UnknownOutcomeError)
+            assert result.token == item.token
+        else:
+            sure[counter] += 1
+    assert sure <= possible
+
+
+def test_items_keep_their_tokens_over_every_attempt() -> None:
+    done = '{"counter":"a","delta":1,"event_time":"2026-11-21T13:01:23Z","replayed":false}'
+    late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
+    script = Script(
+        [
+            lost(),
+            Reply(200, f'{{"results":[{late},{late}]}}'.encode()),
+            Reply(200, f'{{"results":[{done},{done}]}}'.encode()),
+        ]
+    )
+    script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
+    assert len({each.request.body for each in script.sent}) == 1
+
+
+def test_a_batch_to_a_namespace_that_is_not_there_is_refused_as_a_whole() -> None:
+    script = Script([problem("namespace_unknown", 404, "never")])
+    delivery = Delivery.of_items(CALLS, [("a", 1)])
+    with pytest.raises(NamespaceUnknownError):
+        script.run(delivery.until_deadline(script.policy()))
+
+
+@pytest.mark.parametrize("count", [0, 1_001])
+def test_a_batch_of_no_items_or_too_many_is_refused(count: int) -> None:
+    with pytest.raises(InvalidParameterError, match=str(count)):
+        Delivery.of_items(CALLS, [("a", 1)] * count)
+
+
+def test_a_request_is_never_larger_than_the_service_reads() -> None:
+    """A thousand of the longest names are more than one body."""
+    ledger = Ledger(lambda: "none")
+    script = forever(ledger)
+    items = [Item(f"{'🜂' * 252}{at:04}", 1, Token.new()) for at in range(1_000)]
+    script.run(Delivery(CALLS, items).for_ever(script.policy()))
+    sizes = [len(each.request.body or b"") for each in script.sent]
+    assert len(sizes) > 1
+    assert max(sizes) <= limits.BODY_BYTES_MAX
+    assert sum(ledger.counts.values()) == 1_000
+
+
+def test_what_can_never_be_counted_is_handed_back() -> None:
+    conflict = b'{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
+    backlog = Backlog()
+    backlog.put({"a": 3})
+    script = Script([Reply(200, b'{"results":[' + conflict + b"]}")])
+    script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
+    [rejected] = backlog.finish()
+    assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")

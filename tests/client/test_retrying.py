@@ -1,0 +1,161 @@
+"""When a call is tried again, on a clock that the test moves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counter.client.calls import Calls, Reply
+from counter.client.failures import (
+    UnexpectedAnswerError,
+    Unfinished,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from counter.client.options import Options
+from counter.client.retrying import attempts
+from counter.client.tokens import Token
+from counter.errors import (
+    InvalidParameterError,
+    OverloadedError,
+    TokenConflictError,
+    TokenTooOldError,
+)
+from tests.client.script import Script, added, lost, problem, small_budget
+
+CALLS = Calls("default")
+VOID = problem("token_too_old", 410, "new_token", applied=False)
+FRESH = Reply(
+    200,
+    b'{"tokens":[{"token":"5b056d1d-7f27-cb17-0000-000000000000",'
+    b'"generation_time":"2026-11-21T13:01:23.875103Z"}]}',
+)
+
+
+def test_every_attempt_of_a_call_carries_the_same_token() -> None:
+    script = Script([lost(), problem("write_timeout", 503, "same_token"), lost(), added()])
+    result = script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert (result.counter, result.delta) == ("c", 1)
+    assert len({each.request.body for each in script.sent}) == 1
+    assert [each.number for each in script.sent] == [0, 1, 2, 3]
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    script = Script([*[lost()] * 6, added()])
+    policy = script.policy(backoff_first_s=0.1, backoff_max_s=1.0)
+    script.run(attempts(CALLS.add("c", 1, None), policy))
+    assert script.pauses == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
+
+
+def test_a_pause_is_never_shorter_than_the_service_asks_for() -> None:
+    script = Script([problem("overloaded", 503, "same_token", retry_after=3), added()])
+    policy = script.policy(backoff_first_s=0.1)
+    script.run(attempts(CALLS.add("c", 1, None), policy))
+    assert script.pauses == pytest.approx([3.2])
+
+
+def test_the_header_says_when_the_body_does_not() -> None:
+    script = Script([Reply(503, b"<html>", "2"), added()])
+    script.run(attempts(CALLS.add("c", 1, None), script.policy(backoff_first_s=0.1)))
+    assert script.pauses == pytest.approx([2.2])
+
+
+def test_a_definite_refusal_is_raised_at_once() -> None:
+    script = Script([problem("token_conflict", 409, "never")])
+    with pytest.raises(TokenConflictError):
+        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert script.pauses == []
+
+
+def test_at_the_deadline_the_error_carries_the_token() -> None:
+    script = Script([lost()] * 100)
+    token = Token.new()
+    with pytest.raises(UnknownOutcomeError) as caught:
+        script.run(attempts(CALLS.add("c", 5, token), script.policy(deadline_s=10.0)))
+    assert caught.value.token == token
+    assert caught.value.applied is None
+    assert caught.value.unfinished == Unfinished("add", "default", (("c", 5),), str(token))
+    assert isinstance(caught.value.__cause__, UnreachableError)
+    assert script.now_s <= 1_010.0
+    assert len(script.sent) > 1
+
+
+def test_no_attempt_lasts_past_the_deadline() -> None:
+    script = Script([lost()] * 100)
+    policy = script.policy(deadline_s=10.0, attempt_timeout_s=8.0)
+    with pytest.raises(UnknownOutcomeError):
+        script.run(attempts(CALLS.add("c", 5, None), policy))
+    assert script.sent[0].timeout_s == 8.0
+    assert script.sent[-1].timeout_s < 8.0
+
+
+def test_a_read_that_nobody_answers_raises_that() -> None:
+    script = Script([lost()] * 100)
+    with pytest.raises(UnreachableError):
+        script.run(attempts(CALLS.get("c", None), script.policy(deadline_s=1.0)))
+
+
+def test_a_void_token_of_the_clients_own_is_replaced_by_one_of_the_service() -> None:
+    script = Script([lost(), VOID, FRESH, added()])
+    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    first, _, _, last = script.bodies()
+    assert first["idempotency_token"] != last["idempotency_token"]
+    assert last["idempotency_token"]["token"] == "5b056d1d-7f27-cb17-0000-000000000000"
+    assert last["delta"] == 1
+
+
+def test_a_void_token_of_the_program_is_the_programs_to_replace() -> None:
+    script = Script([VOID])
+    with pytest.raises(TokenTooOldError) as caught:
+        script.run(attempts(CALLS.add("c", 1, Token.new()), script.policy()))
+    assert (caught.value.applied, caught.value.retry) == (False, "new_token")
+
+
+def test_a_page_of_a_proxy_is_no_answer() -> None:
+    script = Script([Reply(200, b"<html>"), Reply(502, b"bad gateway"), added()])
+    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert len(script.sent) == 3
+    script = Script([Reply(404, b"<html>")])
+    with pytest.raises(UnexpectedAnswerError):
+        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+
+
+def test_a_client_without_retries_left_does_not_make_any() -> None:
+    script = Script([problem("overloaded", 503, "same_token")] * 9)
+    policy = script.policy(retries_at_once=2, retries_per_s=0, retries_per_call=0)
+    with pytest.raises(UnknownOutcomeError) as caught:
+        script.run(attempts(CALLS.add("c", 1, None), policy))
+    assert isinstance(caught.value.__cause__, OverloadedError)
+    assert len(script.sent) == 3
+    with pytest.raises(UnknownOutcomeError):
+        script.run(attempts(CALLS.add("c", 1, None), policy))
+    assert len(script.sent) == 4
+
+
+@given(st.lists(st.floats(0.0, 5.0), max_size=50), st.integers(1, 10), st.floats(0.1, 10.0))
+def test_a_budget_gives_no_more_than_its_bucket_and_its_rate(
+    steps: list[float], at_once: int, per_s: float
+) -> None:
+    budget = small_budget(at_once=at_once, per_s=per_s, per_call=0.0)
+    now_s, made = 0.0, []
+    for step_s in steps:
+        now_s += step_s
+        wait_s = budget.take(now_s, 1.0)
+        if wait_s is not None:
+            made.append(now_s + wait_s)
+    for number, at_s in enumerate(made, start=1):
+        assert number <= at_once + at_s * per_s + 1e-6
+
+
+def test_what_cannot_be_sent_is_refused_before_it_is() -> None:
+    for counter, delta in (("", 1), ("a\n", 1), ("x" * 257, 1), ("c", 2**63), ("c", 1.5)):
+        with pytest.raises(InvalidParameterError):
+            CALLS.add(counter, delta, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"deadline_s": 0}, {"retries_per_s": -1}, {"hedge_after_s": "p50"}], ids=str
+)
+def test_an_option_out_of_its_bounds_is_named(bad: dict[str, float]) -> None:
+    [name] = bad
+    with pytest.raises(InvalidParameterError, match=name):
+        Options(**bad)  # type: ignore[arg-type]

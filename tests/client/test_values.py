@@ -1,0 +1,94 @@
+"""Tokens, keys and errors: what goes to a store or over the wire comes back the same."""
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.problems import problem_bytes, problem_of, problem_types
+from counter import limits, tokens
+from counter.client import Key, Options, Token, Unfinished
+from counter.client.failures import error_of_answer, error_of_problem
+from counter.errors import CounterError, InvalidParameterError, TokenTooOldError
+
+TOKENS = st.builds(
+    Token, st.binary(min_size=16, max_size=16), st.integers(limits.TIME_MIN_US, limits.TIME_MAX_US)
+)
+KEYS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=255).map(
+    Token.from_key
+)
+
+
+@given(st.one_of(TOKENS, KEYS))
+def test_a_token_or_key_comes_back_from_its_text(credential: Token | Key) -> None:
+    assert Token.parse(str(credential)) == credential
+    assert pickle.loads(pickle.dumps(credential)) == credential
+
+
+@given(TOKENS, st.text(st.characters(codec="utf-8"), min_size=1, max_size=256))
+def test_a_derived_token_is_the_services(token: Token, label: str) -> None:
+    assert token.derive(label) == tokens.derive(token, label)
+    assert token.derive(label).derive("x") != token.derive(label)
+
+
+def test_a_derived_key_is_one_key_for_each_label() -> None:
+    key = Token.from_key("order-123")
+    assert key.derive("stock") == key.derive("stock") != key.derive("mail")
+    assert Token.from_key("order-1").derive("23x") != Token.from_key("order-12").derive("3x")
+
+
+@pytest.mark.parametrize("text", ["", "x" * 256, "ü", "a\n", " a"], ids=repr)
+def test_what_cannot_be_a_key_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameterError):
+        Token.from_key(text)
+
+
+@pytest.mark.parametrize("text", ["", "x@y", "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b", "key:"])
+def test_what_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameterError):
+        Token.parse(text)
+
+
+def test_new_tokens_are_never_the_same() -> None:
+    assert len({Token.new() for _ in range(1_000)}) == 1_000
+
+
+@given(st.lists(st.tuples(st.text(), st.integers())), st.one_of(TOKENS, KEYS))
+def test_what_is_unfinished_comes_back_from_its_text(
+    items: list[tuple[str, int]], credential: Token | Key
+) -> None:
+    unfinished = Unfinished("add", "default", tuple(items), str(credential))
+    assert Unfinished.parse(str(unfinished)) == unfinished
+    assert unfinished.token == credential
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"items": [1]}', '{"items": [], "x": 1}'])
+def test_what_is_no_unfinished_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameterError):
+        Unfinished.parse(text)
+
+
+@pytest.mark.parametrize("kind", problem_types(), ids=lambda kind: kind.code)
+@pytest.mark.parametrize("retry_after_us", [None, 2_000_000])
+def test_each_problem_is_read_back_as_the_error_it_was(
+    kind: type[CounterError], retry_after_us: int | None
+) -> None:
+    error = kind("why", applied=False) if kind is TokenTooOldError else kind("why", field="delta")
+    error.retry_after_us = retry_after_us
+    found = error_of_answer(error.status, problem_bytes(error), None)
+    assert type(found) is kind
+    assert problem_of(found) == problem_of(error)
+
+
+def test_a_code_that_is_not_known_yet_says_what_to_do_all_the_same() -> None:
+    text = '{"code": "new_one", "retry": "same_token", "applied": null, "retry_after": 1}'
+    found = error_of_problem(json.loads(text))
+    assert (found.retry, found.applied, found.retry_after_us) == ("same_token", None, 1_000_000)
+    assert found.fields["code"] == "new_one"
+
+
+def test_options_can_be_pickled() -> None:
+    options = Options(deadline_s=3.0, hedge_after_s="p95")
+    assert pickle.loads(pickle.dumps(options)) == options
