@@ -1,0 +1,84 @@
+"""kill -9 of the client at any instant: what was on its disk is counted exactly once."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from counter.client import CounterClient, Options
+from tests.client.mortal import COUNTERS, add_of
+from tests.support.server import ROOT, Server
+
+LIVES = 4
+OPTIONS = Options(trust_env=False)
+
+
+@pytest.mark.slow
+def test_a_client_that_is_killed_again_and_again_loses_nothing_it_had_on_disk(
+    service: Server, tmp_path: Path
+) -> None:
+    """Each life goes on where the last one may have got to. All that counts is a part of what was
+    taken that begins at its beginning, and holds what was durable."""
+    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
+    print(f"CRASH_SEED={seed}")
+    draw = random.Random(seed)
+    spool = tmp_path / "spool"
+    counted: Counter[str] = Counter()
+    first = 0
+    for _ in range(LIVES):
+        durable, taken = one_life(service.url, spool, seed, first, draw.randrange(1, 400))
+        with CounterClient(service.url, options=OPTIONS) as client:
+            # The next life of the spool sends what the last one left.
+            client.buffer(spool=spool).close(timeout=60)
+            names = [f"mortal-{seed}-{number}" for number in range(COUNTERS)]
+            found = {each.counter: each.count for each in client.get_many(names)}
+        counted, ends = after(counted, seed, first, durable, taken, found)
+        assert ends, f"{found} is no beginning of the adds {first} to {taken}"
+        # Where several beginnings come to the same counts, any of them will do.
+        first = taken
+
+
+def one_life(url: str, spool: Path, seed: int, first: int, lines: int) -> tuple[int, int]:
+    """Run a client until it wrote some *lines*, and kill it: how many adds were surely on disk,
+    and how many may have been made."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.client.mortal", url, str(spool), str(seed), str(first)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = {"durable": first, "taken": first}
+    try:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout):
+            what, at = line.split()
+            told[what] = int(at)
+            if number == lines:
+                break
+    finally:
+        process.kill()
+    # What it wrote until it was dead.
+    for line in process.stdout:
+        what, _, at = line.partition(" ")
+        if line.endswith("\n") and at.strip().isdigit():
+            told[what] = int(at)
+    process.stdout.close()
+    process.wait()
+    return told["durable"], told["taken"]
+
+
+def after(
+    before: Counter[str], seed: int, first: int, durable: int, taken: int, found: dict[str, int]
+) -> tuple[Counter[str], list[int]]:
+    """*found*, and after how many adds, from *durable* to *taken*, the counts are these."""
+    counts, ends = Counter(before), []
+    for number in range(first, taken + 1):
+        if number >= durable and all(counts[name] == found[name] for name in found):
+            ends.append(number)
+        name, delta = add_of(seed, number)
+        counts[name] += delta
+    return Counter(found), ends
