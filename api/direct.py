@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -26,16 +27,37 @@ from counter.outcomes import Added
 from counter.service import CounterService
 from counter.types import Namespace, Written
 
-#: A name with nothing in it to decode or to find fault with.
-_PLAIN_NAME: Final = re.compile(rb"[0-9A-Za-z._~:@-]{1,256}").fullmatch
-_ROOT: Final[Sequence[bytes]] = [b"", b"v1", b"namespaces"]
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these goes the way of uvicorn.
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-_ROUTES: Final[Mapping[tuple[int, bytes], bytes]] = {(7, b"POST"): b"add", (6, b"GET"): b""}
+#: Names with nothing in them to decode or to find fault with.
+_PATH: Final = re.compile(
+    rb"/v1/namespaces/([0-9a-z_-]{1,63})/counters/([0-9A-Za-z._~:@-]{1,256})(/add)?"
+)
+#: Longer ones have no such form, and what is remembered of them stays small.
+_PATH_BYTES_MAX: Final = 512
+_OK: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
 _STATUS_LINES: Final[Mapping[int, bytes]] = {
     each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
 }
+
+
+class _Target(NamedTuple):
+    """What a request is for."""
+
+    adds: bool
+    namespace: str
+    counter: str
+    path: bytes
+
+
+@lru_cache(maxsize=4_096)
+def _target(method: bytes, path: bytes) -> _Target | None:
+    """What *method* on *path* is for, if it is an add to, or a get of, one counter."""
+    found = _PATH.fullmatch(path)
+    if found is None or method != (b"POST" if found[3] else b"GET"):
+        return None
+    return _Target(bool(found[3]), found[1].decode("ascii"), found[2].decode("ascii"), path)
 
 
 class _NobodyWaits:
@@ -56,24 +78,23 @@ class DirectCycle:
         "keep_alive",
         "more_body",
         "namespace",
-        "parts",
         "protocol",
         "quick",
         "response_complete",
+        "target",
     )
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
 
     def __init__(
         self,
         protocol: DirectProtocol,
-        parts: list[bytes],
+        target: _Target,
         headers: list[tuple[bytes, bytes]],
         *,
         quick: bool,
     ) -> None:
         self.protocol = protocol
-        #: The path after /v1/: namespaces, its name, counters, its name, and "add" or nothing.
-        self.parts = parts
+        self.target = target
         self.headers = headers
         #: Whether the header leaves nothing to look at.
         self.quick = quick
@@ -86,8 +107,7 @@ class DirectCycle:
     def run(self) -> None:
         """Answer the request, at once if that can be."""
         self.more_body = False
-        name, counter = self.parts[1].decode("latin-1"), self.parts[3].decode("ascii")
-        adds = len(self.parts) > 4
+        adds, name, counter, _ = self.target
         service = self.protocol.service
         namespace = service.namespaces.at_hand(name, writes=adds) if self.quick else None
         if namespace is not None:
@@ -123,12 +143,13 @@ class DirectCycle:
         """Have the route's handler answer."""
         front = self.protocol.front
         scope: Scope = {
-            "method": "POST" if len(self.parts) > 4 else "GET",
-            "path": b"/".join((b"/v1", *self.parts)).decode("latin-1"),
+            "method": "POST" if self.target.adds else "GET",
+            "path": self.target.path.decode("ascii"),
             "query_string": b"",
             "headers": self.headers,
         }
-        reply = await front.reply(Call(scope, self._receive, front.body_bytes_max), self.parts)
+        call = Call(scope, self._receive, front.body_bytes_max)
+        reply = await front.reply(call, self.target.path.split(b"/")[2:])
         if reply is not None:
             self.answer(reply)
 
@@ -141,6 +162,9 @@ class DirectCycle:
         if self.disconnected or self.protocol.transport.is_closing():
             return
         status, body, content_type, headers = reply
+        if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
+            self.protocol.send(self, _OK % (len(body), body))
+            return
         head = _STATUS_LINES[status]
         if status != NO_CONTENT:
             head += b"content-type: %s\r\ncontent-length: %d\r\n" % (content_type, len(body))
@@ -188,13 +212,10 @@ class DirectProtocol(TimedProtocol):
 
     def _direct_cycle(self) -> DirectCycle | None:
         """A cycle for the request whose header is read; None where uvicorn must make it."""
-        parts = self.url.split(b"/")
-        last = _ROUTES.get((len(parts), self.parser.get_method()))
-        if last is None or parts[:3] != _ROOT or parts[4] != b"counters":
+        if len(self.url) > _PATH_BYTES_MAX:
             return None
-        if _PLAIN_NAME(parts[3]) is None or _PLAIN_NAME(parts[5]) is None:
-            return None
-        if last and parts[6] != last:
+        target = _target(self.parser.get_method(), self.url)
+        if target is None:
             return None
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy or self.flow.write_paused or self.parser.get_http_version() != "1.1":
@@ -211,8 +232,8 @@ class DirectProtocol(TimedProtocol):
                 return None
             elif name == b"idempotency-key":
                 has_key = True
-        quick = not last or (is_json is True and not has_key)
-        return DirectCycle(self, parts[2:], self.headers, quick=quick)
+        quick = not target.adds or (is_json is True and not has_key)
+        return DirectCycle(self, target, self.headers, quick=quick)
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
         """Go on in a task that a shutdown waits for."""
