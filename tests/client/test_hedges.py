@@ -1,0 +1,197 @@
+"""A second send of the same token, where the first answer takes long; and life after a fork."""
+
+import asyncio
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+
+from counter.client import AsyncCounterClient, Attempt, CounterClient, Options
+from counter.client.calls import Reply, Request
+from counter.client.retrying import Answer, Budget, Send
+from counter.client.transport import AsyncTransport
+from tests.support.relay import Relay
+from tests.support.server import ROOT, Server
+from tests.support.virtual import virtually
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_hedge_answers_for_a_server_that_does_not_and_counts_once(
+    kind: str, service: Server
+) -> None:
+    """The first base URL takes every request and answers none."""
+    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    seen: list[Attempt] = []
+    options = Options(
+        trust_env=False, hedge_after_s=0.02, attempt_timeout_s=30.0, on_attempt=seen.append
+    )
+    name = f"hedged-{uuid4()}"
+    async with relay.listening():
+        urls = [f"http://127.0.0.1:{relay.address[1]}", service.url]
+        relay.mute = True
+        if kind == "sync":
+            with CounterClient(urls, options=options) as threaded:
+                await asyncio.to_thread(threaded.add, name, 3)
+        else:
+            async with AsyncCounterClient(urls, options=options) as client:
+                await client.add(name, 3)
+        relay.mute = False
+    assert [(each.hedged, each.url, each.status) for each in seen] == [(True, service.url, 200)]
+    with CounterClient(service.url, options=Options(trust_env=False)) as check:
+        assert await asyncio.to_thread(lambda: check.get(name).count) == 3
+        assert await asyncio.to_thread(lambda: len(list(check.events(name)))) == 1
+
+
+class Timed(AsyncTransport):
+    """Attempts that take as long as the test says, in virtual time."""
+
+    def __init__(self, options: Options, seconds: list[float], statuses: list[int]) -> None:
+        budget = Budget.of(options, 0.0)
+        super().__init__(["http://one", "http://two"], None, options, budget)
+        self.sent: list[int] = []
+        self.cancelled: list[int] = []
+        self._seconds = iter(seconds)
+        self._statuses = iter(statuses)
+
+    async def _once(self, send: Send, hedged: bool = False) -> Answer:
+        self.sent.append(send.number)
+        seconds, status = next(self._seconds), next(self._statuses)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(send.number)
+            raise
+        self._seen_s.append(seconds)
+        return Reply(status, str(send.number).encode())
+
+
+SEND = Send(Request("POST", "/", "add"), 60.0, 0)
+
+
+def test_the_loser_is_cancelled() -> None:
+    async def run() -> None:
+        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 200])
+        answer = await transport.send(SEND)
+        assert isinstance(answer, Reply)
+        assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
+
+    virtually(run())
+
+
+def test_a_quick_answer_is_not_hedged() -> None:
+    async def run() -> None:
+        transport = Timed(Options(hedge_after_s=1.0), [0.5], [200])
+        await transport.send(SEND)
+        assert transport.sent == [0]
+
+    virtually(run())
+
+
+def test_a_refusal_by_one_waits_for_the_other() -> None:
+    """503 says nothing of the token; the other attempt may have been counted."""
+
+    async def run() -> None:
+        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 503])
+        answer = await transport.send(SEND)
+        assert isinstance(answer, Reply)
+        assert (answer.status, transport.cancelled) == (200, [])
+
+    virtually(run())
+
+
+def test_what_is_cancelled_leaves_no_attempt_behind() -> None:
+    async def run() -> None:
+        transport = Timed(Options(hedge_after_s=1.0), [10.0, 10.0], [200, 200])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await transport.send(SEND)
+        assert sorted(transport.cancelled) == [0, 1]
+
+    virtually(run())
+
+
+def test_the_delay_follows_what_answers_take() -> None:
+    """Not before enough were seen; then the next one after the slowest 5 of 100."""
+
+    async def run() -> None:
+        usual_s = [0.01 * number for number in range(1, 21)]
+        transport = Timed(Options(hedge_after_s="p95"), [*usual_s, 0.1, 5.0, 0.01], [200] * 23)
+        for _ in range(21):
+            await transport.send(SEND)
+        assert 1 not in transport.sent
+        await transport.send(SEND)
+        assert transport.sent[-2:] == [0, 1]
+
+    virtually(run())
+
+
+def test_hedges_come_out_of_the_budget_of_retries() -> None:
+    async def run() -> None:
+        options = Options(hedge_after_s=1.0, retries_at_once=2, retries_per_s=0)
+        transport = Timed(options, [5.0] * 20, [200] * 20)
+        for _ in range(6):
+            await transport.send(SEND)
+        assert transport.sent.count(1) == 2
+
+    virtually(run())
+
+
+@pytest.mark.parametrize("hedge", ["None", "0.5"])
+def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Server) -> None:
+    """With connections, and threads, of its own. In a process of its own: this one has threads."""
+    name = f"forked-{uuid4()}"
+    script = f"""
+import os, warnings
+from counter.client import CounterClient, Options
+warnings.simplefilter("ignore", DeprecationWarning)
+client = CounterClient({service.url!r}, options=Options(trust_env=False, hedge_after_s={hedge}))
+client.add({name!r})
+child = os.fork()
+for _ in range(20):
+    client.add({name!r})
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert client.get({name!r}).count == 41
+client.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_buffer_of_another_process_says_so(service: Server) -> None:
+    """Its thread is not in the child: what was added there would never be sent."""
+    script = f"""
+import os, warnings
+from counter.client import ClosedError, CounterClient, Options
+warnings.simplefilter("ignore", DeprecationWarning)
+client = CounterClient({service.url!r}, options=Options(trust_env=False))
+buffer = client.buffer()
+child = os.fork()
+if child == 0:
+    try:
+        buffer.add("c")
+    except ClosedError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+buffer.close()
+client.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
