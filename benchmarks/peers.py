@@ -34,6 +34,7 @@ _OUR_PROMISE: Final = (
     "SQLite, WAL, synchronous=FULL: on disk before the answer; knows a retry for 1 day, the"
     " retention of events, which is a setting"
 )
+_PEER_WARM_S: Final = 1.0
 _SETTLE_TIMEOUT_S: Final = 30.0
 #: Of raw ASGI, by the number of connections.
 _FLOOR_TARGETS: Final[Mapping[int, float]] = {64: 0.5, 256: 0.65}
@@ -141,9 +142,10 @@ def _compare(
 def _ours(bench: Bench, setting: Setting) -> Taken:
     data = bench.fresh_folder("data")
     with counter_serve(bench, data, *WINDOWS) as server:
-        loads = _loads(bench, setting, server, WARM_S)
-        check_adds(bench, server, BASE, data, setting.counters, loads)
-        return Taken(loads[-1])
+        warm = _warm(bench, setting, server, WARM_S)
+        measured = _load(setting, server, bench.seconds)
+        check_adds(bench, server, BASE, data, setting.counters, [*warm, measured])
+        return Taken(measured)
 
 
 def _theirs(bench: Bench, setting: Setting, peer: Peer) -> Taken:
@@ -153,7 +155,7 @@ def _theirs(bench: Bench, setting: Setting, peer: Peer) -> Taken:
         with serving(arguments, log) as server:
             if peer.horizon:
                 _check_retry(server)
-            warm = _loads(bench, setting, server, 1.0)[:-1] if not bench.quick else []
+            warm = _warm(bench, setting, server, _PEER_WARM_S)
             before_s = place.server.cpu_s() if place.server else 0.0
             measured = _load(setting, server, bench.seconds)
             store_cpu_s = place.server.cpu_s() - before_s if place.server else None
@@ -161,10 +163,9 @@ def _theirs(bench: Bench, setting: Setting, peer: Peer) -> Taken:
             return Taken(measured, store_cpu_s)
 
 
-def _loads(bench: Bench, setting: Setting, server: Server, warm_s: float) -> list[Load]:
-    """A load to warm up, except in a quick run, and the one that is measured."""
-    lengths = [bench.seconds] if bench.quick else [warm_s, bench.seconds]
-    return [_load(setting, server, seconds) for seconds in lengths]
+def _warm(bench: Bench, setting: Setting, server: Server, seconds: float) -> list[Load]:
+    """The load before the one that is measured; a quick run has none."""
+    return [] if bench.quick else [_load(setting, server, seconds)]
 
 
 def _load(setting: Setting, server: Server, seconds: float) -> Load:
