@@ -11,11 +11,13 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Cache, Store
 from counter.reading import EMPTY_HEAD, read_partitions
-from counter.types import Checkpoint, Fold, Mark, Namespace, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
 from rollup.limiter import Limiter
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
+#: After so many counters others have a turn: requests may wait on the same event loop.
+_AT_A_TIME: Final = 250
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
 #: What the cache is told of counters: their new checkpoints.
@@ -82,7 +84,7 @@ class BatchRoller:
             self._limiter,
             groups,
             lambda each: self._roll_group(namespace, each, batch),
-            lambda entries: self._cache.put_many(namespace, entries),
+            lambda entries: self._tell_cache(namespace, entries),
         )
         return sum(len(entries) for entries in written)
 
@@ -105,25 +107,29 @@ class BatchRoller:
         names = list(dirty)
         heads = await self._store.heads(namespace, names)
         plans: list[Plan] = []
-        for name, head in zip(names, heads, strict=True):
+        for place, (name, head) in enumerate(zip(names, heads, strict=True), start=1):
             each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
             if each is not None:
                 plans.append(each)
+            if place % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
         wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
-        folds = await self._store.sums(namespace, wanted) if wanted else ()
-        sums: dict[str, dict[int, Fold]] = {}
-        for (counter, window_us), fold in zip(wanted, folds, strict=True):
-            sums.setdefault(counter, {})[window_us] = fold
+        folds = iter(await self._store.sums(namespace, wanted) if wanted else ())
         entries: _Entries = []
         for start in range(0, len(plans), self._batch_counters):
-            updates = [
-                update(each, sums.get(each.counter, {}), rows.get(each.counter, ()), batch)
-                for each in plans[start : start + self._batch_counters]
-            ]
+            updates: list[CounterUpdate] = []
+            for each in plans[start : start + self._batch_counters]:
+                sums = {window_us: next(folds) for window_us in each.sums}
+                updates.append(update(each, sums, rows.get(each.counter, ()), batch))
             await self._store.apply(namespace, updates, through_us=batch.through_us)
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries
+
+    async def _tell_cache(self, namespace: Namespace, entries: _Entries) -> None:
+        for start in range(0, len(entries), _AT_A_TIME):
+            await self._cache.put_many(namespace, entries[start : start + _AT_A_TIME])
+            await asyncio.sleep(0)
 
     async def _with_rows(
         self,

@@ -61,7 +61,7 @@ class SqliteEvents(SqliteAppends):
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
         spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
-        for _, start_us in windows:
+        for start_us in {start_us for _, start_us in windows}:
             slice_of(self._slices[namespace.dataset.id], start_us)
         result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
         return result
