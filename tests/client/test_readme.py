@@ -22,7 +22,7 @@ def test_the_example_runs_as_printed(service: Server, tmp_path: Path) -> None:
             "-W",
             "error",
             "-c",
-            program.replace("http://127.0.0.1:8080", service.url),
+            program.replace(WRITTEN_URL, service.url),
         ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT)},
