@@ -17,6 +17,7 @@ from tests.contracts.cases import (
     add,
     make_namespace,
     marks,
+    write,
     written,
 )
 from tests.support.clock import FakeClock
@@ -313,3 +314,22 @@ class CountsCases(StoreCases):
         assert [each and each.checkpoint for each in heads] == [u.checkpoint for u in updates]
         found = await store.rows(namespace, names, after_us=0, through_us=end(9))
         assert [tuple(each) for each in found] == [u.rows for u in updates]
+
+    async def test_marks_of_one_namespace_say_nothing_of_another(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Whichever was asked for its marks last, each batch goes to its own counters; those that
+        had a mark, those that had none, and those that are new, in one."""
+        other = await make_namespace(store, "other")
+        for each in (namespace, other):
+            await write(store, each, add("c"), add("d", number=2))
+        names = ["new", "c", "d"]
+        assert {mark.counter for mark in await marks(store, namespace)} == {"c", "d"}
+        for each, count in ((other, 5), (namespace, 7)):
+            batch = [update(row(1, count), through=1, count=count, counter=n) for n in names]
+            await apply(store, each, *batch)
+        for each, count in ((other, 5), (namespace, 7)):
+            for wanted in (names, ["c", "d"]):
+                heads = await store.heads(each, wanted)
+                assert [found and found.checkpoint.count for found in heads] == [count] * len(heads)
+            assert await rows(store, each) == [row(1, count)]

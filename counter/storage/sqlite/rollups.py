@@ -2,16 +2,20 @@
 
 A counter's checkpoint and settled fold stand in its row of ``counters``; its window rows and
 pending recounts in tables of their own. One transaction writes them together.
+
+Marks hold counters' ids, and what rolls them up asks by id: among many counters each look-up by
+name costs a page of the index, and there would be four of them for each counter of a batch.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from counter.errors import NamespaceUnknownError
-from counter.storage.sqlite.base import SqliteBase
+from counter.storage.sqlite.base import SqliteBase, bulk
 from counter.storage.sqlite.log import counter_ids, make_counters
 from counter.storage.sqlite.schema import one_json, to_cell, to_json
 from counter.types import (
@@ -25,11 +29,11 @@ from counter.types import (
     WindowRow,
 )
 
-_COUNTERS_OF_ROWS = (
-    " FROM json_each(?) j CROSS JOIN counters c"
-    " ON c.namespace = ? AND c.name = json_extract(j.value, '$[0]')"
+_BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
+_BY_ID: Final = "c.id = j.value"
+_COUNTERS_OF_ROWS: Final = (
+    " FROM json_each(?) j CROSS JOIN counters c ON c.id = json_extract(j.value, '$[0]')"
 )
-
 
 #: One counter's head, and whether it has pending recounts.
 _ONE_HEAD: Final = (
@@ -41,6 +45,10 @@ _ONE_HEAD: Final = (
 
 class SqliteRollups(SqliteBase):
     """See :class:`counter.ports.RollupStore`."""
+
+    #: The counters of the marks that were read last: namespace, name, id. Replaced, never changed:
+    #: all threads read it. What is not in it is looked up by name.
+    _marked: Mapping[int, Mapping[str, int]] = MappingProxyType({})
 
     async def fence(self) -> int:
         """The clock, read by the writer between two commits."""
@@ -71,13 +79,16 @@ class SqliteRollups(SqliteBase):
                 where = " AND (m.start, m.counter, m.recount) > (?, ?, ?)"
                 parameters += [start.window_us, ids[start.counter], start.recount_us]
             sql = (
-                "SELECT json_group_array(json_array(start, name, recount)) FROM ("
-                " SELECT m.start, c.name, m.recount FROM marks m"
+                "SELECT json_group_array(json_array(start, name, recount, counter)) FROM ("
+                " SELECT m.start, c.name, m.recount, m.counter FROM marks m"
                 " JOIN counters c ON c.id = m.counter"
                 f" WHERE m.namespace = ? AND m.shard = ? AND m.start > ? AND m.start <= ?{where}"
                 " ORDER BY m.start, m.counter, m.recount LIMIT ?)"
             )
-            return [Mark(*each) for each in one_json(connection, sql, (*parameters, limit))]
+            found: list[tuple[int, str, int, int]]
+            found = one_json(connection, sql, (*parameters, limit))
+            self._marked = {namespace.id: {name: number for _, name, _, number in found}}
+            return [Mark(*each[:3]) for each in found]
 
         result: Sequence[Mark] = await self._read(self._scanner, query)
         return result
@@ -108,7 +119,9 @@ class SqliteRollups(SqliteBase):
         for namespace_id, names in jobs:
             wanted.setdefault(namespace_id, {}).update(dict.fromkeys(names))
         heads = {
-            namespace_id: _select_heads(connection, namespace_id, list(names))
+            namespace_id: _select_heads(
+                connection, namespace_id, list(names), self._marked.get(namespace_id, {})
+            )
             for namespace_id, names in wanted.items()
         }
         return [[heads[namespace_id].get(name) for name in names] for namespace_id, names in jobs]
@@ -137,9 +150,10 @@ class SqliteRollups(SqliteBase):
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
+        ids = await self._ids_for(namespace, [each.counter for each in updates])
         rows = to_json(
             (
-                each.counter,
+                ids[each.counter],
                 row.window_us,
                 int(row.cleared),
                 to_cell(row.total),
@@ -149,30 +163,43 @@ class SqliteRollups(SqliteBase):
             for row in each.rows
         )
         heads = to_json(
-            (each.counter, each.checkpoint.time_us, to_cell(each.checkpoint.count))
+            (ids[each.counter], each.checkpoint.time_us, to_cell(each.checkpoint.count))
             for each in updates
         )
         settled = to_json(
-            (each.counter, each.settled.time_us, to_cell(each.settled.count))
+            (ids[each.counter], each.settled.time_us, to_cell(each.settled.count))
             for each in updates
             if each.settled is not None
         )
         done = to_json(
-            (each.counter, pending.recount_us, pending.window_us)
+            (ids[each.counter], pending.recount_us, pending.window_us)
             for each in updates
             for pending in each.pending_done
         )
 
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
-            _upsert_heads(connection, namespace.id, "checkpoint", heads)
+            _update_heads(connection, "checkpoint", heads)
             if settled != "[]":
-                _upsert_heads(connection, namespace.id, "settled", settled)
-                _delete_settled_rows(connection, namespace.id, settled)
-            _upsert_rows(connection, namespace.id, rows)
+                _update_heads(connection, "settled", settled)
+                _delete_settled_rows(connection, settled)
+            _upsert_rows(connection, rows)
             if done != "[]":
-                _delete_pending(connection, namespace.id, done)
+                _delete_pending(connection, done)
 
         await self._write(change)
+
+    async def _ids_for(self, namespace: Namespace, names: Sequence[str]) -> Mapping[str, int]:
+        """The ids of *names*; counters that are not there are made."""
+        marked = self._marked.get(namespace.id, {})
+        missing = [name for name in names if name not in marked]
+        if not missing:
+            return marked
+
+        def change(connection: sqlite3.Connection, _now_us: int) -> dict[str, int]:
+            make_counters(connection, namespace.id, missing)
+            return counter_ids(connection, namespace.id, missing)
+
+        return {**marked, **await self._write(change)}
 
     async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
@@ -200,34 +227,34 @@ class SqliteRollups(SqliteBase):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        rows = to_json((name, *pending) for name, pending in recounts)
         names = list(dict.fromkeys(name for name, _ in recounts))
 
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
             make_counters(connection, namespace.id, names)
-            connection.execute(
-                "INSERT OR IGNORE INTO pending SELECT c.id, json_extract(j.value, '$[1]'),"
-                f" json_extract(j.value, '$[2]'){_COUNTERS_OF_ROWS}",
-                (rows, namespace.id),
-            )
+            ids = counter_ids(connection, namespace.id, names)
+            rows = [(ids[name], *pending) for name, pending in recounts]
+            bulk(connection, "INSERT OR IGNORE INTO pending", rows)
 
         await self._write(change)
 
 
 def _select_heads(
-    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+    connection: sqlite3.Connection,
+    namespace_id: int,
+    names: Sequence[str],
+    ids: Mapping[str, int],
 ) -> dict[str, Head]:
+    by_id = all(name in ids for name in names)
+    wanted = (to_json(ids[name] for name in names),) if by_id else (to_json(names), namespace_id)
     sql = (
         "SELECT json_group_array(json_array(j.key, c.checkpoint_at, c.checkpoint, c.settled_at,"
         " c.settled, iif((SELECT 1 FROM pending LIMIT 1) IS NULL, NULL, (SELECT"
         " json_group_array(json_array(p.recount, p.start)) FROM pending p"
         " WHERE p.counter = c.id))))"
-        " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+        f" FROM json_each(?) j CROSS JOIN counters c ON {_BY_ID if by_id else _BY_NAME}"
     )
     heads: dict[str, Head] = {}
-    for index, time_us, count, settled_us, settled, pending in one_json(
-        connection, sql, (to_json(names), namespace_id)
-    ):
+    for index, time_us, count, settled_us, settled, pending in one_json(connection, sql, wanted):
         if time_us is not None or pending:
             heads[names[index]] = Head(
                 Checkpoint(time_us or 0, int(count or 0)),
@@ -248,22 +275,18 @@ def _head_of(
     )
 
 
-def _upsert_heads(
-    connection: sqlite3.Connection, namespace_id: int, column: str, rows: str
-) -> None:
+def _update_heads(connection: sqlite3.Connection, column: str, rows: str) -> None:
     """Set a column and its time where that does not move the time back."""
     connection.execute(
-        f"INSERT INTO counters (namespace, name, {column}_at, {column})"
-        " SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
-        " json_extract(value, '$[2]') FROM json_each(?) WHERE true"
-        f" ON CONFLICT (namespace, name) DO UPDATE SET {column}_at = excluded.{column}_at,"
-        f" {column} = excluded.{column}"
-        f" WHERE excluded.{column}_at >= coalesce(counters.{column}_at, 0)",
-        (namespace_id, rows),
+        f"UPDATE counters SET {column}_at = n.at, {column} = n.count FROM (SELECT"
+        " json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at,"
+        " json_extract(value, '$[2]') AS count FROM json_each(?)) n"
+        f" WHERE counters.id = n.id AND n.at >= coalesce(counters.{column}_at, 0)",
+        (rows,),
     )
 
 
-def _upsert_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+def _upsert_rows(connection: sqlite3.Connection, rows: str) -> None:
     """Set rows, but none of a batch that is older than the checkpoint, and none that is settled."""
     connection.execute(
         "INSERT INTO windows SELECT c.id, json_extract(j.value, '$[1]'),"
@@ -272,22 +295,23 @@ def _upsert_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -
         " AND json_extract(j.value, '$[1]') > coalesce(c.settled_at, 0)"
         " ON CONFLICT (counter, start) DO UPDATE SET cleared = excluded.cleared,"
         " total = excluded.total",
-        (rows, namespace_id),
+        (rows,),
     )
 
 
-def _delete_settled_rows(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+def _delete_settled_rows(connection: sqlite3.Connection, rows: str) -> None:
     connection.execute(
         "DELETE FROM windows WHERE (counter, start) IN (SELECT w.counter, w.start"
         f"{_COUNTERS_OF_ROWS} CROSS JOIN windows w"
         " ON w.counter = c.id AND w.start <= c.settled_at)",
-        (rows, namespace_id),
+        (rows,),
     )
 
 
-def _delete_pending(connection: sqlite3.Connection, namespace_id: int, rows: str) -> None:
+def _delete_pending(connection: sqlite3.Connection, rows: str) -> None:
     connection.execute(
-        "DELETE FROM pending WHERE (counter, recount, start) IN (SELECT c.id,"
-        f" json_extract(j.value, '$[1]'), json_extract(j.value, '$[2]'){_COUNTERS_OF_ROWS})",
-        (rows, namespace_id),
+        "DELETE FROM pending WHERE (counter, recount, start) IN (SELECT"
+        " json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
+        " FROM json_each(?))",
+        (rows,),
     )
