@@ -27,6 +27,8 @@ class Backlog:
         self._totals: dict[str, int] = {}
         self._piece: list[Item] = []
         self._piece_totals = 0
+        #: How far the service's clock was ahead of this machine's, where that made tokens void.
+        self._ahead_us = 0
         #: Totals that were ever begun, and those of them whose end is known: both only grow. The
         #: oldest go first, so all that began before N have ended once ``finished`` is N.
         self.begun = 0
@@ -59,7 +61,7 @@ class Backlog:
             taken = {name: self._totals.pop(name) for name in names}
         parts = [(name, part) for name, total in taken.items() for part in _parts(total)]
         self._piece_totals = len(taken)
-        time_us = time.time_ns() // 1_000
+        time_us = _now_us() + self._ahead_us
         nonces = os.urandom(limits.NONCE_BYTES * len(parts))
         self._piece = [
             Item(name, delta, Token(nonces[16 * at : 16 * at + 16], time_us))
@@ -68,7 +70,9 @@ class Backlog:
         return self._piece
 
     def renew(self, renewed: Renewed) -> None:
-        """Note new tokens, before they are used."""
+        """Note new tokens, before they are used: those of the service have its time, and a machine
+        whose clock is slow would make void ones for ever."""
+        self._ahead_us = renewed[0][1].generation_time_us - _now_us()
 
     def finish(self) -> list[Rejected]:
         """The end of each item of the piece is known; those that are not counted."""
@@ -95,6 +99,10 @@ class Backlog:
 
     def close(self) -> None:
         """Let go of what it is kept in."""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
 
 
 def _parts(total: int) -> Iterator[int]:

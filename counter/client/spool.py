@@ -116,6 +116,7 @@ class Spool(Backlog):
 
     def renew(self, renewed: Renewed) -> None:
         """Make new tokens durable, before they are used."""
+        super().renew(renewed)
         rows = ((token.nonce, token.generation_time_us, each.row) for each, token in renewed)
         update = "UPDATE piece SET nonce = ?, generation_time_us = ? WHERE row = ?"
         self._write([(update, rows)])
@@ -155,7 +156,10 @@ class Spool(Backlog):
                 for statement, rows in statements:
                     self._db.executemany(statement, rows)
                 self._db.execute("COMMIT")
-            except sqlite3.Error as error:
+            except BaseException as error:
+                # An interrupt from the keyboard, too, must not leave a transaction open.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+                if not isinstance(error, sqlite3.Error):
+                    raise
                 raise StoreUnavailableError(f"the spool cannot be written: {error}") from error

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from counter.client import (
     CounterClient,
     Flush,
     Options,
+    RejectedError,
     UnsentError,
 )
+from counter.client.spool import Spool
 from counter.errors import InvalidParameterError, NamespaceUnknownError
 from tests.support.relay import Relay
 from tests.support.server import Server, serving
@@ -249,6 +252,24 @@ async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Serve
                 flushing.cancel()
                 await asyncio.gather(flushing, return_exceptions=True)
         assert (await client.get("cancelled")).count == 50
+
+
+def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_path: Path) -> None:
+    """Here its token was used for something else meanwhile; the other item is counted."""
+    spool = Spool(tmp_path / "spool", "default")
+    spool.put({"refused": 3, "not refused": 1})
+    token = spool.seal()[0].token
+    spool.close()
+    with CounterClient(service.url, options=QUICK) as client:
+        client.add("refused", 5, token=token)
+        with pytest.raises(RejectedError) as caught:
+            client.buffer(spool=tmp_path / "spool").close()
+        [item] = caught.value.items
+        assert (item.counter, item.delta, item.error.code) == ("refused", 3, "token_conflict")
+        assert [x.count for x in client.get_many(["refused", "not refused"])] == [5, 1]
+    with closing(sqlite3.connect(tmp_path / "spool")) as file:
+        kept = file.execute("SELECT counter, delta, token, code FROM rejected").fetchall()
+    assert kept == [("refused", 3, str(token), "token_conflict")]
 
 
 def test_a_buffer_whose_disk_fails_tells_every_add_so(service: Server, tmp_path: Path) -> None:

@@ -119,3 +119,16 @@ def test_what_can_never_be_counted_is_handed_back() -> None:
     script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
     [rejected] = backlog.finish()
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
+
+
+def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> None:
+    """Else each piece would be made too old, and be sent twice."""
+    backlog = Backlog()
+    backlog.put({"a": 1})
+    [item] = backlog.seal()
+    ahead = Token(item.token.nonce, item.token.generation_time_us + 60_000_000)
+    backlog.renew([(item, ahead)])
+    backlog.finish()
+    backlog.put({"a": 1})
+    [later] = backlog.seal()
+    assert later.token.generation_time_us >= ahead.generation_time_us
