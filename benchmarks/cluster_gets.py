@@ -46,7 +46,7 @@ def run(bench: Bench) -> Report:
     counters = 500 if bench.quick else _COUNTERS
     with site(bench, *DATASET) as where, where.variant("counting") as server:
         place = where.create(server, cache_ttl="1d", rollup_window="1s", accept_limit="1s")
-        _fill(bench, where, server, place, counter_names(counters))
+        fill_cache(bench, where, server, place, counter_names(counters))
         load(server, "gets.lua", place.base, counters, 0, connections=64, seconds=2.0)
         samples = bench.alternate(
             {
@@ -99,7 +99,9 @@ def _figures(samples: Iterable[list[Asked]]) -> Iterator[Figure]:
         )
 
 
-def _fill(bench: Bench, where: Site, server: Server, place: Place, names: Sequence[str]) -> None:
+def fill_cache(
+    bench: Bench, where: Site, server: Server, place: Place, names: Sequence[str]
+) -> None:
     """Add once to each of *names*, and have a worker roll it up, which fills the cache."""
     worker = where.worker()
     try:
