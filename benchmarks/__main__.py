@@ -23,6 +23,7 @@ from benchmarks import (
     cluster,
     cluster_adds,
     cluster_gets,
+    cluster_growth,
     cluster_quorum,
     cluster_rollups,
     gets,
@@ -60,6 +61,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-adds": cluster_adds.run,
     "cluster-quorum": cluster_quorum.run,
     "cluster-gets": cluster_gets.run,
+    "cluster-growth-buckets": cluster_growth.run,
     "cluster-rollups": cluster_rollups.run,
     "cluster-takeover": takeover.run,
 }

@@ -161,11 +161,12 @@ class Site:
         )
         return list(self._session.execute(statement, values or None, timeout=60))
 
-    def events(self) -> Iterator[tuple[int, str, int]]:
-        """Namespace, counter and delta of every event there is."""
-        for (start_us,) in self.rows("SELECT start FROM bench.slices"):
-            table = events_table(start_us)
-            yield from self.rows(f"SELECT namespace, counter, delta FROM bench_default.{table}")  # noqa: S608
+    def events(self, dataset: str = "default") -> Iterator[tuple[int, str, int]]:
+        """Namespace, counter and delta of every event there is in *dataset*."""
+        [(number,)] = self.rows("SELECT id FROM bench.datasets WHERE name = %s", dataset)
+        for (start_us,) in self.rows("SELECT start FROM bench.slices WHERE dataset = %s", number):
+            table = f"bench_{dataset}.{events_table(start_us)}"
+            yield from self.rows(f"SELECT namespace, counter, delta FROM {table}")  # noqa: S608
 
     def watermarks(self, place: Place) -> list[int]:
         """How far each shard of *place* is rolled up."""
