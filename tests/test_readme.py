@@ -182,7 +182,13 @@ def told(error: CounterError) -> tuple[str, str, str, str]:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/architecture.md", "docs/configuration.md", "docs/http.md"],
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/configuration.md",
+        "docs/http.md",
+        "docs/python.md",
+    ],
 )
 def test_what_it_points_at_is_there(document: str) -> None:
     """Files and headings that are linked, and paths of this tree in backticks."""

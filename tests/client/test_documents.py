@@ -1,0 +1,38 @@
+"""The programs in README and docs/python.md are run: prints write what stands behind them."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import ROOT, serving
+from tests.test_readme import WRITTEN_URL
+
+
+def program_of(document: str) -> str:
+    """All blocks of Python in *document*, in their order."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+async def test_the_examples_run_as_printed(document: str, tmp_path: Path) -> None:
+    program = program_of(document)
+    expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
+    assert expected
+    async with serving(tmp_path / "data", tmp_path / "logs", accept_limit="5s") as server:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", program.replace(WRITTEN_URL, server.url)],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == expected
