@@ -5,11 +5,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from counter.errors import StartupError
 from counter.limits import DAY, MINUTE, SECOND
+from counter.patience import Patience
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.tables import (
@@ -212,9 +214,16 @@ async def test_replicas_that_the_cluster_cannot_have(
 ) -> None:
     """Nothing is made then."""
     with pytest.raises(StartupError, match=message):
-        await have_schema(with_dataset(options, placement=Placement(replication)))
+        await have_schema(with_dataset(options, placement=Placement(replication)), Patience(0))
     async with connected(options) as connection:
         assert not await tables(connection, options.keyspace)
+
+
+async def test_nodes_that_join_at_this_moment_are_waited_for(options: CassandraOptions) -> None:
+    seen = [{"dc1": 0}, {"dc1": 1}]
+    with patch.object(Connection, "nodes_by_datacenter", side_effect=seen):
+        told = await have_schema(options)
+    assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
 
 
 async def test_names_that_no_keyspace_can_have(options: CassandraOptions) -> None:

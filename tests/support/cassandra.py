@@ -9,6 +9,7 @@ from typing import Final
 from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.partitions import slice_start
+from counter.patience import Patience
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.connection import Connection
@@ -58,10 +59,10 @@ async def connected(options: CassandraOptions) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-async def have_schema(options: CassandraOptions) -> Sequence[str]:
+async def have_schema(options: CassandraOptions, patience: Patience | None = None) -> Sequence[str]:
     """Apply the schema; what it told."""
     async with connected(options) as connection:
-        return await apply(connection, options)
+        return await apply(connection, options, patience)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.types import Placement
 
 #: Replicas by data center.
@@ -16,7 +16,8 @@ def replicas_of(name: str, placement: Placement, nodes: Mapping[str, int]) -> Re
 
     They are said for each data center by name: Cassandra's own ``replication_factor`` would mean
     those that it knows when the keyspace is created, and change nothing of them later. Raises
-    StartupError where a quorum could never answer.
+    StartupError for a data center that is not there, and UnavailableError where there are too few
+    nodes for a quorum to answer: others may be joining at this moment.
     """
     replicas: dict[str, int] = {}
     for center, count in placement.replication:
@@ -30,7 +31,7 @@ def replicas_of(name: str, placement: Placement, nodes: Mapping[str, int]) -> Re
     for center, count in replicas.items():
         quorum = count // 2 + 1
         if nodes[center] < quorum:
-            raise StartupError(
+            raise StoreUnavailableError(
                 f"dataset {name!r} is to have {count} replicas in data center {center!r}, which"
                 f" has {nodes[center]} of the {quorum} nodes that a quorum of them needs:"
                 " start more nodes, or give a smaller --replication"
