@@ -56,8 +56,9 @@ class Wire:
         reader, writer = await self.connect()
         try:
             for part in parts:
-                writer.write(part)
-                await turns()
+                if not writer.is_closing():
+                    writer.write(part)
+                    await turns()
             return await rest_of(reader)
         finally:
             writer.close()
@@ -79,7 +80,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
         try:
             while data := await reader.read(65_536):
                 received += data
-        except ConnectionResetError:
+        except ConnectionError:
             pass
     return bytes(received)
 
