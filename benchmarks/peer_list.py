@@ -110,16 +110,17 @@ def _postgres(_bench: Bench) -> list[Peer]:
 
 
 def _sqlite(_bench: Bench) -> list[Peer]:
-    return [
-        Peer(
-            name="FastAPI + SQLite, a commit each",
-            app="sqlite",
+    def peer(name: str, app: str) -> Peer:
+        return Peer(
+            name=f"FastAPI + SQLite, {name}",
+            app=app,
             place=_at_sqlite,
-            durability="WAL, synchronous=FULL: on disk before the answer",
+            durability="WAL, synchronous=FULL, a commit a request: on disk before the answer",
             horizon="for ever: nothing removes a token",
             hot_target=5.5,
         )
-    ]
+
+    return [peer("on the event loop", "sqlite"), peer("in threads", "sqlite-threads")]
 
 
 def _nats(bench: Bench) -> list[Peer]:

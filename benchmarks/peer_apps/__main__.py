@@ -40,6 +40,12 @@ def _sqlite(at: str) -> Any:
     return create_app(SqliteStore(Path(at)))
 
 
+def _sqlite_threads(at: str) -> Any:
+    from benchmarks.peer_apps.sqlite import ThreadStore
+
+    return create_app(ThreadStore(Path(at)))
+
+
 def _jetstream(at: str) -> Any:
     from benchmarks.peer_apps.jetstream import JetStreamStore
 
@@ -53,6 +59,7 @@ _APPS: Final[Mapping[str, Callable[[str], Any]]] = {
     "postgres": _postgres,
     "postgres-transaction": _postgres_transaction,
     "sqlite": _sqlite,
+    "sqlite-threads": _sqlite_threads,
     "jetstream": _jetstream,
 }
 
