@@ -52,7 +52,7 @@ BUGS = (
             ),
             Edit(
                 service.CounterService._added,
-                "self.tally[_TALLIED[outcome]] += 1",
+                "self.tally[TALLIED[outcome]] += 1",
                 "outcome = Written.UNTOLD if isinstance(outcome, UnavailableError) else outcome",
             ),
         ),
