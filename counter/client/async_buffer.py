@@ -97,13 +97,13 @@ class AsyncBuffer:
             async with asyncio.timeout(timeout), self._changed:
                 await self._changed.wait_for(
                     lambda: (
-                        merging.backlog.finished >= target
+                        merging.finished >= target
                         or merging.failure is not None
                         or merging.refusals > refusals
                     )
                 )
         rejected, merging.rejected = tuple(merging.rejected), []
-        if merging.backlog.finished < target:
+        if merging.finished < target:
             raise merging.unsent("the buffer is not empty")
         if rejected:
             raise RejectedError(rejected)
@@ -204,8 +204,7 @@ class AsyncBuffer:
             return
         await drive_async(delivery.for_ever(self._policy), self._do)
         rejected = await self._disk(lambda: merging.finish(begin_s))
-        merging.note_rejected(rejected)
-        merging.held = len(merging.backlog)
+        merging.note_finished(rejected)
         await self._tell()
 
     async def _do(self, effect: Effect) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,7 +93,7 @@ class Buffer:
 
     def sync(self) -> None:
         """Have all adds so far on disk, where there is a spool: they survive this process."""
-        self._take()
+        self._take_in_peace()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until each add so far is counted.
@@ -103,7 +104,7 @@ class Buffer:
         merging = self._merging
         refusals = merging.refusals
         try:
-            target = self._take()
+            target = self._take_in_peace()
         except StoreUnavailableError as error:
             raise merging.unsent(error.detail) from error
         end_s = None if timeout is None else time.monotonic() + timeout
@@ -112,14 +113,14 @@ class Buffer:
             self._work.notify()
             self._done.wait_for(
                 lambda: (
-                    merging.backlog.finished >= target
+                    merging.finished >= target
                     or merging.failure is not None
                     or merging.refusals > refusals
                 ),
                 _left_s(end_s),
             )
             rejected, merging.rejected = tuple(merging.rejected), []
-            if merging.backlog.finished < target:
+            if merging.finished < target:
                 raise merging.unsent("the buffer is not empty")
         if rejected:
             raise RejectedError(rejected)
@@ -150,6 +151,22 @@ class Buffer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _take_in_peace(self) -> int:
+        """:meth:`_take`, in a thread of its own: an interrupt from the keyboard strikes the main
+        thread wherever it is, and must not strike between taking adds and having them safe."""
+        if threading.current_thread() is not threading.main_thread():
+            return self._take()
+        done: Future[int] = Future()
+
+        def take() -> None:
+            try:
+                done.set_result(self._take())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=take, name="counter-take").start()
+        return done.result()
 
     def _take(self) -> int:
         """Move the open adds into the backlog; where its ``finished`` will be when they ended."""
@@ -211,8 +228,7 @@ class Buffer:
         with self._taking:
             rejected = merging.finish(begin_s)
         with self._lock:
-            merging.note_rejected(rejected)
-            merging.held = len(merging.backlog)
+            merging.note_finished(rejected)
             self._done.notify_all()
 
     def _do(self, effect: Effect) -> Any:

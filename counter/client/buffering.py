@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from counter.client.backlog import Backlog
 from counter.client.calls import Calls, checked_name
 from counter.client.delivery import Delivery
 from counter.client.failures import ClosedError, Rejected, UnsentError
-from counter.client.options import Flush
+from counter.client.options import Flush, tell
 from counter.client.retrying import Policy
 from counter.client.spool import Spool
 from counter.errors import InvalidParameterError
@@ -62,6 +61,8 @@ class Merging:
         self.refusals = 0
         self.delivery: Delivery | None = None
         self.rejected: list[Rejected] = []
+        #: The backlog's, once what was rejected meanwhile is noted: what a flush waits for.
+        self.finished = 0
         self._calls = calls
         self._policy = policy
         self._pid = os.getpid()
@@ -105,7 +106,8 @@ class Merging:
         items = 0 if self.delivery is None else len(self.delivery.items)
         rejected = self.backlog.finish()
         self.delivery = None
-        self._tell(Flush(items, self._policy.now_s() - begin_s, len(rejected), None))
+        flush = Flush(items, self._policy.now_s() - begin_s, len(rejected), None)
+        tell(self._policy.options.on_flush, flush)
         return rejected
 
     def note_trouble(self) -> None:
@@ -115,21 +117,19 @@ class Merging:
             return
         if delivery.trouble.retry == "never":
             self.refusals += 1
-        self._tell(Flush(len(delivery.items), 0.0, 0, delivery.trouble))
+        flush = Flush(len(delivery.items), 0.0, 0, delivery.trouble)
+        tell(self._policy.options.on_flush, flush)
 
     def fail(self, error: BaseException) -> None:
         """Nothing is sent any more: from now on each add is told so."""
         self.failure = error
         self.stranded, self.open = self.open, {}
 
-    def _tell(self, flush: Flush) -> None:
-        on_flush: Callable[[Flush], None] | None = self._policy.options.on_flush
-        if on_flush is not None:
-            on_flush(flush)
-
-    def note_rejected(self, rejected: list[Rejected]) -> None:
-        """Keep *rejected* for whoever flushes or closes next."""
+    def note_finished(self, rejected: list[Rejected]) -> None:
+        """A piece has ended: keep what was *rejected* for whoever flushes or closes next."""
         self.rejected += rejected[: _REJECTED_MAX - len(self.rejected)]
+        self.held = len(self.backlog)
+        self.finished = self.backlog.finished
 
     def unsent(self, why: str) -> UnsentError:
         """What to raise where the backlog is not empty in time."""

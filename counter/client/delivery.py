@@ -65,6 +65,8 @@ class Delivery:
         self._calls = calls
         self._renew = renew
         self._most = limits.BATCH_ITEMS_MAX
+        #: Whether some attempt may have been counted in part or in whole.
+        self._unknown = False
 
     @classmethod
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
@@ -81,7 +83,7 @@ class Delivery:
         """What became of each item by the deadline. Raises what refused the whole batch."""
         policy.budget.call()
         yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
-        if self.trouble is not None and self.trouble.retry == "never":
+        if self.trouble is not None and self.trouble.retry == "never" and not self._unknown:
             raise self.trouble
         return [self._outcome(each) for each in self.items]
 
@@ -155,8 +157,10 @@ class Delivery:
                 self._most = len(chunk) // 2
                 return None
             self.trouble = error
+            self._unknown |= error.retry == "same_token"
             return error
         self.trouble = None
+        self._unknown = True
         waiting: list[CounterError] = []
         for each, result in zip(chunk, results, strict=True):
             if "code" not in result:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from counter.errors import CounterError, InvalidParameterError
 
+T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 #: In place of a delay: hedge when a request takes longer than 95 of 100 did.
 ADAPTIVE: Final = "p95"
 
@@ -37,6 +40,16 @@ class Flush(NamedTuple):
     error: CounterError | None
 
 
+def tell(hook: Callable[[T], None] | None, what: T) -> None:
+    """Call a program's *hook*; that it fails is logged, and stops no counting."""
+    if hook is None:
+        return
+    try:
+        hook(what)
+    except Exception:
+        _LOG.exception("a hook of the counter client failed on %s", what)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Times are in seconds.
@@ -61,6 +74,7 @@ class Options:
     hedge_after_s: float | Literal["p95"] | None = None
     #: Whether proxies and certificates are taken from the environment.
     trust_env: bool = True
+    #: Called where the attempt or the piece ended, in that thread; what they raise is logged.
     on_attempt: Callable[[Attempt], None] | None = None
     on_flush: Callable[[Flush], None] | None = None
 

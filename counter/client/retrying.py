@@ -20,7 +20,7 @@ from counter.client.calls import Call, Reply, Request, tokens
 from counter.client.failures import UnreachableError
 from counter.client.options import Options
 from counter.client.tokens import Token
-from counter.errors import CounterError
+from counter.errors import CounterError, TokenConflictError, TokenTooOldError
 
 T = TypeVar("T")
 Answer = Reply | UnreachableError
@@ -118,6 +118,7 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
     end_s = now_s() + options.deadline_s
     policy.budget.call()
     number = 0
+    unknown = False
     while True:
         left_s = max(0.001, end_s - now_s())
         answer = yield Send(call.request, min(options.attempt_timeout_s, left_s), number)
@@ -129,7 +130,11 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
                 # The old token never counts, and was not the program's choice.
                 call = call.renewed((yield from fresh_tokens(1, options.attempt_timeout_s))[0])
             elif error.retry != "same_token":
+                if unknown and not isinstance(error, TokenConflictError | TokenTooOldError):
+                    # What refuses the retry says nothing of the attempt before it.
+                    raise call.given_up(error, "the retry was refused") from error
                 raise
+            unknown = error.retry == "same_token"
             pause_s = policy.pause_s(number, error)
             left_s = end_s - now_s() - pause_s
             budget_s = policy.budget.take(now_s(), left_s) if left_s > 0 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
@@ -14,8 +13,8 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from counter.client.calls import Reply
-from counter.client.failures import UnreachableError
-from counter.client.options import ADAPTIVE, Attempt, Options
+from counter.client.failures import ClosedError, UnreachableError
+from counter.client.options import ADAPTIVE, Attempt, Options, tell
 from counter.client.retrying import Answer, Budget, Send
 from counter.errors import InvalidParameterError
 
@@ -42,6 +41,7 @@ class Common:
                 )
         self.urls = [url.rstrip("/") for url in urls]
         self.options = options
+        self.closed = False
         # A byte each way would be spent on compressing what is small.
         self.headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
@@ -65,11 +65,16 @@ class Common:
         if self.options.on_attempt is not None:
             status = answer.status if isinstance(answer, Reply) else None
             method, _, operation = send.request[:3]
-            url = self.url(send)
-            self.options.on_attempt(
-                Attempt(method, operation, url, send.number, hedged, status, took_s)
+            attempt = Attempt(
+                method, operation, self.url(send), send.number, hedged, status, took_s
             )
+            tell(self.options.on_attempt, attempt)
         return took_s
+
+    def check_open(self) -> None:
+        """Raise ClosedError after the end."""
+        if self.closed:
+            raise ClosedError("the client is closed; make another one")
 
 
 def _reply(response: httpx.Response) -> Reply:
@@ -103,6 +108,7 @@ class SyncTransport(Common):
 
     def send(self, send: Send) -> Answer:
         """The answer to one attempt. Each step of it (connect, write, read) is bounded."""
+        self.check_open()
         method, path, _, body, headers = send.request
         begin_s = time.perf_counter()
         answer: Answer
@@ -123,6 +129,7 @@ class SyncTransport(Common):
 
     def close(self) -> None:
         """End the connections."""
+        self.closed = True
         if os.getpid() == self._pid:
             self._http.close()
 
@@ -140,6 +147,7 @@ class AsyncTransport(Common):
 
     async def send(self, send: Send) -> Answer:
         """The answer to an attempt: the first definite one of two where it is hedged."""
+        self.check_open()
         delay_s = self._hedge_after_s()
         if delay_s is None or delay_s >= send.timeout_s:
             return await self._once(send)
@@ -193,6 +201,7 @@ class AsyncTransport(Common):
 
     async def close(self) -> None:
         """End the connections."""
+        self.closed = True
         await self._http.aclose()
 
 
@@ -233,6 +242,7 @@ class HedgingTransport:
 
     def send(self, send: Send) -> Answer:
         """The answer to an attempt, hedged."""
+        self._transport.check_open()
         if os.getpid() != self._pid:
             # The thread of the loop is not in the child.
             self._start()
@@ -240,10 +250,9 @@ class HedgingTransport:
 
     def close(self) -> None:
         """End the connections and the loop."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._transport.closed:
             return
-        with contextlib.suppress(RuntimeError):
-            self._run(self._transport.close())
+        self._run(self._transport.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import sqlite3
 import threading
 from collections import Counter
@@ -71,7 +72,7 @@ def test_threads_share_a_buffer(service: Server) -> None:
         with client.buffer(max_delay=0.001, max_items=8) as buffer:
 
             def work(seed: int) -> None:
-                for name in random.Random(seed).choices(NAMES, k=2_000):
+                for name in random.Random(seed).choices(NAMES, k=500):
                     buffer.add(f"shared-{name}")
 
             threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -81,7 +82,7 @@ def test_threads_share_a_buffer(service: Server) -> None:
                 each.join()
         expected: Counter[str] = Counter()
         for seed in range(4):
-            expected.update(random.Random(seed).choices(NAMES, k=2_000))
+            expected.update(random.Random(seed).choices(NAMES, k=500))
         found = client.get_many([f"shared-{name}" for name in NAMES])
         assert {x.counter.removeprefix("shared-"): x.count for x in found} == expected
 
@@ -252,6 +253,25 @@ async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Serve
                 flushing.cancel()
                 await asyncio.gather(flushing, return_exceptions=True)
         assert (await client.get("cancelled")).count == 50
+
+
+def test_an_interrupt_from_the_keyboard_loses_nothing(service: Server) -> None:
+    """It strikes while what was taken is on its way into the backlog."""
+    with CounterClient(service.url, options=QUICK) as client:
+        with client.buffer(max_delay=3_600) as buffer:
+            backlog: Any = buffer._merging.backlog
+            put = backlog.put
+
+            def interrupted(adds: dict[str, int]) -> None:
+                signal.raise_signal(signal.SIGINT)
+                put(adds)
+
+            backlog.put = interrupted
+            buffer.add("interrupted", 3)
+            with pytest.raises(KeyboardInterrupt):
+                buffer.flush()
+            backlog.put = put
+        assert client.get("interrupted").count == 3
 
 
 def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_path: Path) -> None:

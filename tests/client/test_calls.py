@@ -14,6 +14,7 @@ from counter.client import (
     Added,
     AsyncCounterClient,
     Attempt,
+    ClosedError,
     CounterClient,
     CounterError,
     Options,
@@ -227,6 +228,27 @@ def test_threads_share_a_client(service: Server, name: str) -> None:
     ):
         list(threads.map(shared.add, [name] * 40))
         assert shared.get(name).count == 40
+
+
+async def test_a_closed_client_says_so(client: Any) -> None:
+    await client.close()
+    await client.close()
+    with pytest.raises(ClosedError):
+        await client.get("c")
+
+
+def test_a_hook_that_fails_stops_no_counting(
+    service: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("a hook's fault")
+
+    options = Options(trust_env=False, on_attempt=fail, on_flush=fail)
+    with CounterClient(service.url, options=options) as hooked:
+        with hooked.buffer() as buffer:
+            buffer.add(name, 2)
+        assert hooked.get(name).count == 2
+    assert "a hook's fault" in caplog.text
 
 
 def test_answers_can_be_pickled(service: Server, name: str) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter.client.calls import Calls, Reply
+from counter.client.delivery import Delivery
 from counter.client.failures import (
     UnexpectedAnswerError,
     Unfinished,
@@ -16,6 +17,7 @@ from counter.client.retrying import attempts
 from counter.client.tokens import Token
 from counter.errors import (
     InvalidParameterError,
+    NamespaceUnknownError,
     OverloadedError,
     TokenConflictError,
     TokenTooOldError,
@@ -108,6 +110,22 @@ def test_a_void_token_of_the_program_is_the_programs_to_replace() -> None:
     with pytest.raises(TokenTooOldError) as caught:
         script.run(attempts(CALLS.add("c", 1, Token.new()), script.policy()))
     assert (caught.value.applied, caught.value.retry) == (False, "new_token")
+
+
+def test_a_refused_retry_says_nothing_of_the_attempt_before_it() -> None:
+    """The namespace is gone by now; whether the first attempt was counted is not known."""
+    gone = problem("namespace_unknown", 404, "never")
+    script = Script([lost(), gone])
+    with pytest.raises(UnknownOutcomeError) as caught:
+        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert isinstance(caught.value.__cause__, NamespaceUnknownError)
+    script = Script([gone])
+    with pytest.raises(NamespaceUnknownError):
+        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    script = Script([lost(), gone])
+    delivery = Delivery.of_items(CALLS, [("c", 1)])
+    [result] = script.run(delivery.until_deadline(script.policy()))
+    assert isinstance(result, UnknownOutcomeError)
 
 
 def test_a_page_of_a_proxy_is_no_answer() -> None:
