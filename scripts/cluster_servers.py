@@ -123,6 +123,8 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "logback.configurationFile": folder / "logback.xml",
         "cassandra.storagedir": folder,
         "cassandra.logdir": folder,
+        # A node that is killed leaves what it unpacked: here it goes with the rest.
+        "java.io.tmpdir": folder,
         # Else it closes its standard output, our log, once it has started.
         "cassandra-foreground": "yes",
         "cassandra.skip_wait_for_gossip_to_settle": 0,
@@ -136,6 +138,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         java(),
         *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
         *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
+        "-XX:+PerfDisableSharedMem",
         *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),
         f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
         *(f"-D{name}={value}" for name, value in properties.items()),

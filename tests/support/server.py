@@ -1,6 +1,7 @@
 """The real thing: ``python -m counter serve`` as a process that a test may kill."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -35,8 +36,12 @@ def _command(data: Path, flags: Mapping[str, str]) -> list[str]:
 
 
 def ports_in_a_row(count: int) -> int:
-    """The first of *count* ports in a row that nobody listens on."""
-    for first in range(28_000, 32_000, count):
+    """The first of *count* ports in a row that nobody listens on.
+
+    Drawn at random, so that test runs side by side do not meet.
+    """
+    places = range(28_000, 32_000, count)
+    for first in random.sample(places, len(places)):
         try:
             with ExitStack() as stack:
                 for port in range(first, first + count):
