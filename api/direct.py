@@ -23,7 +23,7 @@ from api.front import Front
 from api.protocol import TimedProtocol
 from api.quick import read_add
 from counter.errors import CounterError
-from counter.outcomes import Added
+from counter.outcomes import REPLAYED, Added
 from counter.service import CounterService
 from counter.types import Namespace, Written
 
@@ -128,13 +128,12 @@ class DirectCycle:
         return service.add_soon(namespace, event, self._added)
 
     def _added(self, outcome: Written | CounterError) -> None:
-        if outcome is Written.NEW or outcome is Written.REPLAYED:
-            event = self.event
-            replayed = outcome is Written.REPLAYED
-            added = Added(event.counter, event.delta, event.event_time_us, replayed)
-            self.answer(added_reply(self.namespace, added))
-        elif isinstance(outcome, CounterError):
+        if isinstance(outcome, CounterError):
             self.answer(problem_reply(outcome))
+        elif outcome in REPLAYED:
+            event = self.event
+            added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
+            self.answer(added_reply(self.namespace, added))
         else:
             # Late, or a conflict: the handler looks closer, under the same token.
             self.protocol.start(self._handle())

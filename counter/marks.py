@@ -18,6 +18,10 @@ class MarkMemory:
         # Unlike a dict, it forgets its oldest in constant time.
         self._known: OrderedDict[tuple[int, Mark], None] = OrderedDict()
 
+    def knows(self, namespace_id: int, mark: Mark) -> bool:
+        """Whether *mark* is known to be durable."""
+        return (namespace_id, mark) in self._known
+
     def unknown(self, namespace_id: int, marks: Sequence[Mark]) -> list[Mark]:
         """Those of *marks* that are not known to be durable, each once."""
         return [m for m in dict.fromkeys(marks) if (namespace_id, m) not in self._known]

@@ -31,7 +31,7 @@ from counter.reading import Count, CountReader
 from counter.resolution import Resolver, conflict
 from counter.skew import ClockGuard
 from counter.tokens import nonce_of_key
-from counter.turns import Done, Turns
+from counter.turns import Done, Turns, telling
 from counter.types import CounterType, Event, Namespace, Outcome, Token, Written
 from counter.writing import EventWriter
 
@@ -81,11 +81,10 @@ class CounterService:
         An add that is told to be LATE or a CONFLICT is not judged yet: :meth:`add` does that.
         False, and nothing is done, where :meth:`add` must do all of it.
         """
-        if (
-            not self._store.transactional
-            or namespace.settings.counter_type is CounterType.BEST_EFFORT
-        ):
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return False
+        if not self._store.transactional:
+            return self._writer.write_soon(namespace, event, telling(done, self.tally))
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
         if not first_us <= event.event_time_us <= last_us:
             return False
@@ -275,7 +274,7 @@ class CounterService:
 
     async def _submit(self, namespace: Namespace, event: Event) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
-            (outcome,) = await self._writer.write(namespace, (event,))
+            outcome = await self._writer.write_one(namespace, event)
             if outcome is not Written.LATE:
                 return self._added(event, outcome)
         await self._resolve(namespace, (event,))

@@ -10,7 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from counter.errors import CounterError
+from counter.errors import CounterError, NamespaceUnknownError, SliceMissingError
+from counter.outcomes import TALLIED
+from counter.prompt import Told
 from counter.types import Event, Namespace, Written
 
 #: Told what became of an add: an outcome, or why there is none.
@@ -19,6 +21,31 @@ Done = Callable[[Written | CounterError], None]
 Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
 
 _log = logging.getLogger("counter.turns")
+
+
+def telling(done: Done, tally: dict[str, int]) -> Told:
+    """Tells *done* what it can make use of, and counts what was taken in *tally*."""
+
+    def told(outcome: Written | BaseException) -> None:
+        if isinstance(outcome, Written):
+            if outcome is not Written.LATE and outcome is not Written.CONFLICT:
+                tally[TALLIED[outcome]] += 1
+            done(outcome)
+        elif isinstance(outcome, SliceMissingError | NamespaceUnknownError):
+            # Nothing is written; whoever looks closer knows what to say.
+            done(Written.LATE)
+        else:
+            done(outcome if isinstance(outcome, CounterError) else _fault(outcome))
+
+    return told
+
+
+def _fault(error: BaseException) -> CounterError:
+    """What to say of an *error* that nobody foresaw."""
+    _log.error("adds were written in a way that should not fail", exc_info=error)
+    fault = CounterError("the service met a fault of its own; see its log")
+    fault.__cause__ = error
+    return fault
 
 
 class _Turn:
@@ -56,10 +83,7 @@ class Turns:
         try:
             outcomes = await self._write(turn.namespace, turn.events)
         except Exception as error:
-            _log.exception("adds were written in a way that should not fail")
-            fault = CounterError("the service met a fault of its own; see its log")
-            fault.__cause__ = error
-            outcomes = [fault] * len(turn.events)
+            outcomes = [_fault(error)] * len(turn.events)
         for done, outcome in zip(turn.dones, outcomes, strict=True):
             try:
                 done(outcome)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from functools import partial
 
 from counter import limits
 from counter.errors import (
+    CounterError,
     OverloadedError,
     TokenInFutureError,
     UnavailableError,
@@ -14,9 +17,12 @@ from counter.errors import (
 )
 from counter.marks import MarkMemory
 from counter.ports import Cache, Clock, Store
+from counter.prompt import PromptCache, PromptStore, Told
 from counter.skew import ClockGuard
 from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
+
+_log = logging.getLogger("counter.writing")
 
 
 class EventWriter:
@@ -31,6 +37,10 @@ class EventWriter:
         self._guard = guard
         self._marked = MarkMemory()
         self._waiting = 0
+        self._prompt_store = store if isinstance(store, PromptStore) else None
+        self._prompt_cache = cache if isinstance(cache, PromptCache) else None
+        #: The clocks as they were read in this turn of the event loop, by dataset.
+        self._moments: dict[int, tuple[int, int]] = {}
 
     def is_late(self, namespace: Namespace, time_us: int, now_us: int) -> bool:
         """Whether a token of *time_us* is past its accept limit. Raises TokenInFutureError."""
@@ -101,13 +111,78 @@ class EventWriter:
             if not fresh:
                 return outcomes
             written = await self._store.append(namespace, [events[index] for index in fresh])
-            self._check_deadline(namespace, began_us)
+            self.check_deadline(namespace, began_us)
             for index, outcome in zip(fresh, written, strict=True):
                 seen = _is_replay(outcome, told[index])
                 outcomes[index] = Written.REPLAYED if seen else outcome
             return outcomes
         finally:
             self.leave(len(events))
+
+    async def write_one(self, namespace: Namespace, event: Event) -> Written | UnavailableError:
+        """What :meth:`write` does of one event."""
+        future: asyncio.Future[Written | BaseException] = asyncio.get_running_loop().create_future()
+
+        def told(outcome: Written | BaseException) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        if self.write_soon(namespace, event, told):
+            outcome = await future
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome is not Written.LATE and outcome is not Written.CONFLICT:
+                return outcome
+        return (await self.write(namespace, (event,)))[0]
+
+    def write_soon(self, namespace: Namespace, event: Event, told: Told) -> bool:
+        """Begin what :meth:`write` does of one event, without a task; *told* is called once, and
+        may be before this returns. LATE and CONFLICT are not judged yet: ``write`` does that.
+
+        False, and nothing is done, where ``write`` must do all of it.
+        """
+        store, cache = self._prompt_store, self._prompt_cache
+        settings = namespace.settings
+        if store is None or cache is None or settings.payload_check is PayloadCheck.STRICT:
+            return False
+        try:
+            _, now_us = self.moment(namespace)
+            if self.is_late(namespace, event.event_time_us, now_us):
+                return False
+            self.admit(1)
+        except CounterError:
+            return False
+        mark = Mark(window_of(event.event_time_us, settings.rollup_window_us), event.counter)
+        one = _One(self, store, namespace, event, told)
+        if not self._marked.knows(namespace.id, mark):
+            one.waits_for += 1
+            if not store.mark_soon(namespace, mark, partial(one.marked, mark)):
+                self.leave(1)
+                return False
+        if settings.payload_check is PayloadCheck.GUARD:
+            cache.guard_soon(namespace, event, one.guarded)
+        else:
+            one.guarded(Guarded.UNTOLD)
+        return True
+
+    def remember(self, namespace: Namespace, mark: Mark) -> None:
+        """Know from now on that *mark* is durable."""
+        self._marked.remember(namespace.id, (mark,))
+
+    def moment(self, namespace: Namespace) -> tuple[int, int]:
+        """The deadline's clock, and then the wall clock, known to be right at this reading.
+
+        Events of one turn of the loop share a reading: what passes until an event is written counts
+        against its deadline. Raises ClockSkewError.
+        """
+        dataset_id = namespace.dataset.id
+        moment = self._moments.get(dataset_id)
+        if moment is None:
+            # The deadline's clock first: a pause between the two must count against it.
+            began_us = self._clock.boottime_us()
+            moment = self._moments[dataset_id] = (began_us, self._now_us(namespace))
+            asyncio.get_running_loop().call_soon(self._moments.clear)
+        return moment
 
     async def write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events of one token or none."""
@@ -126,7 +201,7 @@ class EventWriter:
             if self.is_late(namespace, time_us, self._now_us(namespace)):
                 return Written.LATE
             outcome = await self._store.append_atomic(namespace, events)
-            self._check_deadline(namespace, began_us)
+            self.check_deadline(namespace, began_us)
             seen = any(_is_replay(outcome, each) for each in told)
             return Written.REPLAYED if seen else outcome
         finally:
@@ -171,7 +246,7 @@ class EventWriter:
             self._guard.check(namespace.dataset)
         return now_us
 
-    def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
+    def check_deadline(self, namespace: Namespace, began_us: int) -> None:
         """Refuse to acknowledge a write that may have landed in a closed window.
 
         A timer alone is not enough: a suspended process wakes with its timers late.
@@ -183,6 +258,94 @@ class EventWriter:
                 " ask again with the same token",
                 retry_after_us=limits.SECOND,
             )
+
+
+class _One:
+    """One event on its way: guard and mark, age check, event, deadline, each begun where the one
+    before ended."""
+
+    __slots__ = (
+        "_began_us",
+        "_event",
+        "_failed",
+        "_guard",
+        "_namespace",
+        "_store",
+        "_told",
+        "_writer",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        store: PromptStore,
+        namespace: Namespace,
+        event: Event,
+        told: Told,
+    ) -> None:
+        self._writer = writer
+        self._store = store
+        self._namespace = namespace
+        self._event = event
+        self._told = told
+        self._failed: BaseException | None = None
+        #: What must be there before the event is written: the guard's answer, and the mark.
+        self.waits_for = 1
+
+    def marked(self, mark: Mark, error: BaseException | None) -> None:
+        """Go on, where *mark* is durable."""
+        if error is None:
+            self._writer.remember(self._namespace, mark)
+        else:
+            self._failed = error
+        self._go_on()
+
+    def guarded(self, guard: Guarded) -> None:
+        """Go on with what the guard has seen."""
+        self._guard = guard
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.waits_for -= 1
+        if self.waits_for:
+            return
+        if self._failed is not None:
+            self._end(self._failed)
+        elif self._guard is Guarded.OTHER:
+            self._end(Written.CONFLICT)
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the event if it is still on time: what was seen before need not have been
+        written."""
+        namespace, event, writer = self._namespace, self._event, self._writer
+        try:
+            self._began_us, now_us = writer.moment(namespace)
+            late = writer.is_late(namespace, event.event_time_us, now_us)
+            if late or not self._store.append_soon(namespace, event, self.written):
+                self._end(Written.LATE)
+        except Exception as error:
+            self._end(error)
+
+    def written(self, outcome: Written | BaseException) -> None:
+        """Acknowledge the event if it came to stand in time."""
+        try:
+            self._writer.check_deadline(self._namespace, self._began_us)
+        except CounterError as error:
+            outcome = error
+        if not isinstance(outcome, BaseException) and _is_replay(outcome, self._guard):
+            outcome = Written.REPLAYED
+        self._end(outcome)
+
+    def _end(self, outcome: Written | BaseException) -> None:
+        self._writer.leave(1)
+        try:
+            self._told(outcome)
+        except Exception:
+            # Others are told after this one.
+            _log.exception("the end of an add could not be told")
 
 
 def _is_replay(outcome: Written | UnavailableError, told: Guarded) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from counter.ports import Cache
+from counter.prompt import PromptCache
 from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 from tests.contracts.cases import (
     DATASET,
@@ -136,6 +137,19 @@ class UntimedCacheCases:
         again = [clear(number=3)._replace(delta=9), one, add("other"), one._replace(item_key=1)]
         expected = [Guarded.SAME, Guarded.SAME, Guarded.NEW, Guarded.NEW]
         assert list(await cache.guard(namespace, again)) == expected
+
+    async def test_the_guard_tells_the_same_without_a_task(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """One token at a time, of what was noted either way."""
+        assert isinstance(cache, PromptCache)
+        one, told = add(delta=1), []
+        for event in (one, one, one._replace(delta=2)):
+            answer: asyncio.Future[Guarded] = asyncio.get_running_loop().create_future()
+            cache.guard_soon(namespace, event, answer.set_result)
+            told.append(await answer)
+        assert told == [Guarded.NEW, Guarded.SAME, Guarded.OTHER]
+        assert list(await cache.guard(namespace, [one])) == [Guarded.SAME]
 
     async def test_the_guard_knows_an_atomic_add_by_its_list(
         self, cache: Cache, namespace: Namespace

@@ -16,11 +16,12 @@ BUGS = (
         "event-before-mark",
         "the event is written before its mark",
         (
+            Edit(_Writer.write_soon, "one.waits_for += 1", "pass"),
             Edit(_Writer.write, "marks = self._unmarked(namespace, events)", "marks = []"),
             Edit(
                 _Writer.write,
-                "self._check_deadline(namespace, began_us)",
-                "self._check_deadline(namespace, began_us)\n"
+                "self.check_deadline(namespace, began_us)",
+                "self.check_deadline(namespace, began_us)\n"
                 "        await self._leave_marks(namespace, self._unmarked(namespace, events))",
             ),
         ),
@@ -34,12 +35,17 @@ BUGS = (
                 "if self.is_late(namespace, event.event_time_us, now_us):",
                 "if False:",
             ),
+            Edit(
+                writing._One._write,
+                "late = writer.is_late(namespace, event.event_time_us, now_us)",
+                "late = False",
+            ),
         ),
     ),
     Bug(
         "timer-alone",
         "the deadline is left to timers, which a sleeping process does not hear in time",
-        (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
+        (Edit(_Writer.check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
     ),
     Bug(
         "time-out-is-success",
@@ -68,6 +74,13 @@ BUGS = (
                 "            elif told[index] is Guarded.SAME:\n"
                 "                outcomes[index] = Written.REPLAYED",
             ),
+            Edit(
+                writing._One._go_on,
+                "self._end(Written.CONFLICT)",
+                "self._end(Written.CONFLICT)\n"
+                "    elif self._guard is Guarded.SAME:\n"
+                "        self._end(Written.REPLAYED)",
+            ),
         ),
     ),
     Bug(
@@ -80,6 +93,11 @@ BUGS = (
                 "        self._marked.remember(namespace.id, marks)",
                 "self._marked.remember(namespace.id, marks)\n"
                 "        await self._store.mark(namespace, marks)",
+            ),
+            Edit(
+                _Writer.write_soon,
+                "one.waits_for += 1",
+                "one.waits_for += 1\n        self.remember(namespace, mark)",
             ),
         ),
     ),

@@ -108,6 +108,11 @@ class CassandraBase:
             self._statements[key] = known
         return known
 
+    def _write_at_hand(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any | None:
+        """What :meth:`_to_write` gives, if it is prepared."""
+        shelf = self._shelves[dataset.id]
+        return self._statements.get((dataset.id, cql, start_us, shelf.write_consistency))
+
     # Datasets and their slices.
 
     def _shelf(self, dataset: Dataset) -> Shelf:
@@ -156,6 +161,16 @@ class CassandraBase:
         except SliceMissingError:
             await shelf.reload()
             return slice_of(shelf.slices, time_us)
+
+    def _slice_at_hand(self, dataset: Dataset, time_us: int) -> Slice | None:
+        """The slice that holds *time_us*, if it is known."""
+        shelf = self._shelves.get(dataset.id)
+        if shelf is not None:
+            # Nearly always one of the last, which are made ahead.
+            for each in reversed(shelf.slices):
+                if each.start_us <= time_us:
+                    return each if time_us < each.end_us else None
+        return None
 
     async def _reload_slices(self, dataset: Dataset) -> Shelf:
         """Read the dataset's slices anew: a table turned out to be missing."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from counter.errors import SliceMissingError, UnavailableError
+from counter.prompt import Told
 from counter.storage.cassandra.failures import within
 from counter.storage.cassandra.folds import EventFolds
 from counter.storage.cassandra.gathering import batch_of
@@ -61,6 +62,24 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
                 outcome = Written.CONFLICT
             answers.append(outcome)
         return answers
+
+    def append_soon(self, namespace: Namespace, event: Event, told: Told) -> bool:
+        """See :class:`counter.prompt.PromptStore`."""
+        dataset = namespace.dataset
+        each = self._slice_at_hand(dataset, event.event_time_us)
+        if (
+            each is None
+            or namespace.id in self._gone
+            or namespace.settings.payload_check is PayloadCheck.STRICT
+        ):
+            return False
+        insert = self._write_at_hand(dataset, INSERT[form_of(event)], each.start_us)
+        if insert is None:
+            return False
+        place = place_of(each, namespace.id, event)
+        lane = (dataset.write_timeout_us, *place)
+        self._rows.begin(lane, insert_of(insert, place, event), _Sink(told))
+        return True
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._must_stand(namespace)
@@ -159,6 +178,18 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
             event_of(event.counter, event[1:4], *rows[0]) if rows else None
             for event, rows in zip(events, results, strict=True)
         ]
+
+
+class _Sink:
+    """Tells what became of one event."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def settle(self, _index: int, result: BaseException | None) -> None:
+        self._told(Written.UNTOLD if result is None else result)
 
 
 def _is_strict(namespace: Namespace, event: Event) -> bool:

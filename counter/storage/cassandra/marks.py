@@ -10,7 +10,8 @@ its window.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from counter.limits import DAY, SECOND
@@ -106,6 +107,35 @@ class CassandraMarks(CassandraWrites):
             rows.append((lane, row))
         await self._write_listed(namespace, rows, [mark.counter for mark in marks])
 
+    def mark_soon(
+        self, namespace: Namespace, mark: Mark, told: Callable[[BaseException | None], None]
+    ) -> bool:
+        """See :class:`counter.prompt.PromptStore`."""
+        dataset, (window_us, counter, recount_us) = namespace.dataset, mark
+        if self._slice_at_hand(dataset, window_us) is None:
+            return False
+        insert = self._write_at_hand(dataset, _MARK)
+        insert_name = self._write_at_hand(dataset, _NAME)
+        if insert is None or insert_name is None:
+            return False
+        name = (namespace.id, counter)
+        is_new = name not in self._listed
+        sink = _Marked(told, 1 + is_new, partial(self._list, name) if is_new else None)
+        shard = shard_of(counter, namespace.settings.shards)
+        timeout_us, partition = dataset.write_timeout_us, (namespace.id, shard, window_us)
+        row = bound(insert, _MARK_PACKERS, (*partition, counter, recount_us, self._stamp()))
+        self._rows.begin((timeout_us, "dirty", *partition), row, sink)
+        if is_new:
+            row = bound(insert_name, _NAME_PACKERS, (*partition[:2], counter, self._stamp()))
+            self._rows.begin((timeout_us, "names", *partition[:2]), row, sink)
+        return True
+
+    def _list(self, name: tuple[int, str]) -> None:
+        """Know that *name* is listed."""
+        self._listed[name] = None
+        while len(self._listed) > _NAMES_MAX:
+            self._listed.popitem(last=False)
+
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
         dataset, events = namespace.dataset, mark.events
         for time_us in {event.event_time_us for event in events}:
@@ -135,9 +165,7 @@ class CassandraMarks(CassandraWrites):
                 rows.append((lane, bound(insert, _NAME_PACKERS, values)))
         await self._write(rows)
         for counter in new:
-            listed[(namespace.id, counter)] = None
-        while len(listed) > _NAMES_MAX:
-            listed.popitem(last=False)
+            self._list((namespace.id, counter))
 
     async def fence(self) -> int:
         return self._clock.now_us()
@@ -269,6 +297,31 @@ class CassandraMarks(CassandraWrites):
         """Remember where there is something to drop."""
         seen = self._seen.setdefault((namespace.id, shard), set())
         seen.update(mark.window_us for mark in marks)
+
+
+class _Marked:
+    """Tells when a mark stands, and its counter's name where that is new."""
+
+    __slots__ = ("_error", "_left", "_stands", "_told")
+
+    def __init__(
+        self,
+        told: Callable[[BaseException | None], None],
+        rows: int,
+        stands: Callable[[], None] | None,
+    ) -> None:
+        self._told = told
+        self._left = rows
+        self._stands = stands
+        self._error: BaseException | None = None
+
+    def settle(self, _index: int, result: BaseException | None) -> None:
+        self._error = self._error or result
+        self._left -= 1
+        if not self._left:
+            if self._error is None and self._stands is not None:
+                self._stands()
+            self._told(self._error)
 
 
 def _window(mark: Mark | AtomicMark) -> int:

@@ -96,16 +96,19 @@ class MemcachedCache:
 
     async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
         ttl_s = _guard_ttl_s(namespace)
-        notes = [
-            commands.Note(
-                token_key(self._prefix, namespace.id, event),
-                ttl_s,
-                event.atom or fingerprint((event,)),
-            )
-            for event in events
-        ]
+        notes = [self._note(namespace, event, ttl_s) for event in events]
         answers = await self._ask(self._notes, notes, [each.key for each in notes])
         return [Guarded.UNTOLD if isinstance(each, Unreachable) else each for each in answers]
+
+    def guard_soon(
+        self, namespace: Namespace, event: Event, told: Callable[[Guarded], None]
+    ) -> None:
+        note = self._note(namespace, event, _guard_ttl_s(namespace))
+
+        def answered(answers: Sequence[Guarded] | Unreachable) -> None:
+            told(Guarded.UNTOLD if isinstance(answers, Unreachable) else answers[0])
+
+        self._lane_of(self._notes, note.key).ask_soon((note,), answered)
 
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]
@@ -143,6 +146,10 @@ class MemcachedCache:
     async def clear(self, namespace: Namespace, counter: str) -> None:
         await self._change(namespace, counter, None)
 
+    def _note(self, namespace: Namespace, event: Event, ttl_s: int) -> commands.Note:
+        key = token_key(self._prefix, namespace.id, event)
+        return commands.Note(key, ttl_s, event.atom or fingerprint((event,)))
+
     async def _change(self, namespace: Namespace, counter: str, delta: int | None) -> int:
         key = value_key(self._prefix, namespace.id, counter)
         [answer] = await self._ask(self._changes, [commands.Change(key, delta)], [key])
@@ -165,8 +172,7 @@ class MemcachedCache:
             return await _ask_one(lanes[0], items)
         places: dict[int, list[int]] = {}
         for place, key in enumerate(keys):
-            index = self._index[self._hashing.get_node(key.decode("ascii"))]
-            places.setdefault(index, []).append(place)
+            places.setdefault(self._server_of(key), []).append(place)
         if len(places) == 1:
             return await _ask_one(lanes[next(iter(places))], items)
         parts = await asyncio.gather(
@@ -179,6 +185,13 @@ class MemcachedCache:
         for mine, part in zip(places.values(), parts, strict=True):
             answers |= zip(mine, part, strict=True)
         return [answers[place] for place in range(len(items))]
+
+    def _server_of(self, key: bytes) -> int:
+        """The place of the server that *key* lives on."""
+        return self._index[self._hashing.get_node(key.decode("ascii"))]
+
+    def _lane_of(self, lanes: Sequence[Lane[_Item, _Answer]], key: bytes) -> Lane[_Item, _Answer]:
+        return lanes[self._server_of(key)] if len(lanes) > 1 else lanes[0]
 
     def _lanes(
         self, work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]]

@@ -28,8 +28,8 @@ _OVERDUE: Final = "it does not answer at all"
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: The requests of a batch: each one's items, and who waits for its answers.
-_Batch = list[tuple[Sequence[Any], asyncio.Future[Any]]]
+#: The requests of a batch: each one's items, and who is told its answers.
+_Batch = list[tuple[Sequence[Any], Callable[[Any], None]]]
 
 
 class Unreachable:
@@ -106,21 +106,39 @@ class Lane(Generic[_Item, _Answer]):
     ) -> Sequence[_Answer] | Unreachable:
         """An answer for each item, or why there is none. *insist* asks a server that is left
         alone, too."""
+        answer: asyncio.Future[Sequence[_Answer] | Unreachable]
+        answer = asyncio.get_running_loop().create_future()
+
+        def told(answers: Sequence[_Answer] | Unreachable) -> None:
+            if not answer.done():
+                answer.set_result(answers)
+
+        self.ask_soon(items, told, insist=insist)
+        return await answer
+
+    def ask_soon(
+        self,
+        items: Sequence[_Item],
+        told: Callable[[Sequence[_Answer] | Unreachable], None],
+        *,
+        insist: bool = False,
+    ) -> None:
+        """The same; *told*, which must not raise, gets the answers, at once where there are none
+        to wait for."""
         server = self._server
         if self._shut is not None:
-            return self._unreachable(self._shut, sent=False)
-        if not insist and not server.may_be_asked():
-            return Unreachable(server.trouble or server.name, sent=False)
-        if self._waiting_items + len(items) > _WAITING_MAX:
-            return self._unreachable(f"{self._waiting_items} requests wait already", sent=False)
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Sequence[_Answer] | Unreachable] = loop.create_future()
-        self._waiting.append((items, answer))
-        self._waiting_items += len(items)
-        if self._out is None and not self._leaving:
-            self._leaving = True
-            loop.call_soon(self._leave)
-        return await answer
+            told(self._unreachable(self._shut, sent=False))
+        elif not insist and not server.may_be_asked():
+            told(Unreachable(server.trouble or server.name, sent=False))
+        elif self._waiting_items + len(items) > _WAITING_MAX:
+            said = f"{self._waiting_items} requests wait already"
+            told(self._unreachable(said, sent=False))
+        else:
+            self._waiting.append((items, told))
+            self._waiting_items += len(items)
+            if self._out is None and not self._leaving:
+                self._leaving = True
+                asyncio.get_running_loop().call_soon(self._leave)
 
     async def close(self) -> None:
         """Finish the batch that is out, and let go of the connection."""
@@ -188,10 +206,9 @@ class Lane(Generic[_Item, _Answer]):
             return
         self._server.answered()
         start = 0
-        for part, answer in batch:
+        for part, told in batch:
             end = start + len(part)
-            if not answer.done():
-                answer.set_result(result[start:end])
+            told(result[start:end])
             start = end
 
     def _overdue(self, batch: _Batch) -> None:
@@ -208,9 +225,8 @@ class Lane(Generic[_Item, _Answer]):
 
     @staticmethod
     def _tell_all(batch: _Batch, answer: Unreachable) -> None:
-        for _, each in batch:
-            if not each.done():
-                each.set_result(answer)
+        for _, told in batch:
+            told(answer)
 
     def _unreachable(self, reason: str, *, sent: bool) -> Unreachable:
         return Unreachable(f"memcached at {self._server.name}: {reason}", sent=sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from counter.folding import fingerprint
@@ -45,6 +45,14 @@ class MemoryCache:
         """A process can always reach itself."""
 
     async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
+        return self._guard(namespace, events)
+
+    def guard_soon(
+        self, namespace: Namespace, event: Event, told: Callable[[Guarded], None]
+    ) -> None:
+        told(self._guard(namespace, (event,))[0])
+
+    def _guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
         answers = []
         for event in events:
             payload = event.atom or fingerprint((event,))
