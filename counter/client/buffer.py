@@ -197,8 +197,10 @@ class Buffer:
                 self._done.notify_all()
 
     def _is_due(self) -> bool:
+        """Whether to take what is open: where none waits before it, or the disk is to have it."""
         merging, now_s = self._merging, time.monotonic()
-        if merging.held and now_s - self._taken_s < merging.bounds.max_delay:
+        is_soon = now_s - self._taken_s < merging.bounds.max_delay
+        if merging.held and (is_soon or not merging.durable):
             return False
         self._taken_s = now_s
         return True

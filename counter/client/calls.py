@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from json.encoder import encode_basestring
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -219,9 +220,8 @@ def tokens(count: int) -> Call[list[Token]]:
 
 def item_text(counter: str, delta: int, token: tuple[bytes, int]) -> str:
     """One item of ``batch/add`` in JSON."""
-    name = json.dumps(counter, ensure_ascii=False)
     return (
-        f'{{"counter":{name},"delta":{delta},"idempotency_token":{{'
+        f'{{"counter":{encode_basestring(counter)},"delta":{delta},"idempotency_token":{{'
         f'"token":"{token[0].hex()}","generation_time":"{to_rfc3339(token[1])}"}}}}'
     )
 

@@ -1,0 +1,148 @@
+"""What the buffer of an event loop does at its bounds and in trouble; the rest both share."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.client import (
+    AsyncCounterClient,
+    BufferFullError,
+    ClosedError,
+    Flush,
+    Options,
+    UnsentError,
+)
+from counter.errors import InvalidParameterError, NamespaceUnknownError
+from tests.support.relay import Relay
+from tests.support.server import Server
+from tests.support.waiting import eventually
+
+QUICK = Options(trust_env=False, attempt_timeout_s=0.3, backoff_first_s=0.01, backoff_max_s=0.1)
+
+
+async def test_an_add_to_a_full_buffer_waits_for_room(service: Server) -> None:
+    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    async with relay.listening():
+        relay.is_away = True
+        url = f"http://127.0.0.1:{relay.address[1]}"
+        async with (
+            AsyncCounterClient(url, options=QUICK) as client,
+            client.buffer(max_items=2) as buffer,
+        ):
+            buffer.add_nowait("full-a")
+            buffer.add_nowait("full-b")
+            with pytest.raises(BufferFullError):
+                buffer.add_nowait("full-c")
+            waiting = asyncio.create_task(buffer.add("full-c"))
+            await eventually(relay.has_refused, "the buffer tried to send")
+            assert not waiting.done()
+            relay.is_away = False
+            await waiting
+    async with AsyncCounterClient(service.url, options=QUICK) as client:
+        counts = await client.get_many(["full-a", "full-b", "full-c"])
+        assert [each.count for each in counts] == [1, 1, 1]
+
+
+async def test_one_that_waits_for_room_is_told_of_the_end() -> None:
+    async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        buffer = client.buffer(max_items=1)
+        await buffer.__aenter__()
+        await buffer.add("a")
+        waiting = asyncio.create_task(buffer.add("b"))
+        await asyncio.sleep(0)
+        with pytest.raises(UnsentError) as caught:
+            await buffer.close(timeout=0.01)
+        found = Counter(caught.value.unsent)
+        for each in caught.value.unfinished:
+            found.update(dict(each.items))
+        assert found == {"a": 1}
+        with pytest.raises(ClosedError):
+            await waiting
+        await buffer.close()
+
+
+async def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -> None:
+    flushed: list[Flush] = []
+    options = Options(trust_env=False, on_flush=flushed.append)
+
+    async def is_sent() -> bool:
+        return bool(flushed)
+
+    async with (
+        AsyncCounterClient(service.url, options=options) as client,
+        client.buffer() as buffer,
+    ):
+        await buffer.add("delayed-async", 2)
+        await eventually(is_sent, "the buffer sends by itself")
+        await buffer.add("delayed-async", 3)
+    async with AsyncCounterClient(service.url, options=QUICK) as client:
+        assert (await client.get("delayed-async")).count == 5
+
+
+async def test_what_no_counter_takes_is_refused_at_the_add(service: Server) -> None:
+    bad: list[Any] = [("", 1), ("a", 2**63), ("a", 1.5), (3, 1)]
+    async with (
+        AsyncCounterClient(service.url, options=QUICK) as client,
+        client.buffer() as buffer,
+    ):
+        for counter, delta in bad:
+            with pytest.raises(InvalidParameterError):
+                await buffer.add(counter, delta)
+
+
+async def test_a_namespace_that_is_not_there_is_told_at_the_flush(service: Server) -> None:
+    async with AsyncCounterClient(service.url, "not-yet", options=QUICK) as client:
+        with pytest.raises(UnsentError, match="not-yet") as caught:
+            async with client.buffer(max_delay=3_600) as buffer:
+                await buffer.add("a", 3)
+        assert isinstance(caught.value.__cause__, NamespaceUnknownError)
+
+
+async def test_a_buffer_whose_disk_fails_tells_every_add_so(
+    service: Server, tmp_path: Path
+) -> None:
+    """Here while it sends: the adds that come later are told, and none is lost."""
+    async with AsyncCounterClient(service.url, options=QUICK) as client:
+        buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
+        merging = buffer._merging
+        spool: Any = merging.backlog
+        spool._db.execute("PRAGMA query_only = 1")
+        await buffer.__aenter__()
+        await buffer.add("failing", 2)
+
+        async def has_failed() -> bool:
+            return merging.failure is not None
+
+        await eventually(has_failed, "the disk is asked")
+        with pytest.raises(ClosedError, match="spool"):
+            await buffer.add("failing")
+        with pytest.raises(UnsentError) as caught:
+            await buffer.close()
+        assert caught.value.unsent == {"failing": 2}
+
+
+async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> None:
+    """And so is what comes while the service is away, in its time."""
+    async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
+        await buffer.__aenter__()
+        await buffer.add("kept", 2)
+        await buffer.sync()
+        await buffer.add("kept later", 3)
+
+        async def is_taken() -> bool:
+            return not buffer._merging.open
+
+        await eventually(is_taken, "what is open goes to the disk")
+        with pytest.raises(UnsentError):
+            await buffer.close(timeout=0.01)
+        again = client.buffer(spool=tmp_path / "spool")
+        backlog = again._merging.backlog
+        found = Counter(backlog.unsent())
+        for each in backlog.unfinished():
+            found[each.counter] += each.delta
+        backlog.close()
+        assert found == {"kept": 2, "kept later": 3}
