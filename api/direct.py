@@ -21,11 +21,11 @@ from api.answers import added_reply, count_reply, problem_reply
 from api.call import JSON, NO_CONTENT, Call, Message, Reply, Scope
 from api.front import Front
 from api.protocol import TimedProtocol
-from api.quick import read_add
+from api.quick import read_add, read_change
 from counter.errors import CounterError
 from counter.outcomes import REPLAYED, Added
 from counter.service import CounterService
-from counter.types import Namespace, Written
+from counter.types import CounterType, Namespace, Written
 
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these goes the way of uvicorn.
@@ -121,10 +121,16 @@ class DirectCycle:
 
     def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
         """Whether the add is under way."""
+        self.namespace = namespace
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            delta = read_change(self.body)
+            if delta is None:
+                return False
+            return service.best_effort.add_soon(namespace, counter, delta, self._changed)
         event = read_add(self.body, counter)
         if event is None:
             return False
-        self.namespace, self.event = namespace, event
+        self.event = event
         return service.add_soon(namespace, event, self._added)
 
     def _added(self, outcome: Written | CounterError) -> None:
@@ -137,6 +143,12 @@ class DirectCycle:
         else:
             # Late, or a conflict: the handler looks closer, under the same token.
             self.protocol.start(self._handle())
+
+    def _changed(self, outcome: Added | CounterError) -> None:
+        if isinstance(outcome, CounterError):
+            self.answer(problem_reply(outcome))
+        else:
+            self.answer(added_reply(self.namespace, outcome))
 
     async def _handle(self) -> None:
         """Have the route's handler answer."""

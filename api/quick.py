@@ -40,6 +40,11 @@ class _Add(Struct, forbid_unknown_fields=True, gc=False):
     idempotency_token: _Token
 
 
+class _Change(Struct, forbid_unknown_fields=True, gc=False):
+    delta: _Delta
+    idempotency_token: _Token | None = None
+
+
 class _Item(Struct, forbid_unknown_fields=True, gc=False):
     counter: Annotated[str, Meta(min_length=1, max_length=COUNTER_NAME_CHARS_MAX)]
     delta: _Delta
@@ -51,6 +56,7 @@ class _Batch(Struct, forbid_unknown_fields=True, gc=False):
 
 
 _read_add: Final = msgspec.json.Decoder(_Add).decode
+_read_change: Final = msgspec.json.Decoder(_Change).decode
 _read_batch: Final = msgspec.json.Decoder(_Batch).decode
 #: Makes an event of its cells in half the time of its own constructor.
 _new: Final = tuple.__new__
@@ -63,6 +69,21 @@ def read_add(body: bytes, counter: str) -> Event | None:
         token = add.idempotency_token
         time_us = _time_us(token.generation_time)
         return _new(Event, (counter, time_us, _nonce(token.token), 0, add.delta, False, None))
+    except _NOT_USUAL:
+        return None
+
+
+def read_change(body: bytes) -> int | None:
+    """The delta of an add whose token, if it has one, is not used; None where the models must read
+    the body."""
+    try:
+        change = _read_change(body)
+        token = change.idempotency_token
+        if token is not None:
+            # It is not used, and must be one.
+            _time_us(token.generation_time)
+            _nonce(token.token)
+        return change.delta
     except _NOT_USUAL:
         return None
 

@@ -28,28 +28,48 @@ from api.call import Call, Reply
 from api.front import Front, Route
 from api.metrics import Metrics
 from api.protocol import TimedProtocol, timed_protocol
+from counter.best_effort import Answered, BestEffort
 from counter.cli import ServeFlags
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.outcomes import Add, Added, Credential
+from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
+from counter.skew import ClockGuard
 from counter.storage.cassandra.options import options_of
 from counter.turns import Done
-from counter.types import CounterType, Event, Namespace, Token, Written
+from counter.types import Event, Namespace, Token, Written
+
+
+class UnstoredCounters(BestEffort):
+    """Best-effort counters that nothing is added to."""
+
+    def __init__(self, cache: Cache, clock: Clock, tally: dict[str, int]) -> None:
+        super().__init__(cache, clock)
+        self._tally = tally
+
+    def add_soon(self, namespace: Namespace, counter: str, delta: int, answered: Answered) -> bool:
+        """Answer as if *delta* had been counted."""
+        self._tally["original"] += 1
+        answered(Added(counter, delta, self._clock.now_us(), None))
+        return True
 
 
 class UnstoredService(CounterService):
     """The service's checks of a token, and none of what comes after them."""
 
+    def __init__(
+        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
+    ) -> None:
+        super().__init__(store, cache, clock, guard)
+        self.best_effort = UnstoredCounters(cache, clock, self.tally)
+
     async def add(
         self, namespace: Namespace, counter: str, delta: int, credential: Credential
     ) -> Added:
         """Answer as if *delta* had been counted."""
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            self.tally["original"] += 1
-            return Added(counter, delta, self._clock.now_us(), None)
         added = self._unstored(namespace, Add(counter, delta, credential), self._clock.now_us())
         if isinstance(added, CounterError):
             raise added

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from counter.errors import CacheUnavailableError
 from counter.types import Event, Guarded, Mark, Namespace, Written
 
 #: Told what became of one event: an outcome, or why there is none.
@@ -44,4 +45,20 @@ class PromptCache(Protocol):
     ) -> None:
         """Begin to do what :meth:`counter.ports.Cache.guard` does of *event* alone; *told* is
         called once, and may be before this returns."""
+        ...
+
+
+@runtime_checkable
+class PromptCounters(Protocol):
+    """A cache that changes a best-effort counter at once."""
+
+    def increment_soon(
+        self,
+        namespace: Namespace,
+        counter: str,
+        delta: int,
+        told: Callable[[int | CacheUnavailableError], None],
+    ) -> None:
+        """Begin to do what :meth:`counter.ports.Cache.increment` does; *told*, which must not
+        raise, is called once, and may be before this returns."""
         ...

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from counter import limits
+from counter.best_effort import BestEffort
 from counter.errors import (
     CounterError,
     NamespaceUnknownError,
@@ -54,6 +55,7 @@ class CounterService:
         self.tally = dict.fromkeys(TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self._turns = Turns(self._write_turn)
+        self.best_effort = BestEffort(cache, clock)
         self.namespaces = Namespaces(store, clock)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from counter.errors import CacheUnavailableError
 from counter.ports import Cache
-from counter.prompt import PromptCache
+from counter.prompt import PromptCache, PromptCounters
 from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 from tests.contracts.cases import (
     DATASET,
@@ -100,6 +101,19 @@ class UntimedCacheCases:
         assert values == [5, -2, -2, 8]
         await cache.increment(namespace, "d", -3)
         assert list(await cache.best_effort(namespace, ["d", "never", "c", "d"])) == [-3, 0, 8, -3]
+
+    async def test_best_effort_counters_add_up_without_a_task(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """To the same values, whichever way is taken."""
+        assert isinstance(cache, PromptCounters)
+        values: list[int | CacheUnavailableError] = []
+        for delta in (5, -7):
+            answer: asyncio.Future[int | CacheUnavailableError]
+            answer = asyncio.get_running_loop().create_future()
+            cache.increment_soon(namespace, "c", delta, answer.set_result)
+            values += [await answer, await cache.increment(namespace, "c", 1)]
+        assert values == [5, 6, -1, 0]
 
     async def test_best_effort_counters_have_any_name(
         self, cache: Cache, namespace: Namespace

@@ -10,6 +10,7 @@ from tests.support.times import MINUTE, SECOND, START_US
 ADD = f"{one()}/add"
 LONG = "x" * 256
 KEYED = b'{"delta": 1}'
+BAD_TOKEN = b'{"delta": 1, "idempotency_token": {"token": "1", "generation_time": "now"}}'
 BODY_MAX = 1024 * 1024
 
 Cases = dict[str, tuple[bytes, list[int]]]
@@ -33,6 +34,12 @@ FORMS: Cases = {
     "best-effort-without-token": (
         post(f"{one(namespace='quick')}/add", KEYED, JSON) + get(namespace="quick"),
         [200, 200],
+    ),
+    "best-effort-with-a-token-that-is-none": (
+        post(f"{one(namespace='quick')}/add", b'{"delta": 1, "idempotency_token": null}', JSON)
+        + post(f"{one(namespace='quick')}/add", BAD_TOKEN, JSON)
+        + get(namespace="quick"),
+        [200, 400, 200],
     ),
     "direct-then-not": (
         add(11) + request("GET", "/v1/namespaces") + get("c?max_staleness=0s"),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from api.counters import token_of
 from api.models import AddBody, BatchAddBody
-from api.quick import read_add, read_batch
+from api.quick import read_add, read_batch, read_change
 from counter.clock import to_rfc3339
 from counter.errors import CounterError
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, TIME_MAX_US, TIME_MIN_US
@@ -49,6 +49,16 @@ def models_read_add(body: bytes, counter: str) -> Event | None:
         return None
 
 
+def models_read_change(body: bytes) -> int | None:
+    """What the longer way makes of an add whose token is not used; None where it refuses it."""
+    try:
+        add = AddBody.model_validate_json(body)
+        token_of(add.idempotency_token)
+        return add.delta
+    except (ValidationError, CounterError):
+        return None
+
+
 def models_read_batch(body: bytes) -> list[Event | None] | None:
     """What the longer way makes of a batch; None where it refuses any item."""
     try:
@@ -65,7 +75,11 @@ def event_of(counter: str, delta: int, token: Token | None) -> Event | None:
 
 
 def check(body: bytes) -> None:
-    """Hold both readers against the models, as an add and as a batch."""
+    """Hold the readers against the models, as an add of either kind and as a batch."""
+    change = read_change(body)
+    if change is not None:
+        assert type(change) is int
+        assert change == models_read_change(body)
     add = read_add(body, "c")
     if add is not None:
         assert type(add) is Event
@@ -226,6 +240,15 @@ def test_the_usual_add_is_taken(
     token = {"token": text, "generation_time": to_rfc3339(time_us)}
     body = dumped({"delta": delta, "idempotency_token": token}, spaced)
     assert read_add(body, "c") == Event("c", time_us, nonce, 0, delta)
+    assert read_change(body) == delta
+    check(body)
+
+
+@given(deltas, st.booleans(), st.booleans())
+def test_the_usual_add_without_a_token_is_taken(delta: int, null: bool, spaced: bool) -> None:
+    token = {"idempotency_token": None} if null else {}
+    body = dumped({"delta": delta, **token}, spaced)
+    assert read_change(body) == delta
     check(body)
 
 

@@ -134,6 +134,20 @@ class MemcachedCache:
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
         return await self._change(namespace, counter, delta)
 
+    def increment_soon(
+        self,
+        namespace: Namespace,
+        counter: str,
+        delta: int,
+        told: Callable[[int | CacheUnavailableError], None],
+    ) -> None:
+        key = value_key(self._prefix, namespace.id, counter)
+
+        def answered(answers: Sequence[int] | Unreachable) -> None:
+            told(_unchanged(answers) if isinstance(answers, Unreachable) else answers[0])
+
+        self._lane_of(self._changes, key).ask_soon((commands.Change(key, delta),), answered)
+
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
         keys = [value_key(self._prefix, namespace.id, counter) for counter in counters]
         values: list[int] = []
@@ -154,12 +168,7 @@ class MemcachedCache:
         key = value_key(self._prefix, namespace.id, counter)
         [answer] = await self._ask(self._changes, [commands.Change(key, delta)], [key])
         if isinstance(answer, Unreachable):
-            what = (
-                "may have been made, and a retry may make it twice"
-                if answer.sent
-                else "was not made"
-            )
-            raise _unavailable(f"{answer.reason}; the change {what}")
+            raise _unchanged(answer)
         return answer
 
     async def _ask(
@@ -227,6 +236,12 @@ def _guard_ttl_s(namespace: Namespace) -> int:
 def _whole_seconds(ttl_us: int) -> int:
     """Rounded up: 0 would stand for ever."""
     return min(max(-(-ttl_us // limits.SECOND), 1), _TTL_MAX_S)
+
+
+def _unchanged(why: Unreachable) -> CacheUnavailableError:
+    """A change of a best-effort counter that was not acknowledged."""
+    what = "may have been made, and a retry may make it twice" if why.sent else "was not made"
+    return _unavailable(f"{why.reason}; the change {what}")
 
 
 def _unavailable(reason: str) -> CacheUnavailableError:

@@ -89,6 +89,14 @@ class MemoryCache:
             self._entries.popitem(last=False)
 
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
+        return self._increment(namespace, counter, delta)
+
+    def increment_soon(
+        self, namespace: Namespace, counter: str, delta: int, told: Callable[[int], None]
+    ) -> None:
+        told(self._increment(namespace, counter, delta))
+
+    def _increment(self, namespace: Namespace, counter: str, delta: int) -> int:
         key = (namespace.id, counter)
         value = self._values[key] = self._values.get(key, 0) + delta
         self._values.move_to_end(key)

@@ -1,0 +1,44 @@
+"""Adds to best-effort counters, without a task that waits for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from counter.errors import CounterError
+from counter.outcomes import Added
+from counter.ports import Cache, Clock
+from counter.prompt import PromptCounters
+from counter.types import Namespace
+
+#: Told what to answer to an add.
+Answered = Callable[[Added | CounterError], None]
+
+_log = logging.getLogger("counter.best_effort")
+
+
+class BestEffort:
+    """Begins adds where the cache can, and has whoever sent them called back."""
+
+    def __init__(self, cache: Cache, clock: Clock) -> None:
+        self._clock = clock
+        self._counters = cache if isinstance(cache, PromptCounters) else None
+
+    def add_soon(self, namespace: Namespace, counter: str, delta: int, answered: Answered) -> bool:
+        """Add *delta*, then call *answered*, which may be before this returns. False, and nothing
+        is done, where :meth:`counter.service.CounterService.add` must do it."""
+        if self._counters is None:
+            return False
+
+        def told(value: int | CounterError) -> None:
+            try:
+                if isinstance(value, CounterError):
+                    answered(value)
+                else:
+                    answered(Added(counter, delta, self._clock.now_us(), None))
+            except Exception:
+                # One that cannot be told must not keep the others waiting.
+                _log.exception("the outcome of an add could not be told")
+
+        self._counters.increment_soon(namespace, counter, delta, told)
+        return True

@@ -1,0 +1,51 @@
+"""Adds to best-effort counters, begun without a task."""
+
+import logging
+
+import pytest
+
+from counter.best_effort import BestEffort
+from counter.errors import CacheUnavailableError, CounterError
+from counter.outcomes import Added
+from counter.storage.memory import MemoryCache
+from counter.types import Namespace
+from tests.contracts.cache_cases import namespace_of
+from tests.support.clock import FakeClock
+
+NOW = 1_000
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    return namespace_of()
+
+
+def test_an_add_is_answered_at_once_where_the_cache_answers_at_once(namespace: Namespace) -> None:
+    clock = FakeClock(NOW)
+    told: list[Added | CounterError] = []
+    adds = BestEffort(MemoryCache(clock), clock)
+    assert adds.add_soon(namespace, "c", 3, told.append)
+    assert told == [Added("c", 3, NOW, None)]
+
+
+def test_an_add_that_was_not_made_is_told(namespace: Namespace) -> None:
+    class Down(MemoryCache):
+        def increment_soon(self, _namespace, _counter, _delta, told) -> None:  # type: ignore[no-untyped-def]
+            told(error)
+
+    clock, error = FakeClock(NOW), CacheUnavailableError("planted")
+    told: list[Added | CounterError] = []
+    assert BestEffort(Down(clock), clock).add_soon(namespace, "c", 3, told.append)
+    assert told == [error]
+
+
+def test_one_that_cannot_be_told_keeps_no_other_waiting(
+    namespace: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hung_up(_outcome: Added | CounterError) -> None:
+        raise ConnectionError("planted")
+
+    clock = FakeClock(NOW)
+    with caplog.at_level(logging.ERROR, "counter.best_effort"):
+        assert BestEffort(MemoryCache(clock), clock).add_soon(namespace, "c", 3, hung_up)
+    assert "could not be told" in caplog.text
