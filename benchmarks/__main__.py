@@ -59,7 +59,8 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "growth-counters": growth_adds.counters,
     "growth-events": growth_adds.events,
     "growth-connections": growth_adds.connections,
-    "growth-rollup": growth_rollup.run,
+    "growth-rollup": growth_rollup.idle,
+    "growth-backlog": growth_rollup.backlog,
     "growth-memory": growth_memory.run,
     "cluster-adds": cluster_adds.run,
     "cluster-quorum": cluster_quorum.run,
@@ -71,7 +72,10 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-takeover": takeover.run,
 }
 _WITHOUT_WRK: Final = frozenset(
-    {"rollups", "sdk-buffered", "start", "growth-rollup", "cluster-rollups", "cluster-takeover"}
+    {
+        *("rollups", "sdk-buffered", "start", "growth-rollup", "growth-backlog"),
+        *("cluster-rollups", "cluster-takeover"),
+    }
 )
 
 
