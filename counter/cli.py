@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -29,8 +29,17 @@ app = App(
 )
 schema = App(name="schema", help="The tables that Cassandra holds.")
 config = App(name="config", help="The settings.")
+plan = App(name="plan", help="How much of everything it takes: tokens, events, a cluster.")
 app.command(schema)
 app.command(config)
+app.command(plan)
+# Imported only when one of them is run, so what they do is told here.
+_PLANNED: Final = (
+    "\n\nExit codes: 0, with warnings too; 2 if a value cannot be read or is past its bound."
+)
+plan.command("counter.cli_plan:dedup", help=f"Plan what knows a repeated token again.{_PLANNED}")
+plan.command("counter.cli_plan:storage", help=f"Plan how one counter's events are cut.{_PLANNED}")
+plan.command("counter.cli_plan:cluster", help=f"Plan nodes, servers and processes.{_PLANNED}")
 
 
 def _is(name: str) -> Parameter:
@@ -193,6 +202,13 @@ def told() -> Iterator[None]:
         _fail(str(error))
     except CounterError as error:
         _fail(error.detail)
+
+
+def tell(text: str, warnings: Iterable[str] = ()) -> None:
+    """Print *text*, and *warnings* to standard error."""
+    print(text)
+    for each in warnings:
+        print(f"counter: warning: {each}", file=sys.stderr)
 
 
 def _fail(message: str) -> NoReturn:

@@ -15,6 +15,13 @@ _UNITS_US: Final[Mapping[str, int]] = {
     "us": 1,
 }
 _PART: Final = re.compile(r"(\d{1,18})(us|ms|s|m|h|d)", re.ASCII)
+#: What of ISO 8601 is a fixed span of time. A year and a month are none, and are not read.
+_ISO: Final = re.compile(
+    r"P(?=[\dT])(?:(?P<w>\d{1,9})W)?(?:(?P<d>\d{1,9})D)?"
+    r"(?:T(?=\d)(?:(?P<h>\d{1,9})H)?(?:(?P<m>\d{1,9})M)?"
+    r"(?:(?P<s>\d{1,9})(?:[.,](?P<fraction>\d{1,6}))?S)?)?",
+    re.ASCII,
+)
 
 
 def parse_duration(text: str) -> int:
@@ -34,6 +41,26 @@ def parse_duration(text: str) -> int:
     return total
 
 
+def parse_iso_duration(text: str) -> int:
+    """Microseconds of *text* as ISO 8601 writes it (``P7D``, ``PT1H30M``, ``PT0.5S``), or as
+    :func:`parse_duration` reads it.
+
+    Raises ValueError naming the text where it is of neither form.
+    """
+    if not text.startswith("P"):
+        return parse_duration(text)
+    found = _ISO.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text[:40]!r} is not a duration of weeks, days, hours, minutes and seconds;"
+            " write it like P7D, PT24H or PT0.5S"
+        )
+    parts = {unit: int(number or 0) for unit, number in found.groupdict().items()}
+    days_us = (7 * parts["w"] + parts["d"]) * _UNITS_US["d"]
+    fraction_us = int((found["fraction"] or "").ljust(6, "0"))
+    return days_us + sum(parts[unit] * _UNITS_US[unit] for unit in "hms") + fraction_us
+
+
 def format_duration(duration_us: int) -> str:
     """The shortest text that :func:`parse_duration` reads back: the largest unit that divides."""
     if duration_us == 0:
@@ -42,3 +69,15 @@ def format_duration(duration_us: int) -> str:
         if duration_us % size == 0:
             return f"{duration_us // size}{unit}"
     raise ValueError(f"{duration_us} is not a whole number of microseconds")
+
+
+def spell_duration(duration_us: int) -> str:
+    """Text that :func:`parse_duration` reads back, in parts where it is long: ``6d23h59m``."""
+    if duration_us == 0:
+        return "0s"
+    parts, rest_us = [], duration_us
+    for unit, size in _UNITS_US.items():
+        number, rest_us = divmod(rest_us, size)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts)

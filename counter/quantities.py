@@ -1,0 +1,94 @@
+"""Rates, sizes, shares and numbers at the edges: ``80/s``, ``200B``, ``20%``, ``1e6``.
+
+Inside, exact: integers, and fractions where a number need not be whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final
+
+#: Past it nothing that can be planned lies; it keeps ``1e999999999`` from filling the memory.
+NUMBER_MAX: Final = 10**18
+
+_NUMBER: Final = re.compile(r"\d{1,19}(?:\.\d{1,18})?(?:[eE]\+?\d{1,2})?", re.ASCII)
+_GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d{1,18})?", re.ASCII)
+_RATE: Final = re.compile(r"([^/]+)/(s|m|h|d)", re.ASCII)
+_SIZE: Final = re.compile(r"([\d.,eE+]+?) ?([kKMGTP]i?B|B)?", re.ASCII)
+_SECONDS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_PREFIXES: Final = "kMGTP"
+
+
+def parse_number(text: str) -> Fraction:
+    """*text* as ``80``, ``4.8``, ``1e6`` or ``1,000,000``.
+
+    Raises ValueError naming the text where it is not of that form, or past NUMBER_MAX.
+    """
+    plain = text.replace(",", "") if _GROUPED.fullmatch(text) else text
+    if _NUMBER.fullmatch(plain) is None:
+        raise ValueError(f"{text[:40]!r} is not a number; write it like 80, 4.8, 1e6 or 1,000,000")
+    number = Fraction(plain)
+    if number > NUMBER_MAX:
+        raise ValueError(f"{text[:40]} is too large; it must be at most 1e18")
+    return number
+
+
+def parse_count(text: str) -> int:
+    """As :func:`parse_number`, a whole number. Raises ValueError."""
+    number = parse_number(text)
+    if number.denominator != 1:
+        raise ValueError(f"{text[:40]} is not a whole number")
+    return int(number)
+
+
+def parse_rate(text: str) -> Fraction:
+    """How many a second: ``80/s``, ``4.8/m``, ``1e6/d``. Raises ValueError naming the text."""
+    found = _RATE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is not a rate; write it like 80/s, 4.8/m or 1e6/d")
+    return parse_number(found[1]) / _SECONDS[found[2]]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``200B``, ``64``, ``4MiB`` (2^20 each) or ``1TB`` (10^12). Raises ValueError."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is not a size; write it like 200B, 64, 4MiB or 1TB")
+    unit = found[2] or "B"
+    power = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
+    size = parse_number(found[1]) * (1_024 if "i" in unit else 1_000) ** power
+    if size.denominator != 1 or size > NUMBER_MAX:
+        raise ValueError(f"{text[:40]} is not a whole number of bytes up to 1e18")
+    return int(size)
+
+
+def parse_share(text: str) -> Fraction:
+    """``20%`` as 1/5. Raises ValueError naming the text where there is no percent sign."""
+    if not text.endswith("%"):
+        raise ValueError(f"{text[:40]!r} is not a percentage; write it like 20%")
+    return parse_number(text[:-1]) / 100
+
+
+def format_number(value: float | Fraction) -> str:
+    """With as many digits as mean something: ``12,960``, ``4.8``, ``2.47e-31``."""
+    number = float(value)
+    if number != 0 and abs(number) < 0.001:
+        return f"{number:.2e}"
+    return f"{number:,.0f}" if abs(number) >= 1_000 or number == int(number) else f"{number:.4g}"
+
+
+def format_bytes(size: float | Fraction) -> str:
+    """In the largest decimal unit that it has one of: ``200 B``, ``17.28 GB``."""
+    value, unit = float(size), "B"
+    for prefix in _PREFIXES:
+        if value < 1_000:
+            break
+        value, unit = value / 1_000, f"{prefix}B"
+    return f"{value:.4g} {unit}"
+
+
+def format_share(share: float | Fraction) -> str:
+    """The inverse of :func:`parse_share`."""
+    return f"{float(share * 100):.4g}%"

@@ -1,0 +1,117 @@
+"""Settings that contradict each other or what clients do, each told with values and a fix."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from counter import limits
+from counter.config import Settings
+from counter.planner_rules import Clients, contradictions, lag_of, retry_most
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+
+
+def _cluster() -> Settings:
+    return Settings(store="cassandra", contact_points=("10.0.0.1",))
+
+
+def dataset(**changed: Any) -> Dataset:
+    """The one that a cluster has by default."""
+    return replace(_cluster().dataset(), **changed)
+
+
+def settings(**changed: Any) -> NamespaceSettings:
+    """The default ones of a cluster's namespace, EVENTUAL."""
+    wanted = {"counter_type": CounterType.EVENTUAL}
+    return replace(_cluster().default_namespace(), **(wanted | changed))
+
+
+def told(
+    clients: Clients | None = None, of: Dataset | None = None, **changed: Any
+) -> tuple[str, ...]:
+    return contradictions(settings(**changed), dataset() if of is None else of, clients)
+
+
+@pytest.mark.parametrize("counter_type", CounterType)
+def test_the_defaults_contradict_nothing(counter_type: CounterType) -> None:
+    assert told(counter_type=counter_type) == ()
+
+
+def test_usual_clients_contradict_nothing() -> None:
+    usual = Clients(
+        retry_us=limits.HOUR,
+        clock_us=limits.SECOND,
+        max_staleness_us=limits.MINUTE,
+        hottest_per_s=Fraction(10),
+    )
+    assert told(usual) == ()
+
+
+def test_what_would_be_refused_comes_first() -> None:
+    first, *_ = told(Clients(retry_us=30 * limits.DAY), rollup_window_us=7 * limits.SECOND)
+    assert first.startswith("the namespace would be refused: rollup_window 7s does not divide")
+
+
+def test_a_retry_after_retention_is_told_nothing() -> None:
+    """Retention less twice the window, the accept limit, the closing lag and the skew."""
+    assert retry_most(settings(), dataset()) == 7 * limits.DAY - 37 * limits.SECOND
+    of = dataset(retention_us=11 * limits.DAY)
+    late_us = retry_most(settings(), of) + 1
+    (retention, _key) = told(Clients(retry_us=late_us), of)
+    assert "known for 10d23h59m23s (retention 11d, less the time of a recount)" in retention
+    (_key,) = told(Clients(retry_us=late_us - 1), of)
+
+
+def test_a_retry_after_its_key_is_forgotten_counts_again() -> None:
+    (key,) = told(Clients(retry_us=limits.DAY + 1))
+    assert "clients retry for 1d1us and key_ttl is 1d" in key
+    assert "counts again" in key
+    assert told(Clients(retry_us=limits.DAY)) == ()
+
+
+def test_a_best_effort_counter_counts_each_retry() -> None:
+    (retries,) = told(Clients(retry_us=1), counter_type=CounterType.BEST_EFFORT)
+    assert "each retry counts again; use EVENTUAL" in retries
+    never = Clients(retry_us=0, clock_us=limits.DAY)
+    assert told(never, counter_type=CounterType.BEST_EFFORT) == ()
+
+
+def test_clients_whose_clocks_are_too_wrong_cannot_make_tokens() -> None:
+    slow, fast = told(Clients(clock_us=5 * limits.SECOND))
+    assert "5s slow and accept_limit is 5s" in slow
+    assert "5s fast and future_limit is 5s" in fast
+    assert told(Clients(clock_us=5 * limits.SECOND - 1)) == ()
+
+
+def test_a_rollup_that_is_further_behind_than_counts_may_be() -> None:
+    """Window 10 s, accept limit 5 s, write time-out 2 s, twice the skew 1 s, a pass 2 s: 20 s."""
+    assert lag_of(settings(), dataset()) == 20 * limits.SECOND
+    least_us = lag_of(settings(), dataset()) + dataset().clock_skew_max_us
+    (behind,) = told(Clients(max_staleness_us=least_us - 1))
+    assert "the rollup is up to 20s behind" in behind
+    assert "or allow 20s500ms" in behind
+    (killed,) = told(Clients(max_staleness_us=least_us))
+    assert "after the loss of a worker the rollup is up to 30s behind" in killed
+    enough_us = least_us + limits.LEASE_TIME_US
+    assert told(Clients(max_staleness_us=enough_us)) == ()
+
+
+def test_an_accurate_read_is_never_behind() -> None:
+    assert told(Clients(max_staleness_us=0)) == ()
+    assert told(Clients(max_staleness_us=1), counter_type=CounterType.ACCURATE) == ()
+
+
+def test_a_counter_too_busy_for_its_partitions_is_told_what_would_do() -> None:
+    """100/s of 64 B for an hour are 23 MB: six times 4 MiB."""
+    busy = Clients(hottest_per_s=Fraction(100))
+    (wide,) = told(busy)
+    assert "partitions of 23.04 MB (time_bucket 1h, event_buckets 1), 6 times the 4 MiB" in wide
+    assert "use a time_bucket of at most 10m, or 6 event_buckets" in wide
+    assert told(busy, dataset(time_bucket_us=10 * limits.MINUTE)) == ()
+    assert told(busy, dataset(event_buckets=6)) == ()
+
+
+def test_a_strict_check_is_dear() -> None:
+    (dear,) = told(payload_check=PayloadCheck.STRICT)
+    assert "payload_check is strict" in dear
