@@ -69,11 +69,14 @@ class MemcachedCache:
             [server.name for server in self._servers], hash_function=_hash
         )
         self._index = {server.name: index for index, server in enumerate(self._servers)}
-        self._threads = ThreadPoolExecutor(5 * len(servers), thread_name_prefix="memcached")
+        self._threads = ThreadPoolExecutor(6 * len(servers), thread_name_prefix="memcached")
         self._reads = self._lanes(commands.read)
         self._puts = self._lanes(commands.put)
         self._notes = self._lanes(commands.note)
         self._changes = self._lanes(commands.change)
+        # All of a few clients would wait for one batch, and the event loop with them: those that
+        # come meanwhile leave by these.
+        self._more_changes = self._lanes(commands.change)
         self._versions = self._lanes(commands.ask_version)
 
     async def open(self) -> None:
@@ -82,7 +85,8 @@ class MemcachedCache:
             await self.ping()
 
     async def close(self) -> None:
-        for lanes in (self._reads, self._puts, self._notes, self._changes, self._versions):
+        changes = (self._changes, self._more_changes)
+        for lanes in (self._reads, self._puts, self._notes, *changes, self._versions):
             for lane in lanes:
                 await lane.close()
         self._threads.shutdown(wait=False)
@@ -146,7 +150,10 @@ class MemcachedCache:
         def answered(answers: Sequence[int] | Unreachable) -> None:
             told(_unchanged(answers) if isinstance(answers, Unreachable) else answers[0])
 
-        self._lane_of(self._changes, key).ask_soon((commands.Change(key, delta),), answered)
+        lane = self._lane_of(self._changes, key)
+        if lane.is_out and not (spare := self._lane_of(self._more_changes, key)).is_out:
+            lane = spare
+        lane.ask_soon((commands.Change(key, delta),), answered)
 
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
         keys = [value_key(self._prefix, namespace.id, counter) for counter in counters]

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pymemcache.client.base import Client
+from pymemcache.exceptions import MemcacheUnexpectedCloseError, MemcacheUnknownError
 
 #: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
 _PIPELINED_MAX: Final = 1_000
+_RECEIVED_BYTES: Final = 65_536
+_END: Final = b"\r\n"
 #: The answer to a change of what memcached cannot read as a number.
 NO_NUMBER: Final = b"CLIENT_ERROR cannot increment or decrement non-numeric value"
 
@@ -26,6 +29,28 @@ class _TellingClient(Client):  # type: ignore[misc]
     def _raise_errors(self, line: bytes, name: bytes) -> None:
         if line != NO_NUMBER:
             super()._raise_errors(line, name)
+
+    def exchange(self, commands: Sequence[bytes]) -> Sequence[bytes]:
+        """The line that answers each of *commands*, all of them sent at once. In place of
+        ``_misc_cmd``, which takes as long for each line as the rest of its command takes."""
+        try:
+            self.sock.sendall(b"".join(commands))
+            answers = b""
+            while answers.count(_END) < len(commands):
+                part = self.sock.recv(_RECEIVED_BYTES)
+                if not part:
+                    raise MemcacheUnexpectedCloseError
+                answers += part
+            *lines, rest = answers.split(_END)
+            if b"ERROR" in answers:
+                for line in lines:
+                    self._raise_errors(line, b"pipeline")
+            if rest or len(lines) > len(commands):
+                raise MemcacheUnknownError(f"{len(commands)} commands have more answers")
+            return lines
+        except Exception:
+            self.close()
+            raise
 
 
 class Connection:
@@ -62,7 +87,7 @@ class Connection:
         for start in range(0, len(commands), _PIPELINED_MAX):
             self._connect()
             part = commands[start : start + _PIPELINED_MAX]
-            answers += self._client._misc_cmd(part, b"pipeline", False)
+            answers += self._client.exchange(part)
         return answers
 
     def close(self) -> None:

@@ -140,6 +140,11 @@ class Lane(Generic[_Item, _Answer]):
                 self._leaving = True
                 asyncio.get_running_loop().call_soon(self._leave)
 
+    @property
+    def is_out(self) -> bool:
+        """Whether what is asked now waits until a batch is back."""
+        return self._out is not None
+
     async def close(self) -> None:
         """Finish the batch that is out, and let go of the connection."""
         self._shut = "the cache is closed"
