@@ -93,7 +93,7 @@ class _Made:
             self._bench.say(f"nothing is held to a share: {problem}")
         return {
             (what, number, held): partial(self._measure, what, number, held)
-            for held in ([False] if problem else [True, False])
+            for held in ([False] if problem else [True] if self._bench.quick else [True, False])
             for what in (_GETS, _ADDS)
             for number in _WORKERS
         }
