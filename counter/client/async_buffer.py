@@ -102,10 +102,9 @@ class AsyncBuffer:
                         or merging.refusals > refusals
                     )
                 )
-        rejected, merging.rejected = tuple(merging.rejected), []
         if merging.finished < target:
             raise merging.unsent("the buffer is not empty")
-        if rejected:
+        if rejected := merging.take_rejected():
             raise RejectedError(rejected)
 
     async def close(self, timeout: float | None = None) -> None:

@@ -119,9 +119,9 @@ class Buffer:
                 ),
                 _left_s(end_s),
             )
-            rejected, merging.rejected = tuple(merging.rejected), []
             if merging.finished < target:
                 raise merging.unsent("the buffer is not empty")
+            rejected = merging.take_rejected()
         if rejected:
             raise RejectedError(rejected)
 

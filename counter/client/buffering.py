@@ -131,6 +131,11 @@ class Merging:
         self.held = len(self.backlog)
         self.finished = self.backlog.finished
 
+    def take_rejected(self) -> tuple[Rejected, ...]:
+        """What was refused for good since the last time this was asked."""
+        rejected, self.rejected = tuple(self.rejected), []
+        return rejected
+
     def unsent(self, why: str) -> UnsentError:
         """What to raise where the backlog is not empty in time."""
         trouble = None if self.delivery is None else self.delivery.trouble
@@ -147,6 +152,7 @@ class Merging:
             f" {len(open_adds)} counters were not sent{reason}",
             unfinished,
             open_adds,
+            self.take_rejected(),
         )
         error.__cause__ = self.failure or trouble
         return error

@@ -131,15 +131,21 @@ class UnsentError(UnavailableError):
     """A buffer was not empty in time.
 
     ``unfinished`` were sent, and their end is not known; ``unsent`` is what waits, by counter. With
-    a spool all of it is on disk, and goes on at the next start.
+    a spool all of it is on disk, and goes on at the next start. ``rejected`` is what was refused
+    for good meanwhile.
     """
 
     def __init__(
-        self, detail: str, unfinished: tuple[Unfinished, ...], unsent: Mapping[str, int]
+        self,
+        detail: str,
+        unfinished: tuple[Unfinished, ...],
+        unsent: Mapping[str, int],
+        rejected: tuple[Rejected, ...] = (),
     ) -> None:
         super().__init__(detail)
         self.unfinished = unfinished
         self.unsent = unsent
+        self.rejected = rejected
 
 
 def _kinds() -> dict[str, type[CounterError]]:

@@ -15,6 +15,7 @@ from counter.client import (
     Options,
     UnsentError,
 )
+from counter.client.spool import Spool
 from counter.errors import InvalidParameterError, NamespaceUnknownError
 from tests.support.relay import Relay
 from tests.support.server import Server
@@ -122,6 +123,39 @@ async def test_a_buffer_whose_disk_fails_tells_every_add_so(
         with pytest.raises(UnsentError) as caught:
             await buffer.close()
         assert caught.value.unsent == {"failing": 2}
+
+
+async def test_what_was_refused_is_told_though_the_rest_is_not_sent(
+    service: Server, tmp_path: Path
+) -> None:
+    """A flush that ends in vain must not swallow it."""
+    spool = Spool(tmp_path / "spool", "default")
+    spool.put({"told": 3})
+    token = spool.seal()[0].token
+    spool.put({"told later": 1})
+    spool.close()
+    flushed: list[Flush] = []
+    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+
+    def away_after_the_first(flush: Flush) -> None:
+        flushed.append(flush)
+        relay.go_away()
+
+    options = Options(trust_env=False, on_flush=away_after_the_first)
+    async with AsyncCounterClient(service.url, options=QUICK) as client:
+        await client.add("told", 5, token=token)
+    async with relay.listening():
+        url = f"http://127.0.0.1:{relay.address[1]}"
+        async with AsyncCounterClient(url, options=options) as client:
+            buffer = await client.buffer(spool=tmp_path / "spool").__aenter__()
+
+            async def is_refused() -> bool:
+                return any(each.rejected for each in flushed)
+
+            await eventually(is_refused, "the first piece is refused")
+            with pytest.raises(UnsentError) as caught:
+                await buffer.close(timeout=0.01)
+    assert [(each.counter, each.delta) for each in caught.value.rejected] == [("told", 3)]
 
 
 async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> None:
