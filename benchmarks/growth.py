@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import httpx
+
 from benchmarks.harness import Bench, Load, Server, check, counter_serve, load
 from benchmarks.memory import wait_for_rollup
 from benchmarks.plots import Plot, Series
@@ -50,6 +52,9 @@ class Standing:
         """The server, running until the caller is done with it."""
         os.kill(self.server.pid, signal.SIGCONT)
         yield self.server
+        # A connection that is kept would have expired by the next turn, and be closed under it.
+        self.server.client.close()
+        self.server.client = httpx.Client(base_url=self.server.url, timeout=60.0, trust_env=False)
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def adds(
