@@ -205,8 +205,8 @@ def told() -> Iterator[None]:
 
 
 def tell(text: str, warnings: Iterable[str] = ()) -> None:
-    """Print *text*, and *warnings* to standard error."""
-    print(text)
+    """Print *text*, and then *warnings* to standard error."""
+    print(text, flush=True)
     for each in warnings:
         print(f"counter: warning: {each}", file=sys.stderr)
 

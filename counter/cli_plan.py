@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -159,7 +161,8 @@ def cluster(flags: ClusterFlags) -> None:
         measured = (
             Step(k, f"({v.source})", f"{format_number(v.per_s)}/s") for k, v in used.items()
         )
-        tell(f"{_lines(measured, '')}\n\n{_lines(plan.steps)}", warnings)
+        parts = "\n\n".join(_sections(plan.steps))
+        tell(f"{parts}\n\nRates of one\n{_lines(measured, '', indent=2)}", warnings)
 
 
 class _Texts:
@@ -369,12 +372,21 @@ def _json(body: Mapping[str, Any]) -> str:
     return json.dumps(body)
 
 
-def _lines(steps: Iterable[Step], sign: str = "= ") -> str:
+def _sections(steps: Iterable[Step]) -> Iterator[str]:
+    """The steps of each part below its name and their last result, in columns that line up."""
+    rows = tuple(steps)
+    lines = iter(_lines(rows, indent=2).splitlines())
+    for part, found in groupby(rows, key=attrgetter("part")):
+        mine = tuple(found)
+        yield "\n".join([f"{part}: {mine[-1].result}", *islice(lines, len(mine))])
+
+
+def _lines(steps: Iterable[Step], sign: str = "= ", indent: int = 0) -> str:
     """The steps in columns: name, arithmetic, result."""
     rows = tuple(steps)
     name, middle = (max(len(getattr(each, of)) for each in rows) for of in ("what", "arithmetic"))
     gap = 2 if middle else 0
     return "\n".join(
-        f"{row.what:<{name}}  {row.arithmetic:<{middle}}{'':{gap}}{sign}{row.result}"
+        f"{'':{indent}}{row.what:<{name}}  {row.arithmetic:<{middle}}{'':{gap}}{sign}{row.result}"
         for row in rows
     )

@@ -58,11 +58,13 @@ class ClusterNeed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the arithmetic: a name, how it is reckoned, and what comes out."""
+    """One line of the arithmetic: a name, how it is reckoned, and what comes out; *part* is what of
+    the cluster it is about."""
 
     what: str
     arithmetic: str
     result: str
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ class _Sum:
         self._floors: list[Fraction] = []
 
     def show(self, what: str, arithmetic: str, result: str) -> None:
-        self.steps.append(Step(f"{self._name}: {what}", arithmetic, result))
+        self.steps.append(Step(what, arithmetic, result, self._name))
 
     def add(self, what: str, asked: Fraction, takes: Fraction) -> None:
         """*asked* a second of which one takes *takes*."""

@@ -187,6 +187,7 @@ def told(error: CounterError) -> tuple[str, str, str, str]:
         "docs/architecture.md",
         "docs/configuration.md",
         "docs/http.md",
+        "docs/planning.md",
         "docs/python.md",
     ],
 )

@@ -110,13 +110,13 @@ def test_best_effort_counts_in_memcached() -> None:
 
 
 def test_each_number_comes_with_its_arithmetic() -> None:
-    steps = {each.what: each for each in plan_cluster(cluster(), ROUND).steps}
-    nodes = steps["Cassandra nodes: busy with adds"]
+    steps = {(each.part, each.what): each for each in plan_cluster(cluster(), ROUND).steps}
+    nodes = steps["Cassandra nodes", "busy with adds"]
     assert (nodes.arithmetic, nodes.result) == ("225,000/s / 3,000/s", "75")
-    disk = steps["Cassandra nodes: disk for events"]
+    disk = steps["Cassandra nodes", "disk for events"]
     assert disk.arithmetic == "75,000/s * (7d + 1d) * 64 B * 3"
     assert disk.result == "9.953 TB"
-    assert steps["API processes: needed"].result == "15"
+    assert steps["API processes", "needed"].result == "15"
 
 
 @pytest.mark.parametrize(
