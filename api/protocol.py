@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.problems import problem_bytes
@@ -67,6 +69,23 @@ class WholeReplies:
         return getattr(self._transport, name)
 
 
+class PatientFlow(FlowControl):
+    """Flow control that lets nothing more be read while whole requests wait for their turn.
+
+    uvicorn reads on after each answer: of a client that sends faster than it is answered, all that
+    it sends would be kept.
+    """
+
+    def __init__(self, transport: Any, waiting: Collection[object]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait: the last of them reads on when it has its turn."""
+        if not self._waiting:
+            super().resume_reading()
+
+
 class TimedProtocol(HttpToolsProtocol):
     """An HTTP connection that knows since when it waits for the rest of a request."""
 
@@ -80,15 +99,21 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
+        self.flow = PatientFlow(self.transport, self.pipeline)
 
     def data_received(self, data: bytes) -> None:
         self.idle_since_s = None
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
             # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
             self.waiting_since_s = time.monotonic()
+        cycle = self.cycle
+        in_body = cycle is not None and cycle.more_body
+        self.head_bytes += len(data)
         super().data_received(data)
         if self.in_head:
-            self.head_bytes += len(data)
+            if self.cycle is cycle and not in_body:
+                # All of it is of this head: nothing else was under way, or ended in it.
+                self.head_bytes = max(self.head_bytes, len(data))
             if self.head_bytes > HEAD_BYTES_MAX:
                 self._refuse(
                     HeadTooLargeError(

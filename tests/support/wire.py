@@ -97,8 +97,12 @@ async def wired(
     direct: bool = True,
     request_timeout_us: int = _REQUEST_TIMEOUT_US,
     keep_alive_s: float | None = None,
+    socket_bytes: int | None = None,
 ) -> AsyncIterator[Wire]:
-    """A service over SQLite that listens; without *direct*, every request goes through ASGI."""
+    """A service over SQLite that listens; without *direct*, every request goes through ASGI.
+
+    The machine keeps about *socket_bytes* for each connection and way, if they are given.
+    """
     app = App("sqlite", directory)
     await app.start()
     application = app.application
@@ -112,6 +116,10 @@ async def wired(
         config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     server = _Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if socket_bytes is not None:
+                # What is accepted has what its listener has.
+                listener.setsockopt(socket.SOL_SOCKET, option, socket_bytes)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         sweeper = asyncio.create_task(
             cut_slow_clients(server.server_state.connections, request_timeout_us)
