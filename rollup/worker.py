@@ -38,7 +38,7 @@ _log = logging.getLogger("counter.rollup")
 _MARKS_PER_READ: Final = 5_000
 #: Counters that are written together: a transaction's worth, which adds wait behind, or a share of
 #: the store's attention.
-_BATCH_TRANSACTIONAL: Final = 250
+_BATCH_TRANSACTIONAL: Final = 500
 _BATCH: Final = 32
 _SHARDS_AT_ONCE_MAX: Final = 16
 _PAUSE_MIN_US: Final = 50 * MILLISECOND
