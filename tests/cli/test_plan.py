@@ -136,6 +136,18 @@ def test_settings_that_contradict_the_clients_are_warned_of(capsys: Captured) ->
         assert part in told
 
 
+def test_settings_that_are_given_are_those_that_are_checked(capsys: Captured) -> None:
+    """An hour does not divide the slice, so a partition spans all of it."""
+    given = "--retention 1d --slice 90m --future-limit 2s --key-ttl 1h --time-bucket 30m"
+    clients = "--retry 2h --client-clock 3s --hottest 100/s"
+    assert run(f"cluster --adds 1/s --counters 1 {given} {clients}") == 0
+    told = capsys.readouterr().err
+    for part in ("key_ttl is 1h", "3s fast and future_limit is 2s", "time_bucket 30m"):
+        assert part in told
+    assert run("cluster --adds 1/s --counters 1 --slice 90m --hottest 100/s") == 0
+    assert "time_bucket 1h30m" in capsys.readouterr().err
+
+
 def test_a_cluster_is_planned_with_the_settings_that_one_has() -> None:
     """The flags' defaults and those of a process must not drift apart."""
     have = Settings(store="cassandra", contact_points=("10.0.0.1",))

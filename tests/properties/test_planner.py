@@ -168,6 +168,7 @@ def test_a_cluster_plan_is_the_same_after_json(need: ClusterNeed) -> None:
 @example(0)
 def test_a_duration_is_spelled_and_read_back(duration_us: int) -> None:
     assert parse_duration(spell_duration(duration_us)) == duration_us
+    assert parse_iso_duration(spell_duration(duration_us)) == duration_us
 
 
 @given(*[st.integers(0, 10**6)] * 5, st.integers(0, 999_999))
