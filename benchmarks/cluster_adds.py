@@ -12,10 +12,10 @@ from benchmarks.harness import Bench, Load
 from benchmarks.results import Figure, Report, median, ratios
 
 _CONNECTIONS: Final = (64, 256)
-_OF_DRIVER: Final = 0.7
+_OF_DRIVER: Final = 0.8
+_NEW_OF_DRIVER: Final = 0.7
 _HOT: Final = 2.0
-_OF_LWT: Final = 8.0
-_OF_NATIVE: Final = 1.0
+_OF_NATIVE: Final = 1.5
 
 _DRIVER: Final = "the driver alone"
 _SERVICE: Final = "the service"
@@ -33,9 +33,13 @@ _METHOD: Final = (
     " all adds go to it. The driver alone is one Python process without HTTP that writes the same"
     " rows (mark, name, event) through the same driver with the same settings, as many at a time as"
     " there are connections; marks and names that come together in a batch for each partition,"
-    " events one by one. The other ways to count are servers of the same process set-up, front,"
-    " parsing and driver bridge that do one statement an add and leave no marks: the event by `IF"
-    " NOT EXISTS`, or `n = n + 1` on a native counter column, which counts a retried add twice."
+    " events one by one. The service has more of them share a statement, those of up to ten"
+    " partitions that come together: it pays for HTTP, for the guard and for knowing each add's end"
+    " with what that saves. The other ways to count are servers of the same process set-up, front,"
+    " parsing and driver bridge, without a task an add either, that do one statement an add and"
+    " leave no marks: the event by `IF NOT EXISTS`, or `n = n + 1` on a native counter column,"
+    " which counts a retried add twice. An LWT costs most where several nodes must agree: its"
+    " target is that of cluster-quorum, and what it costs on one node is shown beside."
     " After all of it every row is read back: each acknowledged add is one"
     " event, each unanswered one at most one, and the API counts what the rows say."
 )
@@ -94,13 +98,13 @@ def _figures(connections: int, loads: _Loads) -> Iterator[Figure]:
         )
 
     new, many, one = "new counters", "many counters", "one counter"
-    yield compared((_SERVICE, new), (_DRIVER, new), _OF_DRIVER)
+    yield compared((_SERVICE, new), (_DRIVER, new), _NEW_OF_DRIVER)
     yield compared((_UNGUARDED, new), (_DRIVER, new))
     yield compared((_SERVICE, many), (_DRIVER, many), _OF_DRIVER)
     yield compared((_SERVICE, one), (_SERVICE, new), _HOT)
     yield compared((_SERVICE, one), (_DRIVER, new))
-    yield compared((_SERVICE, many), (_LWT, many), _OF_LWT)
-    yield compared((_SERVICE, one), (_LWT, one), _OF_LWT)
+    yield compared((_SERVICE, many), (_LWT, many))
+    yield compared((_SERVICE, one), (_LWT, one))
     yield compared((_SERVICE, many), (_NATIVE, many), _OF_NATIVE)
     yield compared((_SERVICE, one), (_NATIVE, one), _OF_NATIVE)
 

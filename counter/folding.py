@@ -33,7 +33,9 @@ def fold_rows(count: int, rows: Iterable[WindowRow]) -> int:
 def fingerprint(events: Sequence[Event]) -> bytes:
     """What a token was used for: 16 bytes over each item's counter, key, delta and kind."""
     digest = hashlib.blake2b(digest_size=16, person=b"counter.payload")
-    for event in sorted(events, key=lambda each: (each.counter, each.item_key)):
+    if len(events) > 1:
+        events = sorted(events, key=lambda each: (each.counter, each.item_key))
+    for event in events:
         name = event.counter.encode()
         digest.update(len(name).to_bytes(4, "big"))
         digest.update(name)
