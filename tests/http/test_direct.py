@@ -15,12 +15,23 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.http.direct_cases import CASES
 from tests.support.app import store_that_fails
-from tests.support.bytes_on_wire import CLOSE, LAST, add, add_body, get, one, post, request
+from tests.support.bytes_on_wire import (
+    CLOSE,
+    JSON,
+    LAST,
+    add,
+    add_body,
+    get,
+    one,
+    post,
+    request,
+    token,
+)
 from tests.support.times import MINUTE, SECOND
 from tests.support.wire import Wire, runner, statuses, wired
 
@@ -28,15 +39,15 @@ from tests.support.wire import Wire, runner, statuses, wired
 class Pair:
     """The two services, and a loop for both."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, storage: str, directory: Path) -> None:
         self.runner = runner()
         self._stack = AsyncExitStack()
-        self.runner.run(self._start(directory))
+        self.runner.run(self._start(storage, directory))
 
-    async def _start(self, directory: Path) -> None:
+    async def _start(self, storage: str, directory: Path) -> None:
         enter = self._stack.enter_async_context
-        self.direct = await enter(wired(directory / "direct"))
-        self.plain = await enter(wired(directory / "plain", direct=False))
+        self.direct = await enter(wired(directory / "direct", storage=storage))
+        self.plain = await enter(wired(directory / "plain", storage=storage, direct=False))
         for each in self.both:
             await each.app.rest.within("eventual").create("EVENTUAL")
             await each.app.rest.within("quick").create("BEST_EFFORT")
@@ -93,11 +104,28 @@ class Pair:
             yield paths
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("pair"))
+def paired(storage: str, directory: Path) -> Iterator[Pair]:
+    pair = Pair(storage, directory)
     yield pair
     pair.close()
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    yield from paired("sqlite", tmp_path_factory.mktemp("sqlite"))
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Over Cassandra as it is simulated: without transactions, an add takes other ways."""
+    yield from paired("simulated", tmp_path_factory.mktemp("simulated"))
+
+
+@pytest.fixture(params=["sqlite", "simulated"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Pair)
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,7 +142,7 @@ def test_the_usual_add_and_get_never_reach_a_handler(pair: Pair) -> None:
     pair.tell(usual + LAST)
     with pair.handled() as paths:
         for number in (1_000, 1_001):
-            for namespace in ("default", "eventual"):
+            for namespace in ("default", "eventual", "quick"):
                 pair.tell(add(number, counter="u", namespace=namespace) + LAST)
         pair.tell(usual * 2 + LAST)
         assert paths == []
@@ -157,7 +185,7 @@ PIECES = st.one_of(
             request("POST", f"{one('a')}/add"),
             request("GET", one("a"), "content-length: 3", body=b"abc"),
             post(f"{one('a')}/add", add_body(2_003), "content-type: application/json;x=y"),
-            post(f"{one('a')}/add", b'{"delta": 1}', "content-type: application/json"),
+            post(f"{one('a')}/add", b'{"delta": 1}', JSON),
             b"\r\n",
         ]
     ),
@@ -168,7 +196,11 @@ ENDS = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+#: The pair is the same for all examples: so are the requests sent to either.
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=25, suppress_health_check=FIXTURES)
 @given(st.lists(PIECES, min_size=1, max_size=8), ENDS, st.data())
 def test_any_row_of_requests_is_answered_as_over_asgi(
     pair: Pair, pieces: list[bytes], end: bytes, data: st.DataObject
@@ -179,6 +211,47 @@ def test_any_row_of_requests_is_answered_as_over_asgi(
     pair.tell(*(sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)))
 
 
+def batch(*items: tuple[int, str, int, int]) -> bytes:
+    """A batch of adds: the number of its token, counter, delta and time of each."""
+    return json.dumps(
+        {
+            "items": [
+                {"counter": name, "delta": delta, "idempotency_token": token(number, time_us)}
+                for number, name, delta, time_us in items
+            ]
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize("namespace", ["default", "eventual", "quick", "none"])
+def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> None:
+    """One service reads it the quick way, the other the longer way."""
+    now_us = pair.now_us()
+    late_us, ahead_us = now_us - MINUTE, now_us + MINUTE
+    bodies = [
+        batch((1, "a", 1, now_us), (2, "b", 2, now_us), (3, "a", 3, now_us)),
+        batch((1, "a", 1, now_us), (4, "b", 2, now_us), (4, "b", 2, now_us)),
+        batch((1, "a", 2, now_us), (5, "a", 1, now_us), (5, "a", 2, now_us)),
+        batch((6, "a", 1, late_us), (7, "a", 1, now_us), (8, "a", 1, ahead_us)),
+        batch((6, "a", 1, late_us)),
+        batch((9, "a", 1, 0), (10, "a", 1, now_us)),
+        batch((11, "a\n", 1, now_us), (12, "\u00e9 \U0001f600", 1, now_us)),
+        batch((13, "a", 2**63, now_us), (14, "a", 2**63 - 1, now_us)),
+        batch(*((number, "m", 1, now_us) for number in range(100, 1_100))),
+        batch(*((number, "m", 1, now_us) for number in range(100, 1_101))),
+        batch(),
+        batch((15, "a", 1, now_us)) + b"x",
+    ]
+    before = [Counter(each.service.tally) for each in pair.both]
+    for body in bodies:
+        sent = post(f"/v1/namespaces/{namespace}/batch/add", body, JSON) + LAST
+        quick = pair.runner.run(pair.direct.tell(sent))
+        with patch("api.counters.read_batch", return_value=None):
+            assert pair.runner.run(pair.plain.tell(sent)) == quick
+    after = [Counter(each.service.tally) for each in pair.both]
+    assert after[0] - before[0] == after[1] - before[1]
+
+
 def adds_total(pair: Pair) -> dict[str, int]:
     """What the direct one's metrics say of adds."""
     text = pair.runner.run(pair.direct.tell(request("GET", "/metrics", CLOSE))).decode()
@@ -186,9 +259,9 @@ def adds_total(pair: Pair) -> dict[str, int]:
     return {outcome: int(number) for outcome, number in found}
 
 
-def test_each_add_is_tallied_once_as_what_became_of_it(pair: Pair) -> None:
+def test_each_add_is_tallied_once_as_what_became_of_it(sqlite: Pair) -> None:
     """Those that are handed on to the handler too."""
-    now_us = pair.now_us()
+    now_us = sqlite.now_us()
     late = add(3_002, counter="m", time_us=now_us - MINUTE)
     new, other = (add(3_001, delta, counter="m", time_us=now_us) for delta in (5, 6))
     for sent, outcome in (
@@ -197,14 +270,14 @@ def test_each_add_is_tallied_once_as_what_became_of_it(pair: Pair) -> None:
         (other, "conflict"),
         (late, "voided"),
     ):
-        before = adds_total(pair)
-        pair.tell(sent + LAST)
-        assert adds_total(pair) == before | {outcome: before[outcome] + 1}
-    pair.advance(10 * SECOND)
-    before = adds_total(pair)
-    answer, _ = pair.bodies(new + LAST)
+        before = adds_total(sqlite)
+        sqlite.tell(sent + LAST)
+        assert adds_total(sqlite) == before | {outcome: before[outcome] + 1}
+    sqlite.advance(10 * SECOND)
+    before = adds_total(sqlite)
+    answer, _ = sqlite.bodies(new + LAST)
     assert answer["replayed"] is True
-    assert adds_total(pair) == before | {"late_applied": before["late_applied"] + 1}
+    assert adds_total(sqlite) == before | {"late_applied": before["late_applied"] + 1}
 
 
 def test_a_replay_says_so_in_its_header(pair: Pair) -> None:
@@ -214,23 +287,23 @@ def test_a_replay_says_so_in_its_header(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("lands", [False, True])
-def test_a_write_that_fails_is_told_alike(pair: Pair, lands: bool) -> None:
-    sent = add(3_200 + lands, counter="f", time_us=pair.now_us())
-    with pair.store_fails(after=lands):
-        problem, _ = pair.bodies(sent + LAST)
+def test_a_write_that_fails_is_told_alike(sqlite: Pair, lands: bool) -> None:
+    sent = add(3_200 + lands, counter="f", time_us=sqlite.now_us())
+    with sqlite.store_fails(after=lands):
+        problem, _ = sqlite.bodies(sent + LAST)
     assert (problem["code"], problem["applied"]) == ("store_unavailable", None)
-    answer, _ = pair.bodies(sent + LAST)
+    answer, _ = sqlite.bodies(sent + LAST)
     assert answer["replayed"] is lands
 
 
-def test_a_fault_that_nobody_foresaw_is_told_alike(pair: Pair) -> None:
+def test_a_fault_that_nobody_foresaw_is_told_alike(sqlite: Pair) -> None:
     async def fault(*_: Any) -> None:
         raise ZeroDivisionError
 
     with ExitStack() as stack:
-        for each in pair.both:
+        for each in sqlite.both:
             stack.enter_context(patch.object(each.app.store, "append", fault))
-        problem, _ = pair.bodies(add(3_300, time_us=pair.now_us()) + LAST)
+        problem, _ = sqlite.bodies(add(3_300, time_us=sqlite.now_us()) + LAST)
     assert (problem["status"], problem["code"]) == (500, "internal_error")
 
 
@@ -243,7 +316,7 @@ def test_too_much_at_once_is_told_alike(pair: Pair) -> None:
 
 def test_a_body_over_a_limit_that_was_set_low_is_refused_alike(pair: Pair) -> None:
     body = add_body(3_500, time_us=pair.now_us())
-    sent = post(f"{one()}/add", body.ljust(2_049), "content-type: application/json")
+    sent = post(f"{one()}/add", body.ljust(2_049), JSON)
     with ExitStack() as stack:
         for each in pair.both:
             front = each.app.application.front
@@ -254,9 +327,7 @@ def test_a_body_over_a_limit_that_was_set_low_is_refused_alike(pair: Pair) -> No
 def test_a_namespace_that_was_made_and_deleted_is_known_and_unknown_at_once(pair: Pair) -> None:
     sent = add(3_600, namespace="brief", time_us=pair.now_us()) + get(namespace="brief") + LAST
     path, kind = "/v1/namespaces/brief", b'{"counter_type": "ACCURATE"}'
-    make = request(
-        "PUT", path, "content-type: application/json", f"content-length: {len(kind)}", body=kind
-    )
+    make = request("PUT", path, JSON, f"content-length: {len(kind)}", body=kind)
     for _ in range(2):
         assert statuses(pair.tell(sent)) == [404, 404, 200]
         assert statuses(pair.tell(make + sent)) == [201, 200, 200, 200]

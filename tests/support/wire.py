@@ -98,12 +98,13 @@ async def wired(
     request_timeout_us: int = _REQUEST_TIMEOUT_US,
     keep_alive_s: float | None = None,
     socket_bytes: int | None = None,
+    storage: str = "sqlite",
 ) -> AsyncIterator[Wire]:
-    """A service over SQLite that listens; without *direct*, every request goes through ASGI.
+    """A service that listens; without *direct*, every request goes through ASGI.
 
     The machine keeps about *socket_bytes* for each connection and way, if they are given.
     """
-    app = App("sqlite", directory)
+    app = App(storage, directory)
     await app.start()
     application = app.application
     config = _config(application, application.settings)
