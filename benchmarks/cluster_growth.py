@@ -19,7 +19,7 @@ from benchmarks.growth import Curve, curve, plot
 from benchmarks.harness import Bench, Load, Server, check, counter_names, load
 from benchmarks.results import Figure, Report
 
-_BUCKETS: Final = (1, 8, 64, 256)
+_BUCKETS: Final = (1, 4, 16, 64)
 _FLAT_TARGET: Final = 0.8
 _CONNECTIONS: Final = 64
 _READERS: Final = 4
