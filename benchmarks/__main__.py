@@ -41,6 +41,7 @@ from benchmarks import (
     start,
     takeover,
 )
+from benchmarks.beside import beside
 from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
 from benchmarks.results import Report, Stamp
 
@@ -134,7 +135,12 @@ def main(
         with _ending_in_order():
             if not subjects or set(subjects) - _WITHOUT_WRK:
                 find_wrk()
-            reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
+            names = list(subjects) or _that_can_run(console)
+            # A quick run of everything has two processes, for the sake of time.
+            halved = quick and not subjects
+            there = [name for name in names if halved and name.startswith("cluster-")]
+            with beside(bench, there, folder):
+                reports = [_run(bench, name) for name in names if name not in there]
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -142,6 +148,7 @@ def main(
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 2
     finally:
+        bench.kept.close()
         shutil.rmtree(place, ignore_errors=True)
     console.print(results.table(reports))
     if write and not quick:

@@ -12,6 +12,8 @@ from benchmarks.harness import Bench, Load
 from benchmarks.results import Figure, Report, median, ratios
 
 _CONNECTIONS: Final = (64, 256)
+#: LWTs on one counter get in each other's way: of few, some succeed however slow the machine is.
+_CONNECTIONS_QUICK: Final = (8,)
 _OF_DRIVER: Final = 0.8
 _NEW_OF_DRIVER: Final = 0.7
 _HOT: Final = 2.0
@@ -49,7 +51,7 @@ def run(bench: Bench) -> Report:
     """Measure at each number of connections, all servers in turn."""
     with adds_over(bench, nodes=1) as adds:
         figures: list[Figure] = []
-        for connections in _CONNECTIONS:
+        for connections in _CONNECTIONS_QUICK if bench.quick else _CONNECTIONS:
             variants = {
                 f"{how}, {where}, {connections} connections": each
                 for (how, where), each in _variants(adds, connections).items()

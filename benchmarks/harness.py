@@ -59,6 +59,9 @@ class Bench:
     prepared: dict[Any, Path] = field(default_factory=dict)
     #: CPU seconds of the clusters that were started: they are no children of this process.
     cluster_cpu_s: float = 0.0
+    #: In a quick run, clusters by their number of nodes, started once; they end with ``kept``.
+    clusters: dict[int, Any] = field(default_factory=dict)
+    kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _made: int = 0
 
     def fresh_folder(self, name: str) -> Path:
