@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -135,12 +135,10 @@ def main(
         with _ending_in_order():
             if not subjects or set(subjects) - _WITHOUT_WRK:
                 find_wrk()
-            names = list(subjects) or _that_can_run(console)
-            # A quick run of everything has two processes, for the sake of time.
-            halved = quick and not subjects
-            there = [name for name in names if halved and name.startswith("cluster-")]
-            with beside(bench, there, folder):
-                reports = [_run(bench, name) for name in names if name not in there]
+            if quick and not subjects:
+                reports = _run_halved(bench, folder)
+            else:
+                reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -179,6 +177,26 @@ def _that_can_run(console: Console) -> list[str]:
         console.print(f"no cluster- subjects: {problem}", markup=False, soft_wrap=True)
         return [name for name in SUBJECTS if not name.startswith("cluster-")]
     return list(SUBJECTS)
+
+
+def _run_halved(bench: Bench, folder: Path | None) -> list[Report]:
+    """All subjects in two processes, for the sake of time; the reports of this one."""
+    names = _that_can_run(bench.console)
+    there = [name for name in names if name.startswith("cluster-")]
+    with beside(bench, there, folder):
+        return [_run(bench, name) for name in names if name not in there]
+
+
+def _run_all(bench: Bench, subjects: Sequence[str], folder: Path | None) -> list[Report]:
+    """Run *subjects*, or all that can run if none is named."""
+    if not subjects or set(subjects) - _WITHOUT_WRK:
+        find_wrk()
+    names = list(subjects) or _that_can_run(bench.console)
+    # A quick run of everything has two processes, for the sake of time.
+    halved = bench.quick and not subjects
+    there = [name for name in names if halved and name.startswith("cluster-")]
+    with beside(bench, there, folder):
+        return [_run(bench, name) for name in names if name not in there]
 
 
 def _run(bench: Bench, name: str) -> Report:
