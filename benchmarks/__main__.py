@@ -133,12 +133,7 @@ def main(
     )
     try:
         with _ending_in_order():
-            if not subjects or set(subjects) - _WITHOUT_WRK:
-                find_wrk()
-            if quick and not subjects:
-                reports = _run_halved(bench, folder)
-            else:
-                reports = [_run(bench, name) for name in subjects or _that_can_run(console)]
+            reports = _run_all(bench, subjects, folder)
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -179,20 +174,12 @@ def _that_can_run(console: Console) -> list[str]:
     return list(SUBJECTS)
 
 
-def _run_halved(bench: Bench, folder: Path | None) -> list[Report]:
-    """All subjects in two processes, for the sake of time; the reports of this one."""
-    names = _that_can_run(bench.console)
-    there = [name for name in names if name.startswith("cluster-")]
-    with beside(bench, there, folder):
-        return [_run(bench, name) for name in names if name not in there]
-
-
 def _run_all(bench: Bench, subjects: Sequence[str], folder: Path | None) -> list[Report]:
-    """Run *subjects*, or all that can run if none is named."""
+    """Run *subjects*, all if none is named. A quick run of all has two processes, for the sake of
+    time: the reports are those of this one."""
     if not subjects or set(subjects) - _WITHOUT_WRK:
         find_wrk()
     names = list(subjects) or _that_can_run(bench.console)
-    # A quick run of everything has two processes, for the sake of time.
     halved = bench.quick and not subjects
     there = [name for name in names if halved and name.startswith("cluster-")]
     with beside(bench, there, folder):
