@@ -221,9 +221,13 @@ class SqliteAppends(SqliteBase):
         if names.keys() <= known.keys():
             return known
         missing = [name for name in names if name not in known]
-        begin(connection)
-        make_counters(connection, namespace.id, missing)
+        # Most of them are there, only not remembered: one look-up, and no write, does for those.
         found = counter_ids(connection, namespace.id, missing)
+        if len(found) < len(missing):
+            new = [name for name in missing if name not in found]
+            begin(connection)
+            make_counters(connection, namespace.id, new)
+            found |= counter_ids(connection, namespace.id, new)
         for name, counter_id in found.items():
             self._ids.learn(namespace.id, name, counter_id)
         return {name: known.get(name) or found[name] for name in names}
