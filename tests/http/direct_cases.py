@@ -73,6 +73,16 @@ HEADS: Cases = {
         ),
         [200],
     ),
+    "chunked-too-large": (
+        request(
+            "POST",
+            ADD,
+            JSON,
+            "transfer-encoding: chunked",
+            body=b"%x\r\n%s\r\n0\r\n\r\n" % (BODY_MAX + 1, add_body(122).ljust(BODY_MAX + 1)),
+        ),
+        [413],
+    ),
     "chunked-get": (
         request("GET", one(), "transfer-encoding: chunked", body=b"1\r\nx\r\n0\r\n\r\n"),
         [200],

@@ -289,6 +289,23 @@ def test_a_connection_with_an_add_under_way_is_not_idle(
     run(check())
 
 
+def test_a_connection_half_way_through_its_next_request_is_not_idle(run: Run, curt: Wire) -> None:
+    async def check() -> None:
+        with held(curt) as store:
+            reader, writer = await curt.connect()
+            writer.write(add(610) + LAST[:-1])
+            await store.reached()
+            store.gate.set()
+            await reader.readuntil(b"}")
+            # Another connection idles, and is closed for it.
+            await curt.tell(get())
+            writer.write(LAST[-1:])
+            assert statuses(await rest_of(reader)) == [200]
+            writer.close()
+
+    run(check())
+
+
 def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hasty: Wire) -> None:
     async def check() -> None:
         at_hand = get("s", namespace="eventual")
