@@ -159,7 +159,10 @@ class TimedProtocol(HttpToolsProtocol):
         body = problem_bytes(error)
         cycle = self.cycle
         # A whole request of this connection that waits for its own answer: this one is not it.
-        answering = cycle is not None and not cycle.more_body and not cycle.response_complete
+        # Where requests wait for their turn, one before them is under way.
+        answering = bool(self.pipeline) or (
+            cycle is not None and not cycle.more_body and not cycle.response_complete
+        )
         if not answering:
             phrase = HTTPStatus(error.status).phrase.encode()
             self.transport.write(

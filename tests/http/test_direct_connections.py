@@ -323,6 +323,27 @@ def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hast
     run(check())
 
 
+@pytest.mark.parametrize("part", [add(711)[:60], add(711)[:-9], get()[:-1]])
+def test_a_time_out_is_not_told_as_the_answer_to_an_add_before(
+    run: Run, hasty: Wire, part: bytes
+) -> None:
+    """Which counts, however long it takes."""
+
+    async def check() -> None:
+        with held(hasty) as store:
+            received = await hasty.tell(add(710, counter="before") + part)
+            store.gate.set()
+            await turns()
+        assert statuses(received) == []
+
+        async def counted() -> bool:
+            return await hasty.app.rest.count("before") == 1
+
+        await eventually(counted, "the add counts")
+
+    run(check())
+
+
 @pytest.mark.parametrize(
     "much",
     [
