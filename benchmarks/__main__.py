@@ -72,6 +72,8 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-rollups": cluster_rollups.run,
     "cluster-takeover": takeover.run,
 }
+#: What waits most of its time: for nodes, windows and leases.
+_WAITING: Final = frozenset({"cluster-quorum", "cluster-rollups", "cluster-takeover"})
 _WITHOUT_WRK: Final = frozenset(
     {
         *("rollups", "sdk-buffered", "start", "growth-rollup", "growth-backlog"),
@@ -175,14 +177,16 @@ def _that_can_run(console: Console) -> list[str]:
 
 
 def _run_all(bench: Bench, subjects: Sequence[str], folder: Path | None) -> list[Report]:
-    """Run *subjects*, all if none is named. A quick run of all has two processes, for the sake of
-    time: the reports are those of this one."""
+    """Run *subjects*, all if none is named. A quick run of all has three processes, for the sake
+    of time: the reports are those of this one."""
     if not subjects or set(subjects) - _WITHOUT_WRK:
         find_wrk()
     names = list(subjects) or _that_can_run(bench.console)
     halved = bench.quick and not subjects
     there = [name for name in names if halved and name.startswith("cluster-")]
-    with beside(bench, there, folder):
+    waiting = [name for name in there if name in _WAITING]
+    loading = [name for name in there if name not in _WAITING]
+    with beside(bench, loading, folder), beside(bench, waiting, folder):
         return [_run(bench, name) for name in names if name not in there]
 
 
