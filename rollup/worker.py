@@ -35,7 +35,7 @@ from rollup.roller import Batch
 
 _log = logging.getLogger("counter.rollup")
 #: So many marks of a shard are read at once, and rolled up before more are read.
-_MARKS_PER_READ: Final = 5_000
+_MARKS_PER_READ: Final = 1_000
 #: Counters that are written together: a transaction's worth, which adds wait behind, or a share of
 #: the store's attention.
 _BATCH_TRANSACTIONAL: Final = 500
