@@ -15,7 +15,6 @@ from tests.support.cluster import (
     breakable_memcached,
     cassandra,
     cassandra_with_passwords,
-    keep_together,
     memcached,
     three_nodes,
 )
@@ -42,10 +41,8 @@ settings.register_profile("deep", parent=settings.get_profile("default"), max_ex
 settings.load_profile("ci" if in_ci() else "default")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     allow_time_to_start(items)
-    if config.pluginmanager.hasplugin("xdist"):
-        keep_together(items)
 
 
 @pytest.fixture

@@ -124,13 +124,3 @@ def allow_time_to_start(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if not SLOW_FIXTURES.isdisjoint(names) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-
-
-def keep_together(items: list[pytest.Item]) -> None:
-    """For ``-n 2 --dist=loadgroup``: the tests of a cluster run in one process, which starts it."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        if "three_nodes" in names:
-            item.add_marker(pytest.mark.xdist_group("three-nodes"))
-        elif not SLOW_FIXTURES.isdisjoint(names):
-            item.add_marker(pytest.mark.xdist_group("one-node"))

@@ -25,7 +25,7 @@ _GIVEN_UP_US: Final = HOUR
 
 _DEPART: Final = "INSERT INTO {control}.departed (id, document) VALUES (?, ?) USING TIMESTAMP ?"
 _DEPARTED: Final = "SELECT id, document FROM {control}.departed"
-_FORGET: Final = "DELETE FROM {control}.departed USING TIMESTAMP ? WHERE id = ?"
+FORGET: Final = "DELETE FROM {control}.departed USING TIMESTAMP ? WHERE id = ?"
 _STANDING: Final = "SELECT id FROM {control}.namespaces WHERE name = ?"
 
 _WATERMARKS: Final = "SELECT through FROM {keyspace}.watermarks WHERE namespace = ?"
@@ -64,14 +64,14 @@ class CassandraPurge(CassandraBase):
             if row is not None and row[0] == number:
                 # Its deletion is under way, or was given up.
                 if now_us - departed["at_us"] >= _GIVEN_UP_US:
-                    await self._control.write(_FORGET, departed["at_us"], number)
+                    await self._control.write(FORGET, departed["at_us"], number)
                 continue
             if departed["dataset"] not in self._shelves:
                 await self._load_datasets()
             dataset = self._shelves[departed["dataset"]].dataset
             if not await self._purged(number, departed, dataset):
                 return True
-            await self._control.write(_FORGET, FOR_EVER, number)
+            await self._control.write(FORGET, FOR_EVER, number)
             self._next_shard.pop(number, None)
             self._next_window.pop(number, None)
             return True
