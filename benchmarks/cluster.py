@@ -295,6 +295,11 @@ def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
             "an add is answered once it is in the commit log of a node, or of most of its nodes;"
             " the log goes to disk every 10 s",
         ),
+        (
+            "a retry is known",
+            "by the service, and as an LWT, as long as events are retained; as an update of a"
+            " native counter, never",
+        ),
         ("cores shared", f"Cassandra, memcached and the load run on the same {os.cpu_count()}"),
     )
 

@@ -236,6 +236,7 @@ def _disk(folder: Path) -> tuple[tuple[str, str], ...]:
     return (
         ("SQLite", sqlite3.sqlite_version),
         ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
+        ("a retry is known", "as long as events are retained, 7 days unless told otherwise"),
         ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
     )
 
