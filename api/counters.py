@@ -27,16 +27,15 @@ from api.models import (
 )
 from api.problems import body_error, problem_bytes
 from api.quick import read_batch
-from counter.clock import parse_rfc3339, to_rfc3339
+from counter.clock import to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.limits import NONCE_BYTES, TIME_MAX_US, TIME_MIN_US
 from counter.names import check_counter_name
 from counter.outcomes import Add, Credential
 from counter.service import CounterService
+from counter.tokens import parse_generation_time, parse_nonce
 from counter.types import Token
 
-_UUID_CHARS: Final = 36
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 
 
@@ -164,9 +163,7 @@ def token_of(body: TokenBody | None) -> Token | None:
         return None
     text = body["token"]
     try:
-        nonce = bytes.fromhex(_hex_of(text))
-        if len(nonce) != NONCE_BYTES:
-            raise ValueError("it has spaces in it")
+        nonce = parse_nonce(text)
     except ValueError as error:
         raise InvalidBodyError(
             f"idempotency_token.token is {text!r}, not a nonce of 128 bits: write it as a"
@@ -175,11 +172,7 @@ def token_of(body: TokenBody | None) -> Token | None:
         ) from error
     text = body["generation_time"]
     try:
-        time_us = parse_rfc3339(text)
-        if not TIME_MIN_US <= time_us <= TIME_MAX_US:
-            raise ValueError(
-                f"it must lie from {to_rfc3339(TIME_MIN_US)} to {to_rfc3339(TIME_MAX_US)}"
-            )
+        time_us = parse_generation_time(text)
     except (ValueError, OverflowError) as error:
         raise InvalidBodyError(
             f"idempotency_token.generation_time is {text!r}: {error}; write it like"
@@ -187,15 +180,6 @@ def token_of(body: TokenBody | None) -> Token | None:
             field="idempotency_token.generation_time",
         ) from error
     return Token(nonce, time_us)
-
-
-def _hex_of(text: str) -> str:
-    """The digits of a nonce. Raises ValueError."""
-    if len(text) == 2 * NONCE_BYTES:
-        return text
-    if len(text) != _UUID_CHARS or not text[8] == text[13] == text[18] == text[23] == "-":
-        raise ValueError("it is neither a UUID nor 32 digits")
-    return text.replace("-", "")
 
 
 def _staleness(call: Call) -> int | None:

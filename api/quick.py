@@ -12,20 +12,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from counter.clock import parse_rfc3339
-from counter.limits import (
-    COUNTER_NAME_CHARS_MAX,
-    INT64_MAX,
-    INT64_MIN,
-    NONCE_BYTES,
-    TIME_MAX_US,
-    TIME_MIN_US,
-)
+from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN
 from counter.names import check_counter_name
+from counter.tokens import parse_generation_time, parse_nonce
 from counter.types import Event
 
-_HEX_CHARS: Final = 2 * NONCE_BYTES
-_UUID_CHARS: Final = 36
 _NOT_USUAL: Final = (msgspec.MsgspecError, ValueError, OverflowError)
 _Delta = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
@@ -67,8 +58,8 @@ def read_add(body: bytes, counter: str) -> Event | None:
     try:
         add = _read_add(body)
         token = add.idempotency_token
-        time_us = _time_us(token.generation_time)
-        return _new(Event, (counter, time_us, _nonce(token.token), 0, add.delta, False, None))
+        time_us = parse_generation_time(token.generation_time)
+        return _new(Event, (counter, time_us, parse_nonce(token.token), 0, add.delta, False, None))
     except _NOT_USUAL:
         return None
 
@@ -81,8 +72,8 @@ def read_change(body: bytes) -> int | None:
         token = change.idempotency_token
         if token is not None:
             # It is not used, and must be one.
-            _time_us(token.generation_time)
-            _nonce(token.token)
+            parse_generation_time(token.generation_time)
+            parse_nonce(token.token)
         return change.delta
     except _NOT_USUAL:
         return None
@@ -96,8 +87,8 @@ def read_batch(body: bytes) -> list[Event] | None:
                 Event,
                 (
                     name if (name := item.counter).isalnum() else check_counter_name(name),
-                    _time_us((token := item.idempotency_token).generation_time),
-                    _nonce(token.token),
+                    parse_generation_time((token := item.idempotency_token).generation_time),
+                    parse_nonce(token.token),
                     0,
                     item.delta,
                     False,
@@ -108,21 +99,3 @@ def read_batch(body: bytes) -> list[Event] | None:
         ]
     except _NOT_USUAL:
         return None
-
-
-def _time_us(text: str) -> int:
-    """The instant of a token. Raises ValueError and OverflowError."""
-    time_us = parse_rfc3339(text)
-    if not TIME_MIN_US <= time_us <= TIME_MAX_US:
-        raise ValueError("it is out of bounds")
-    return time_us
-
-
-def _nonce(text: str) -> bytes:
-    """The nonce of 32 digits or of a UUID. Raises ValueError."""
-    if len(text) == _UUID_CHARS and text[8] == text[13] == text[18] == text[23] == "-":
-        text = text.replace("-", "")
-    nonce = bytes.fromhex(text)
-    if len(nonce) != NONCE_BYTES or len(text) != _HEX_CHARS:
-        raise ValueError("it is neither a UUID nor 32 digits")
-    return nonce

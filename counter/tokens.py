@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Final
 
 from counter import limits
+from counter.clock import parse_rfc3339, to_rfc3339
 from counter.errors import InvalidParameterError
 from counter.types import Token
 
@@ -80,6 +81,29 @@ def token_of_uuid7(key: str) -> Token | None:
     milliseconds = value.int >> 80
     fraction = (value.int >> 64) & 0xFFF
     return Token(value.bytes, milliseconds * 1_000 + (fraction * 1_000 >> 12))
+
+
+def parse_nonce(text: str) -> bytes:
+    """The nonce that 32 hexadecimal digits, or a UUID, stand for. Raises ValueError."""
+    if len(text) == _UUID_CHARS and text[8] == text[13] == text[18] == text[23] == "-":
+        text = text.replace("-", "")
+    nonce = bytes.fromhex(text)
+    # Spaces between digits are none of them.
+    if len(nonce) != limits.NONCE_BYTES or len(text) != 2 * limits.NONCE_BYTES:
+        raise ValueError("it is neither a UUID nor 32 digits")
+    return nonce
+
+
+def parse_generation_time(text: str) -> int:
+    """The instant of a token, in microseconds since the epoch, of RFC 3339 with an offset.
+
+    Raises ValueError, and OverflowError for years that no calendar here has.
+    """
+    time_us = parse_rfc3339(text)
+    if not limits.TIME_MIN_US <= time_us <= limits.TIME_MAX_US:
+        first, last = to_rfc3339(limits.TIME_MIN_US), to_rfc3339(limits.TIME_MAX_US)
+        raise ValueError(f"it must lie from {first} to {last}")
+    return time_us
 
 
 def format_nonce(nonce: bytes) -> str:
