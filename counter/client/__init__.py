@@ -5,7 +5,17 @@ no server code, and keeps no state in a module.
 """
 
 from counter.client.aio import AsyncCounterClient
-from counter.client.answers import Added, AddedCount, Cleared, Count, Event, Point, Resolved
+from counter.client.answers import (
+    Added,
+    AddedCount,
+    Busiest,
+    Busy,
+    Cleared,
+    Count,
+    Event,
+    Point,
+    Resolved,
+)
 from counter.client.async_buffer import AsyncBuffer
 from counter.client.buffer import Buffer
 from counter.client.failures import (
@@ -19,7 +29,7 @@ from counter.client.failures import (
     UnreachableError,
     UnsentError,
 )
-from counter.client.options import Attempt, Flush, Options
+from counter.client.options import Attempt, Flush, Options, Sending, Watch
 from counter.client.sync import CounterClient
 from counter.client.tokens import Key, Token
 from counter.errors import CounterError
@@ -32,6 +42,8 @@ __all__ = [
     "Attempt",
     "Buffer",
     "BufferFullError",
+    "Busiest",
+    "Busy",
     "Cleared",
     "ClosedError",
     "Count",
@@ -45,10 +57,12 @@ __all__ = [
     "Rejected",
     "RejectedError",
     "Resolved",
+    "Sending",
     "Token",
     "UnexpectedAnswerError",
     "Unfinished",
     "UnknownOutcomeError",
     "UnreachableError",
     "UnsentError",
+    "Watch",
 ]

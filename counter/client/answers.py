@@ -74,6 +74,26 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """A counter, its adds and clears a second, and its count."""
+
+    counter: str
+    adds_per_s: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busiest:
+    """The busiest counters of ``[since, as_of)``, busiest first."""
+
+    since: datetime
+    as_of: datetime
+    #: Whether all counters that changed in that time were looked at.
+    complete: bool
+    counters: list[Busy]
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """The end of an add: counted, or never to be."""
 
@@ -127,6 +147,15 @@ def event_of(body: Mapping[str, Any]) -> Event:
 
 def point_of(body: Mapping[str, Any]) -> Point:
     return Point(datetime.fromisoformat(body["time"]), body["count"], body["delta"])
+
+
+def busiest_of(body: Mapping[str, Any]) -> Busiest:
+    return Busiest(
+        datetime.fromisoformat(body["since"]),
+        datetime.fromisoformat(body["as_of"]),
+        body["complete"],
+        [Busy(each["counter"], each["adds_per_s"], each["count"]) for each in body["counters"]],
+    )
 
 
 def token_of(body: Mapping[str, Any]) -> Token:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
-from counter.client.calls import Calls, check_delta
-from counter.client.failures import BufferFullError, RejectedError
+from counter.client.calls import Calls
+from counter.client.failures import BufferFullError, ClosedError, RejectedError
+from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive_async
 from counter.errors import StoreUnavailableError
 
@@ -57,6 +58,7 @@ class AsyncBuffer:
         if counter in adds:
             adds[counter] += delta
             return
+        self._check_begun()
         merging.check(counter)
         if merging.is_full:
             self._hurry.set()
@@ -67,7 +69,8 @@ class AsyncBuffer:
             self._hurry.set()
 
     async def add(self, counter: str, delta: int = 1) -> None:
-        """The same, but waits while the buffer is full; bound it with ``asyncio.timeout``."""
+        """Add as :meth:`add_nowait` does, but wait while the buffer is full; bound that with
+        ``asyncio.timeout``."""
         merging = self._merging
 
         def has_room() -> bool:
@@ -81,11 +84,14 @@ class AsyncBuffer:
 
     async def sync(self) -> None:
         """Have all adds so far on disk, where there is a spool: they survive this process."""
+        self._merging.check_process()
         await self._take()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until each add so far is counted; raises as :meth:`counter.client.Buffer.flush`."""
         merging = self._merging
+        merging.check_process()
+        self._check_begun()
         refusals = merging.refusals
         try:
             target = await self._take()
@@ -109,16 +115,17 @@ class AsyncBuffer:
 
     async def close(self, timeout: float | None = None) -> None:
         """Send what is left, within *timeout* seconds (the client's deadline if None), and end."""
-        if self._merging.closed:
-            return
+        if self._merging.closed or self._merging.is_inherited:
+            return None
         self._merging.closed = True
+        if self._task is None:
+            return self._merging.backlog.close()
         await self._tell()
         try:
             await self.flush(self._policy.options.deadline_s if timeout is None else timeout)
         finally:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
             async with self._taking:
                 self._merging.backlog.close()
 
@@ -128,6 +135,12 @@ class AsyncBuffer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check_begun(self) -> None:
+        if self._task is None:
+            raise ClosedError(
+                "nothing sends yet: use the buffer in `async with client.buffer() as buffer:`"
+            )
 
     async def _tell(self) -> None:
         async with self._changed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,13 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
-from counter.client.calls import Calls, check_delta
+from counter.client.calls import Calls
 from counter.client.failures import BufferFullError, RejectedError
+from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive
-from counter.errors import StoreUnavailableError
+from counter.errors import CounterError, StoreUnavailableError
 
 #: However short max_delay is, the disk is not asked more often during an outage.
 _TICK_S: Final = 0.01
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Buffer:
@@ -25,7 +29,8 @@ class Buffer:
     Each add is in exactly one item of one batch, and each item has one token for all its attempts:
     what ``flush`` returned for is counted exactly once, whatever failed on the way. In a
     BEST_EFFORT namespace nothing makes that so. Use it in a ``with`` block: its end sends what is
-    left. Safe to share between threads; made after a fork, not before.
+    left; so does the end of the program. Safe to share between threads; made after a fork, not
+    before.
 
     While the service cannot be reached, adds go on merging, and are sent when it is back; when
     ``max_items`` counters wait, an add to one more waits too.
@@ -53,6 +58,7 @@ class Buffer:
         self._taken_s = 0.0
         self._thread = threading.Thread(target=self._run, name="counter-buffer", daemon=True)
         self._thread.start()
+        atexit.register(self._at_exit)
 
     def add(self, counter: str, delta: int = 1, timeout: float | None = None) -> None:
         """Add *delta*, any signed 64-bit integer, to what is sent next for *counter*.
@@ -93,6 +99,7 @@ class Buffer:
 
     def sync(self) -> None:
         """Have all adds so far on disk, where there is a spool: they survive this process."""
+        self._merging.check_process()
         self._take_in_peace()
 
     def flush(self, timeout: float | None = None) -> None:
@@ -102,6 +109,7 @@ class Buffer:
         all of them alike; RejectedError where it refused some for good.
         """
         merging = self._merging
+        merging.check_process()
         refusals = merging.refusals
         try:
             target = self._take_in_peace()
@@ -128,8 +136,12 @@ class Buffer:
     def close(self, timeout: float | None = None) -> None:
         """Send what is left, within *timeout* seconds (the client's deadline if None), and end.
 
-        Raises what :meth:`flush` does. With a spool, what is left is on disk.
+        Raises what :meth:`flush` does. With a spool, what is left is on disk. In a process that was
+        forked it does nothing: what is left is the parent's.
         """
+        if self._merging.is_inherited:
+            return
+        atexit.unregister(self._at_exit)
         with self._lock:
             if self._merging.closed:
                 return
@@ -152,6 +164,13 @@ class Buffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _at_exit(self) -> None:
+        """Send what is left in a buffer that nobody closed before the program ended."""
+        try:
+            self.close()
+        except CounterError as error:
+            _LOG.error("a buffer was left open until the program ended: %s", error)
+
     def _take_in_peace(self) -> int:
         """:meth:`_take`, in a thread of its own: an interrupt from the keyboard strikes the main
         thread wherever it is, and must not strike between taking adds and having them safe."""
@@ -165,7 +184,11 @@ class Buffer:
             except BaseException as error:
                 done.set_exception(error)
 
-        threading.Thread(target=take, name="counter-take").start()
+        try:
+            threading.Thread(target=take, name="counter-take").start()
+        except RuntimeError:
+            # At the end of the program there are no new threads.
+            take()
         return done.result()
 
     def _take(self) -> int:

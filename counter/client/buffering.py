@@ -9,10 +9,11 @@ from typing import Final
 
 from counter import limits
 from counter.client.backlog import Backlog
-from counter.client.calls import Calls, checked_name
+from counter.client.calls import Calls
 from counter.client.delivery import Delivery
 from counter.client.failures import ClosedError, Rejected, UnsentError
-from counter.client.options import Flush, tell
+from counter.client.given import checked_name
+from counter.client.options import Flush, check_number, tell
 from counter.client.retrying import Policy
 from counter.client.spool import Spool
 from counter.errors import InvalidParameterError
@@ -21,6 +22,7 @@ DELTA_MIN: Final = limits.INT64_MIN
 DELTA_MAX: Final = limits.INT64_MAX
 #: Rejected items that a buffer remembers until it is asked; the others are counted.
 _REJECTED_MAX: Final = 10_000
+_DELAY_MAX_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ class Bounds:
     max_items: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_delay <= 3_600:
-            raise InvalidParameterError(f"max_delay is {self.max_delay} s; 0 to 3600 are allowed")
-        if self.max_items < 1:
-            raise InvalidParameterError(f"max_items is {self.max_items}; 1 is the least")
+        check_number("max_delay", self.max_delay, _DELAY_MAX_S)
+        if type(self.max_items) is not int or self.max_items < 1:
+            raise InvalidParameterError(
+                f"max_items is {self.max_items!r}; it must be an integer, 1 or more"
+            )
 
 
 class Merging:
@@ -69,13 +72,23 @@ class Merging:
 
     def check(self, counter: str) -> None:
         """The part of an add that only a counter's first one pays for. Raises CounterError."""
-        if self.closed or os.getpid() != self._pid:
-            raise ClosedError(
-                "the buffer is closed, or was made before a fork: make another in each process"
-            )
+        self.check_process()
+        if self.closed:
+            raise ClosedError("the buffer is closed; make another one")
         if self.failure is not None:
             raise ClosedError(f"the buffer cannot go on: {self.failure}") from self.failure
         checked_name(counter)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that made the buffer. What is in it, and its
+        spool, are that one's: sent from here too, they would count twice."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a process that was forked from the buffer's."""
+        if self.is_inherited:
+            raise ClosedError("the buffer was made before a fork: make another in each process")
 
     @property
     def is_full(self) -> bool:
@@ -146,7 +159,8 @@ class Merging:
             self._calls.unfinished(each.counter, each.delta, each.token)
             for each in self.backlog.unfinished()
         )
-        reason = "" if trouble is None else f": {trouble.detail}"
+        cause = self.failure or trouble
+        reason = "" if cause is None else f": {cause}"
         error = UnsentError(
             f"{why}: {len(unfinished)} items were sent and have no answer yet,"
             f" {len(open_adds)} counters were not sent{reason}",
@@ -154,5 +168,5 @@ class Merging:
             open_adds,
             self.take_rejected(),
         )
-        error.__cause__ = self.failure or trouble
+        error.__cause__ = cause
         return error

@@ -20,14 +20,24 @@ from counter.client.failures import (
     error_of_problem,
     unexpected,
 )
+from counter.client.given import (
+    Items,
+    check_delta,
+    checked_items,
+    checked_name,
+    checked_names,
+    checked_namespace,
+    checked_token,
+    moment_text,
+)
 from counter.client.tokens import Credential, Key, Token, text_of
 from counter.clock import to_rfc3339
 from counter.errors import CounterError, InvalidParameterError
-from counter.names import check_counter_name
 from counter.tokens import format_nonce
 
 T = TypeVar("T")
-Items = Sequence[tuple[str, int]]
+#: A namespace's settings as the service writes them, with its name.
+Settings = dict[str, Any]
 #: Where nothing says otherwise.
 PAGE: Final = limits.PAGE_ITEMS_MAX
 
@@ -48,6 +58,8 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     retry_after: str | None = None
+    #: Where a redirect leads to: it is not followed, for who is there may be somebody else.
+    location: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +75,22 @@ class Call(Generic[T]):
     def result(self, reply: Reply) -> T:
         """What *reply* says. Raises the CounterError that it stands for."""
         if not 200 <= reply.status < 300:
-            raise error_of_answer(reply.status, reply.body, reply.retry_after)
+            raise error_of_answer(*reply)
         try:
-            return self.read(json.loads(reply.body))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return self.read(json.loads(reply.body) if reply.body else None)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise unexpected(reply.status, reply.body) from error
 
-    def given_up(self, error: CounterError, why: str) -> CounterError:
-        """What to raise where *error* is not to be tried again any more."""
+    def given_up(self, error: CounterError, why: str, *, sent: bool = True) -> CounterError:
+        """What to raise where *error* is not to be tried again any more; *sent* is whether any
+        attempt may have arrived."""
         if self.unfinished is None:
             return error
         known = UnknownOutcomeError(
             f"{why}, and it is not known whether the token's {self.unfinished.operation} is"
             f" counted: {error.detail}; send the same again, or resolve error.unfinished",
             self.unfinished,
+            sent=sent,
         )
         known.__cause__ = error
         return known
@@ -86,7 +100,7 @@ class Calls:
     """The calls in one namespace. All raise InvalidParameterError for what cannot be sent."""
 
     def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
+        self.namespace = checked_namespace(namespace)
         self._base = f"/v1/namespaces/{quote(namespace, safe='')}"
 
     def add(self, counter: str, delta: int, token: Credential | None) -> Call[answers.Added]:
@@ -101,7 +115,8 @@ class Calls:
         return self._tokened("clear", [(counter, 0)], token, answers.cleared_of)
 
     def atomic(self, items: Items, token: Credential | None) -> Call[list[answers.Added]]:
-        return self._tokened("atomic/add", list(items), token, _results_of(answers.added_of))
+        found = checked_items(items, limits.ATOMIC_ITEMS_MAX)
+        return self._tokened("atomic/add", found, token, _results_of(answers.added_of))
 
     def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
         """The very same request once more, read for whether it is counted."""
@@ -130,9 +145,9 @@ class Calls:
         return Unfinished("add", self.namespace, ((counter, delta),), text_of(token))
 
     def batch_get(
-        self, counters: Sequence[str], max_staleness: str | None
+        self, counters: Iterable[str], max_staleness: str | None
     ) -> Call[list[answers.Count]]:
-        body: dict[str, Any] = {"counters": [_named(each) for each in counters]}
+        body: dict[str, Any] = {"counters": checked_names(counters)}
         if max_staleness is not None:
             body["max_staleness"] = max_staleness
         request = _post(f"{self._base}/batch/get", "batch/get", _json(body))
@@ -144,11 +159,25 @@ class Calls:
             Request("GET", path, "counters"), lambda body: (body["counters"], body["next_page"])
         )
 
+    def busiest(self, limit: int, span: str) -> Call[answers.Busiest]:
+        path = f"{self._base}/busiest" + _query(limit=str(limit), span=span)
+        return Call(Request("GET", path, "busiest"), answers.busiest_of)
+
     def events(
-        self, counter: str, start: datetime | None, end: datetime | None, page: str | None
+        self,
+        counter: str,
+        start: datetime | None,
+        end: datetime | None,
+        page: str | None,
+        items: int = PAGE,
     ) -> Call[tuple[list[answers.Event], str | None]]:
         query = _query(
-            **{"from": _moment(start), "to": _moment(end), "limit": str(PAGE), "page": page}
+            **{
+                "from": moment_text(start),
+                "to": moment_text(end),
+                "limit": str(items),
+                "page": page,
+            }
         )
         return Call(
             Request("GET", f"{self._counter(counter)}/events{query}", "events"),
@@ -158,21 +187,47 @@ class Calls:
     def history(
         self, counter: str, start: datetime | None, end: datetime | None, step: str | None
     ) -> Call[list[answers.Point]]:
-        query = _query(**{"from": _moment(start), "to": _moment(end), "step": step})
+        query = _query(**{"from": moment_text(start), "to": moment_text(end), "step": step})
         return Call(
             Request("GET", f"{self._counter(counter)}/history{query}", "history"),
             lambda body: [answers.point_of(x) for x in body["points"]],
         )
 
+    def live(self, counter: str) -> Request:
+        """The stream of a counter's count, which has no one answer."""
+        return Request("GET", f"{self._counter(counter)}/live", "live")
+
+    def settings(self) -> Call[Settings]:
+        return Call(Request("GET", self._base, "namespace"), dict)
+
+    def create_namespace(self, settings: Settings) -> Call[Settings]:
+        """Never changes one that is there."""
+        return self._put(settings, (("If-None-Match", "*"),))
+
+    def change_namespace(self, settings: Settings) -> Call[Settings]:
+        """Never makes one."""
+        return self._put(settings, (("If-Match", "*"),))
+
+    def delete_namespace(self) -> Call[None]:
+        return Call(Request("DELETE", self._base, "namespace"), lambda _: None)
+
+    def _put(self, settings: Settings, headers: tuple[tuple[str, str], ...]) -> Call[Settings]:
+        request = _post(self._base, "namespace", _json(settings), headers)
+        return Call(request._replace(method="PUT"), dict)
+
+    def recount(self, counter: str) -> Call[int]:
+        request = _post(f"{self._counter(counter)}/recount", "recount", "{}")
+        return Call(request, lambda body: int(body["windows"]))
+
     def _counter(self, counter: str) -> str:
         # A path's "." and ".." are taken away on the way, where they are not escaped.
-        name = quote(_named(counter), safe="")
+        name = quote(checked_name(counter), safe="")
         return f"{self._base}/counters/{name.replace('.', '%2E') if name in ('.', '..') else name}"
 
     def _tokened(
         self,
         operation: str,
-        items: Items,
+        items: Sequence[tuple[str, int]],
         token: Credential | None,
         read: Callable[[Any], T],
     ) -> Call[T]:
@@ -180,11 +235,13 @@ class Calls:
         if token is None:
             call = self._tokened(operation, items, Token.new(), read)
             return replace(call, renewed=partial(self._renewed, operation, items, read))
-        credential = token
+        credential = checked_token(token)
         body: dict[str, Any] = {}
         if operation == "atomic/add":
             path = f"{self._base}/atomic/add"
-            body["items"] = [{"counter": _named(c), "delta": check_delta(d)} for c, d in items]
+            body["items"] = [
+                {"counter": checked_name(c), "delta": check_delta(d)} for c, d in items
+            ]
         else:
             [(counter, delta)] = items
             path = f"{self._counter(counter)}/{operation}"
@@ -206,10 +263,20 @@ class Calls:
         )
 
     def _renewed(
-        self, operation: str, items: Items, read: Callable[[Any], T], token: Token
+        self,
+        operation: str,
+        items: Sequence[tuple[str, int]],
+        read: Callable[[Any], T],
+        token: Token,
     ) -> Call[T]:
         call = self._tokened(operation, items, token, read)
         return replace(call, renewed=partial(self._renewed, operation, items, read))
+
+
+def namespaces() -> Call[list[Settings]]:
+    """All that the caller may see, with their settings."""
+    request = Request("GET", "/v1/namespaces", "namespaces")
+    return Call(request, lambda body: [dict(each) for each in body["namespaces"]])
 
 
 def tokens(count: int) -> Call[list[Token]]:
@@ -226,28 +293,6 @@ def item_text(counter: str, delta: int, token: tuple[bytes, int]) -> str:
     )
 
 
-def check_delta(delta: int) -> int:
-    """*delta*, if it is a signed 64-bit integer. Raises InvalidParameterError."""
-    if type(delta) is not int or not limits.INT64_MIN <= delta <= limits.INT64_MAX:
-        raise InvalidParameterError(
-            f"the delta is {delta!r}; it must be an integer from {limits.INT64_MIN} to"
-            f" {limits.INT64_MAX}"
-        )
-    return delta
-
-
-def _named(counter: str) -> str:
-    try:
-        return check_counter_name(counter)
-    except (ValueError, AttributeError) as error:
-        raise InvalidParameterError(f"{counter!r}: {error}") from error
-
-
-def checked_name(counter: str) -> str:
-    """*counter*, if it can be a counter's name. Raises InvalidParameterError."""
-    return _named(counter)
-
-
 def _post(
     path: str, operation: str, body: str, headers: tuple[tuple[str, str], ...] = ()
 ) -> Request:
@@ -261,15 +306,10 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _query(**values: str | None) -> str:
     given = {name: value for name, value in values.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
-
-
-def _moment(moment: datetime | None) -> str | None:
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise InvalidParameterError(f"{moment} has no time zone; give one, such as UTC")
-    return moment.isoformat()
+    try:
+        return f"?{urlencode(given)}" if given else ""
+    except UnicodeEncodeError as error:
+        raise InvalidParameterError(f"{error.object!r:.80} is no text: half a character") from error
 
 
 def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:

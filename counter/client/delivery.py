@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from counter import limits
 from counter.client.answers import Added, added_of
-from counter.client.calls import Call, Calls, Items, check_delta, checked_name, item_text
+from counter.client.calls import Call, Calls, item_text
 from counter.client.failures import UnknownOutcomeError, error_of_problem, unexpected
+from counter.client.given import Items, checked_items
 from counter.client.retrying import (
     Answer,
     Do,
@@ -22,7 +23,7 @@ from counter.client.retrying import (
     reply_of,
 )
 from counter.client.tokens import Token
-from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError, InvalidParameterError
+from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError
 
 #: What is left of a body for its items.
 _ITEMS_BYTES_MAX: Final = limits.BODY_BYTES_MAX - 64
@@ -71,13 +72,8 @@ class Delivery:
     @classmethod
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
         """A batch under new tokens. Raises InvalidParameterError."""
-        if not 1 <= len(items) <= limits.BATCH_ITEMS_MAX:
-            raise InvalidParameterError(
-                f"a batch has {len(items)} items; 1 to {limits.BATCH_ITEMS_MAX} are allowed"
-            )
-        return cls(
-            calls, [Item(checked_name(c), check_delta(delta), Token.new()) for c, delta in items]
-        )
+        found = checked_items(items, limits.BATCH_ITEMS_MAX)
+        return cls(calls, [Item(counter, delta, Token.new()) for counter, delta in found])
 
     def until_deadline(self, policy: Policy) -> Story[list[Added | CounterError]]:
         """What became of each item by the deadline. Raises what refused the whole batch."""

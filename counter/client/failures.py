@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import isnan
 from typing import Any, Final
 
 from counter.client.tokens import Credential, Token
@@ -28,13 +31,22 @@ _RETRIES: Final[Mapping[str, Retry]] = {
 }
 _TRY_LATER: Final = frozenset({408, 425, 429})
 _TEXT_CHARS_MAX: Final = 200
+#: Past any deadline.
+_WAIT_MAX_S: Final = 366 * 86_400.0
 _KNOWN: Final = frozenset(
     {"type", "title", "status", "detail", "code", "applied", "retry", "retry_after"}
 )
 
 
 class UnreachableError(UnavailableError):
-    """Nobody answered, or not in time: what became of the request is not known."""
+    """Nobody answered, or not in time: what became of the request is not known.
+
+    ``sent`` is False where there was no connection: then nothing of it can have arrived.
+    """
+
+    def __init__(self, detail: str, *, sent: bool = True) -> None:
+        super().__init__(detail)
+        self.sent = sent
 
 
 class UnexpectedAnswerError(UnavailableError):
@@ -91,17 +103,34 @@ class UnknownOutcomeError(UnavailableError):
 
     ``token`` is the one it was sent with: store ``str(error.unfinished)`` and give it to
     ``client.resolve`` at any time while the service keeps events, or add again with ``token=``. The
-    last attempt's error is its cause.
+    last attempt's error is its cause. ``sent`` is False where no attempt of this call found a
+    connection: unless the token was sent by another call, it is not counted.
     """
 
-    def __init__(self, detail: str, unfinished: Unfinished) -> None:
+    def __init__(self, detail: str, unfinished: Unfinished, *, sent: bool = True) -> None:
         super().__init__(detail)
         self.unfinished = unfinished
+        self.sent = sent
 
     @property
     def token(self) -> Credential:
         """The token, or the key, that finishes it."""
         return self.unfinished.token
+
+
+def unfinished_of(what: Unfinished | UnknownOutcomeError | str) -> Unfinished:
+    """What *what* tells of. Raises InvalidParameterError."""
+    if isinstance(what, UnknownOutcomeError):
+        return what.unfinished
+    if isinstance(what, str):
+        return Unfinished.parse(what)
+    if not isinstance(what, Unfinished):
+        raise InvalidParameterError(
+            f"{what!r} does not say what was to be done to which counter: give the"
+            " UnknownOutcomeError, its `unfinished`, or str() of that; or send the same add again"
+            " with token="
+        )
+    return what
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +197,11 @@ def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
     kind = _KINDS.get(code, CounterError)
     # Not by the class's own __init__: those have arguments of their own.
     error = kind.__new__(kind)
-    detail = str(problem.get("detail", ""))
+    detail = str(problem.get("detail") or problem.get("title") or f"the service says {code}")
     fields = {name: value for name, value in problem.items() if name not in _KNOWN}
     if code not in _KINDS:
         fields["code"] = code
-    wait_s = problem.get("retry_after")
-    wait_us = int(wait_s * 1_000_000) if isinstance(wait_s, int | float) else None
+    wait_us = _wait_us(problem.get("retry_after"))
     CounterError.__init__(error, detail, retry_after_us=wait_us, **fields)
     applied = problem.get("applied")
     error.applied = applied if isinstance(applied, bool) else None
@@ -181,30 +209,44 @@ def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
     return error
 
 
-def error_of_answer(status: int, body: bytes, retry_after: str | None) -> CounterError:
-    """The error of an answer that is no success."""
+def error_of_answer(
+    status: int, body: bytes, retry_after: str | None, location: str | None = None
+) -> CounterError:
+    """The error of an answer that is no success; the last two are headers of it."""
     try:
         problem = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = None
     if isinstance(problem, dict) and "code" in problem and "retry" in problem:
-        if "retry_after" not in problem and retry_after is not None and retry_after.isdecimal():
-            problem["retry_after"] = int(retry_after)
+        problem.setdefault("retry_after", retry_after)
         return error_of_problem(problem)
-    return unexpected(status, body, retry_after)
+    return unexpected(status, body, retry_after, location)
 
 
-def unexpected(status: int, body: bytes, retry_after: str | None = None) -> UnexpectedAnswerError:
+def unexpected(
+    status: int, body: bytes, retry_after: str | None = None, location: str | None = None
+) -> UnexpectedAnswerError:
     """The error of an answer that no counter service gives."""
-    text = body[:_TEXT_CHARS_MAX].decode("utf-8", "replace")
-    wait_us = None
-    if retry_after is not None and retry_after.isdecimal():
-        wait_us = int(retry_after) * 1_000_000
-    error = UnexpectedAnswerError(
-        f"status {status} with {text!r} is no answer of a counter service; look what is at the"
-        " base URL",
-        retry_after_us=wait_us,
-    )
+    if location is not None:
+        what = f"leads to {location[:_TEXT_CHARS_MAX]!r}: give the base URL of the service itself"
+    else:
+        text = body[:_TEXT_CHARS_MAX].decode("utf-8", "replace")
+        what = f"with {text!r} is no answer of a counter service; look what is at the base URL"
+    error = UnexpectedAnswerError(f"status {status} {what}", retry_after_us=_wait_us(retry_after))
     if status < 500 and status not in _TRY_LATER and not 200 <= status < 300:
         error.retry = "never"
     return error
+
+
+def _wait_us(value: object) -> int | None:
+    """Microseconds of a Retry-After: seconds, or the date that a proxy may write."""
+    if isinstance(value, str) and not value.isdecimal():
+        try:
+            value = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return None
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+    return None if isnan(seconds) else int(min(max(0.0, seconds), _WAIT_MAX_S) * 1e6)

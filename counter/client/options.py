@@ -13,6 +13,8 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 #: In place of a delay: hedge when a request takes longer than 95 of 100 did.
 ADAPTIVE: Final = "p95"
+_SECONDS_MAX: Final = 31 * 86_400.0
+_RETRIES_MAX: Final = 1e9
 
 
 class Attempt(NamedTuple):
@@ -28,6 +30,28 @@ class Attempt(NamedTuple):
     #: None where nobody answered.
     status: int | None
     seconds: float
+
+
+class Sending(NamedTuple):
+    """An attempt that is about to be sent; as in :class:`Attempt`."""
+
+    method: str
+    operation: str
+    url: str
+    number: int
+    hedged: bool
+
+
+def _nobody(_: Attempt | None) -> None:
+    """Is not interested."""
+
+
+class Watch(NamedTuple):
+    """What a program sends along with an attempt, and what is called at its end: with None where
+    nobody waits for the answer any more."""
+
+    headers: tuple[tuple[str, str], ...] = ()
+    ended: Callable[[Attempt | None], None] = _nobody
 
 
 class Flush(NamedTuple):
@@ -52,7 +76,7 @@ def tell(hook: Callable[[T], None] | None, what: T) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times are in seconds.
+    """How a client behaves: deadlines, pauses, retries, hedges, TLS, hooks. Times are in seconds.
 
     Raises InvalidParameterError for a value out of its bounds.
     """
@@ -61,8 +85,9 @@ class Options:
     deadline_s: float = 30.0
     #: What one attempt may take; afterwards nobody knows what became of it.
     attempt_timeout_s: float = 5.0
-    #: The pause before retry n is drawn from 0 to ``backoff_first_s`` * 2**n, and at most the max.
+    #: The pause before retry n is drawn from 0 to ``backoff_first_s * 2**n``, ...
     backoff_first_s: float = 0.05
+    #: ... and from 0 to this where that is less.
     backoff_max_s: float = 5.0
     #: All calls of one client share so many retries at once, ...
     retries_at_once: float = 20.0
@@ -74,22 +99,47 @@ class Options:
     hedge_after_s: float | Literal["p95"] | None = None
     #: Whether proxies and certificates are taken from the environment.
     trust_env: bool = True
-    #: Called where the attempt or the piece ended, in that thread; what they raise is logged.
+    #: A PEM file: who signs the service's certificate, where that is none of the usual authorities.
+    tls_ca: str | None = None
+    #: PEM files: this client's own certificate, where the service wants to see one, ...
+    tls_cert: str | None = None
+    #: ... and its key.
+    tls_key: str | None = None
+    #: Called before each attempt, in the thread and context of its call; :mod:`counter.client.otel`
+    #: has one for traces. What it raises is logged.
+    before_attempt: Callable[[Sending], Watch] | None = None
+    #: Called where an attempt ended, in that thread; what it raises is logged.
     on_attempt: Callable[[Attempt], None] | None = None
+    #: Called where a piece of a buffer ended, likewise.
     on_flush: Callable[[Flush], None] | None = None
 
     def __post_init__(self) -> None:
         for name in ("deadline_s", "attempt_timeout_s", "backoff_first_s", "backoff_max_s"):
-            if getattr(self, name) <= 0:
-                raise InvalidParameterError(f"{name} is {getattr(self, name)}; it must be over 0")
+            if check_number(name, getattr(self, name), _SECONDS_MAX) == 0:
+                raise InvalidParameterError(f"{name} is 0; it must be over 0")
         for name in ("retries_at_once", "retries_per_s", "retries_per_call"):
-            if getattr(self, name) < 0:
-                raise InvalidParameterError(f"{name} is {getattr(self, name)}; 0 is the least")
+            check_number(name, getattr(self, name), _RETRIES_MAX)
+        for name in ("before_attempt", "on_attempt", "on_flush"):
+            hook = getattr(self, name)
+            if hook is not None and not callable(hook):
+                raise InvalidParameterError(f"{name} is {hook!r}; give a function, or None")
+        if self.tls_cert is None and self.tls_key is not None:
+            raise InvalidParameterError("tls_key is set and tls_cert is not: give both or neither")
         hedge = self.hedge_after_s
         if isinstance(hedge, str):
             if hedge != ADAPTIVE:
                 raise InvalidParameterError(
                     f"hedge_after_s is {hedge!r}; give seconds, {ADAPTIVE!r} or None"
                 )
-        elif hedge is not None and hedge < 0:
-            raise InvalidParameterError(f"hedge_after_s is {hedge}; 0 is the least")
+        elif hedge is not None:
+            check_number("hedge_after_s", hedge, _SECONDS_MAX)
+
+
+def check_number(name: str, value: float, most: float) -> float:
+    """*value*, if it is a number from 0 to *most*. Raises InvalidParameterError."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value <= most):
+        raise InvalidParameterError(
+            f"{name} is {value!r}; it must be a number from 0 to {most:.0f}"
+        )
+    return value

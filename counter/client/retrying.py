@@ -10,9 +10,10 @@ threads and event loops.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,6 +65,7 @@ class Budget:
     left: float
     then_s: float
     lock: Lock
+    pid: int = field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, options: Options, now_s: float) -> Budget:
@@ -72,6 +74,9 @@ class Budget:
 
     def call(self) -> None:
         """One more call, which gives a part of a retry."""
+        if self.pid != os.getpid():
+            # Forked while another thread held the lock, perhaps, which is not in this process.
+            self.lock, self.pid = Lock(), os.getpid()
         with self.lock:
             self.left = min(self.at_once, self.left + self.per_call)
 
@@ -118,7 +123,7 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
     end_s = now_s() + options.deadline_s
     policy.budget.call()
     number = 0
-    unknown = False
+    unknown = sent = False
     while True:
         left_s = max(0.001, end_s - now_s())
         answer = yield Send(call.request, min(options.attempt_timeout_s, left_s), number)
@@ -126,9 +131,12 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
         try:
             return call.result(reply_of(answer))
         except CounterError as error:
+            sent = sent or not isinstance(error, UnreachableError) or error.sent
             if error.retry == "new_token" and call.renewed is not None:
                 # The old token never counts, and was not the program's choice.
-                call = call.renewed((yield from fresh_tokens(1, options.attempt_timeout_s))[0])
+                left_s = max(0.001, end_s - now_s())
+                timeout_s = min(options.attempt_timeout_s, left_s)
+                call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
             elif error.retry != "same_token":
                 if unknown and not isinstance(error, TokenConflictError | TokenTooOldError):
                     # What refuses the retry says nothing of the attempt before it.
@@ -139,9 +147,17 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
             left_s = end_s - now_s() - pause_s
             budget_s = policy.budget.take(now_s(), left_s) if left_s > 0 else None
             if budget_s is None:
-                why = f"no definite answer in {number} attempts and {options.deadline_s} s"
-                raise call.given_up(error, why) from error
+                why = _why(number, policy, left_s)
+                raise call.given_up(error, why, sent=sent) from error
             yield Pause(max(pause_s, budget_s))
+
+
+def _why(number: int, policy: Policy, left_s: float) -> str:
+    """Why no attempt follows the *number* that were made; *left_s* is what a pause would leave."""
+    made = f"no definite answer in {number} attempt{'' if number == 1 else 's'}"
+    if left_s <= 0:
+        return f"{made}, and the next would be past the deadline of {policy.options.deadline_s:g} s"
+    return f"{made}, and the retries that all calls share are used up"
 
 
 def fresh_tokens(count: int, timeout_s: float) -> Story[list[Token]]:

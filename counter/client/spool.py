@@ -17,7 +17,7 @@ from counter.client.backlog import Backlog
 from counter.client.delivery import Item, Renewed
 from counter.client.failures import ClosedError, Rejected
 from counter.client.tokens import Token
-from counter.errors import StoreUnavailableError
+from counter.errors import InvalidParameterError, StoreUnavailableError
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
@@ -38,8 +38,9 @@ class Spool(Backlog):
     """The backlog of one buffer of one namespace. Its methods may be called in any thread, one at a
     time.
 
-    Raises ClosedError where another process has the file, or it belongs to another namespace;
-    StoreUnavailableError where the disk is full.
+    Raises InvalidParameterError where the file cannot be made; ClosedError where another process
+    has it, it is no spool, or it belongs to another namespace; StoreUnavailableError where the disk
+    is full.
     """
 
     def __init__(self, path: str | Path, namespace: str) -> None:
@@ -48,9 +49,19 @@ class Spool(Backlog):
         #: Counters whose totals are not on disk as they are here.
         self._dirty: set[str] = set()
         # Autocommit: each transaction below is begun by name. The lock is held for good.
-        self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
-            self._open(path, namespace)
+            # Absolute: by some names SQLite means no file at all, and nothing would be kept.
+            where = Path(path).absolute()
+            self._db = sqlite3.connect(
+                where, timeout=0.0, isolation_level=None, check_same_thread=False
+            )
+        except (TypeError, sqlite3.OperationalError) as error:
+            raise InvalidParameterError(
+                f"the spool {path!r} cannot be opened: {error}; give the path of a file, in a"
+                " directory that is there"
+            ) from error
+        try:
+            self._open(where, namespace)
         except BaseException:
             self._db.close()
             raise
@@ -70,7 +81,7 @@ class Spool(Backlog):
                 self._db.execute("INSERT INTO owner VALUES (?)", (namespace,))
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise ClosedError(
                 f"the spool {path} cannot be opened: {error}; each buffer of each process needs a"
                 " file of its own"

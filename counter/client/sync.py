@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from counter.client import answers
+from counter.client.addresses import checked_urls
 from counter.client.buffer import Buffer
 from counter.client.buffering import Bounds
-from counter.client.calls import Call, Calls, Items, tokens
+from counter.client.calls import PAGE, Call, Calls, Settings, namespaces, tokens
 from counter.client.delivery import Delivery
-from counter.client.failures import Unfinished
+from counter.client.failures import Unfinished, UnknownOutcomeError, unfinished_of
+from counter.client.given import Items
+from counter.client.hedging import HedgingTransport
+from counter.client.live import Course, Told
 from counter.client.options import Options
 from counter.client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive
 from counter.client.tokens import Credential, Token
-from counter.client.transport import AsyncTransport, HedgingTransport, SyncTransport
+from counter.client.transport import AsyncTransport, SyncTransport
 from counter.errors import CounterError, TokenTooOldError
 
 T = TypeVar("T")
@@ -44,7 +48,7 @@ class CounterClient:
         api_key: str | None = None,
         options: Options | None = None,
     ) -> None:
-        urls = [url] if isinstance(url, str) else list(url)
+        urls = checked_urls(url)
         self._options = options or Options()
         self._calls = Calls(namespace)
         budget = Budget.of(self._options, time.monotonic())
@@ -70,27 +74,39 @@ class CounterClient:
     def add(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.Added:
-        """Add *delta*, any signed 64-bit integer, once for the token."""
+        """Add *delta*, any signed 64-bit integer, once for the *token*: a new one if None.
+
+        Raises TokenConflictError where the token was used with another payload, and
+        UnknownOutcomeError where nobody knows at the deadline whether it is counted.
+        """
         return self._call(self._calls.add(counter, delta, token))
 
     def add_and_get(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.AddedCount:
-        """The same, and the count with the add in it."""
+        """Add as :meth:`add` does, and read the count with the add in it, exact as of ``as_of``."""
         return self._call(self._calls.add_and_get(counter, delta, token))
 
     def clear(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
-        """Set the counter to 0 as of the token's time."""
+        """Set the counter to 0 as of the token's time.
+
+        Adds with a time up to it are erased, whenever they arrive, and later ones stay. Raises as
+        :meth:`add` does.
+        """
         return self._call(self._calls.clear(counter, token))
 
     def get(self, counter: str, *, max_staleness: str | None = None) -> answers.Count:
-        """The count; *max_staleness* is a duration such as ``5s``, and ``0s`` is accurate."""
+        """The count, and the instant it is exact as of; a counter that was never written reads 0.
+
+        *max_staleness* is how old that instant may be, a duration such as ``5s``: ``0s`` is
+        accurate, and None is as the namespace has it.
+        """
         return self._call(self._calls.get(counter, max_staleness))
 
     def get_many(
-        self, counters: Sequence[str], *, max_staleness: str | None = None
+        self, counters: Iterable[str], *, max_staleness: str | None = None
     ) -> list[answers.Count]:
-        """The counts of up to 1,000 counters, in order."""
+        """The counts of up to 1,000 counters, in order; *max_staleness* as in :meth:`get`."""
         return self._call(self._calls.batch_get(counters, max_staleness))
 
     def batch(self, items: Items) -> list[answers.Added | CounterError]:
@@ -103,19 +119,18 @@ class CounterClient:
         return drive(delivery.until_deadline(self._policy), self._do)
 
     def atomic(self, items: Items, *, token: Credential | None = None) -> list[answers.Added]:
-        """Up to 100 adds under one token: all of them are counted, or none."""
+        """Up to 100 adds under one token: all of them are counted, or none. Raises as :meth:`add`
+        does."""
         return self._call(self._calls.atomic(items, token))
 
-    def resolve(self, unfinished: Unfinished | str) -> answers.Resolved:
-        """Finish what an UnknownOutcomeError left (``error.unfinished``, or ``str()`` of it).
+    def resolve(self, unfinished: Unfinished | UnknownOutcomeError | str) -> answers.Resolved:
+        """Finish what an UnknownOutcomeError left: it, its ``unfinished``, or ``str()`` of that.
 
         The very same is sent again. While the token is young it is counted by that, at the latest;
         an old one is found out about.
         """
-        if isinstance(unfinished, str):
-            unfinished = Unfinished.parse(unfinished)
         try:
-            return self._call(self._calls.resolve(unfinished))
+            return self._call(self._calls.resolve(unfinished_of(unfinished)))
         except TokenTooOldError as error:
             if error.applied is False:
                 return answers.Resolved(applied=False, detail=error.detail)
@@ -134,16 +149,28 @@ class CounterClient:
             if page is None:
                 return
 
+    def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
+        """The *limit* counters (1 to 100) with the most adds in the last *span*, at most ``1m``;
+        docs/http.md tells how exact that is."""
+        return self._call(self._calls.busiest(limit, span))
+
     def events(
-        self, counter: str, start: datetime | None = None, end: datetime | None = None
+        self,
+        counter: str,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        *,
+        limit: int | None = None,
     ) -> Iterator[answers.Event]:
-        """The events of ``[start, end)``, latest first, read page by page."""
-        page = None
-        while True:
-            found, page = self._call(self._calls.events(counter, start, end, page))
+        """The events of ``[start, end)``, latest first, read page by page; at most *limit*."""
+        page, left = None, limit
+        while left is None or left > 0:
+            items = PAGE if left is None else min(PAGE, left)
+            found, page = self._call(self._calls.events(counter, start, end, page, items))
             yield from found
             if page is None:
                 return
+            left = None if left is None else left - len(found)
 
     def history(
         self,
@@ -154,6 +181,53 @@ class CounterClient:
     ) -> Iterator[answers.Point]:
         """The count at the end of each *step*, a duration such as ``1m``, of ``[start, end)``."""
         yield from self._call(self._calls.history(counter, start, end, step))
+
+    def live(self, counter: str) -> Iterator[Told]:
+        """The count, and again whenever it changes, and every few seconds for its ``as_of``: until
+        the program has enough of it.
+
+        A connection that ends is taken up again. In place of a count there is the CounterError of
+        trouble that may pass; what will not is raised, and so is silence of ``deadline_s``.
+        """
+        course = Course(self._calls.live(counter), self._policy)
+        while True:
+            ended: CounterError | None = None
+            try:
+                for line in self._transport.lines(course.request, course.number):
+                    if (told := course.line(line)) is not None:
+                        yield told
+            except CounterError as error:
+                ended = error
+            time.sleep(course.pause_s(ended))
+
+    def recount(self, counter: str) -> int:
+        """Have all that is kept of a counter's past counted anew from its events, by the next
+        rollup; how many windows of time that is."""
+        return self._call(self._calls.recount(counter))
+
+    def namespaces(self) -> list[Settings]:
+        """All namespaces that there are for the caller, with their settings."""
+        return self._call(namespaces())
+
+    def namespace(self) -> Settings:
+        """The settings of this client's namespace, by name, as the service writes them."""
+        return self._call(self._calls.settings())
+
+    def create_namespace(self, **settings: Any) -> Settings:
+        """Make this client's namespace: ``counter_type="EVENTUAL"`` at least.
+
+        Raises PreconditionFailedError where it is there already. ``warnings`` in the answer are
+        there only if there are some.
+        """
+        return self._call(self._calls.create_namespace(settings))
+
+    def change_namespace(self, **settings: Any) -> Settings:
+        """Change *settings* of this client's namespace; what is left out stays as it is."""
+        return self._call(self._calls.change_namespace(settings))
+
+    def delete_namespace(self) -> None:
+        """Delete this client's namespace with its counters, events and tokens, for ever."""
+        self._call(self._calls.delete_namespace())
 
     def buffer(
         self,
@@ -167,6 +241,7 @@ class CounterClient:
         It holds up to *max_items* counters that wait; *spool* is a file to keep them in, so that
         they survive the end of this process. Make it after a fork, not before.
         """
+        self._transport.check_open()
         bounds = Bounds(max_delay, max_items)
         return Buffer(self._calls, self._policy, self._transport.send, bounds, spool)
 

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import threading
+import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Final
 
 import httpx
 
-from counter.client.calls import Reply
-from counter.client.failures import ClosedError, UnreachableError
-from counter.client.options import ADAPTIVE, Attempt, Options, tell
+from counter.client.addresses import authorization, by_proxy, direct
+from counter.client.calls import Reply, Request
+from counter.client.failures import ClosedError, UnreachableError, error_of_answer
+from counter.client.live import HEADERS, SILENCE_S
+from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, tell
+from counter.client.places import Places
 from counter.client.retrying import Answer, Budget, Send
-from counter.errors import InvalidParameterError
+from counter.client.tls import context_of
+from counter.errors import CounterError
 
-T = TypeVar("T")
 #: Adaptive hedges: how many of the latest answers are looked at, and how many it takes.
 _SEEN_MAX: Final = 200
 _SEEN_MIN: Final = 20
 _PERCENTILE: Final = 0.95
 _SERVER_FAULTS: Final = 500
 _TRY_LATER: Final = frozenset({408, 425, 429})
+_UNWATCHED: Final = Watch()
+#: What the service can refuse before it begins, and the share of an attempt's time that such a
+#: request may wait there for its turn.
+_WRITES: Final = frozenset({"add", "add-and-get", "clear", "atomic/add", "batch/add"})
+_TURN: Final = 0.5
+_LOG: Final = logging.getLogger(__name__)
+#: There was no connection, so nothing was sent.
+_UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL)
 _ENDED: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError)
 
 
@@ -32,44 +44,74 @@ class Common:
     """What both transports share: base URLs, headers, and who is told of attempts."""
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
-        if not urls:
-            raise InvalidParameterError("no base URL is given; one is needed")
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise InvalidParameterError(
-                    f"the base URL {url!r} must begin with http:// or https://"
-                )
-        self.urls = [url.rstrip("/") for url in urls]
+        self.places = Places(urls)
         self.options = options
+        self._direct = direct(urls)
+        self._tls = context_of(options)
         self.closed = False
         # A byte each way would be spent on compressing what is small.
-        self.headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        if api_key is not None:
-            self.headers["Authorization"] = f"Bearer {api_key}"
-
-    def url(self, send: Send) -> str:
-        """Where an attempt goes: each to the next base URL."""
-        return self.urls[send.number % len(self.urls)]
+        compact = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        self.headers = compact | authorization(api_key)
 
     def settings(self) -> dict[str, Any]:
         """What every httpx client is made with."""
         return {
             "headers": self.headers,
             "trust_env": self.options.trust_env,
+            "mounts": self._direct,
+            **({} if self._tls is None else {"verify": self._tls}),
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=100),
         }
 
-    def note(self, send: Send, begin_s: float, answer: Answer, hedged: bool) -> float:
-        """Tell of an attempt that ended; its seconds."""
+    def watch(self, send: Send, url: str, hedged: bool) -> Watch:
+        """What the program has go along with an attempt."""
+        hook = self.options.before_attempt
+        if hook is None:
+            return _UNWATCHED
+        method, _, operation = send.request[:3]
+        try:
+            return hook(Sending(method, operation, url, send.number, hedged))
+        except Exception:
+            _LOG.exception("a hook of the counter client failed before an attempt")
+            return _UNWATCHED
+
+    def note(
+        self,
+        send: Send,
+        url: str,
+        begin_s: float,
+        answer: Answer,
+        watch: Watch,
+        *,
+        hedged: bool = False,
+    ) -> float:
+        """Remember whether *url* answered, and tell of an attempt that ended; its seconds."""
         took_s = time.perf_counter() - begin_s
-        if self.options.on_attempt is not None:
+        (self.places.answered if isinstance(answer, Reply) else self.places.failed)(url)
+        if self.options.on_attempt is not None or watch is not _UNWATCHED:
             status = answer.status if isinstance(answer, Reply) else None
             method, _, operation = send.request[:3]
-            attempt = Attempt(
-                method, operation, self.url(send), send.number, hedged, status, took_s
-            )
+            attempt = Attempt(method, operation, url, send.number, hedged, status, took_s)
             tell(self.options.on_attempt, attempt)
+            tell(watch.ended, attempt)
         return took_s
+
+    def streamed(self, request: Request) -> dict[str, Any]:
+        """What a stream is asked for with. Between its lines it may be silent for long."""
+        silence = httpx.Timeout(self.options.attempt_timeout_s, read=SILENCE_S)
+        return {"headers": dict(HEADERS), "timeout": silence}
+
+    def unreachable(self, url: str, error: BaseException) -> UnreachableError:
+        """What *error* in place of an answer means; final where trying again cannot help."""
+        name = type(error).__name__
+        sent = not isinstance(error, _UNSENT)
+        way = by_proxy(url) if self.options.trust_env else ""
+        detail = f"{url} does not answer{way}: {name} {error}".rstrip()
+        found = UnreachableError(detail, sent=sent)
+        if len(self.places) == 1 and _is_distrusted(error):
+            found.retry = "never"
+        found.__cause__ = error
+        return found
 
     def check_open(self) -> None:
         """Raise ClosedError after the end."""
@@ -77,15 +119,48 @@ class Common:
             raise ClosedError("the client is closed; make another one")
 
 
-def _reply(response: httpx.Response) -> Reply:
-    return Reply(response.status_code, response.content, response.headers.get("retry-after"))
+def _reply(response: httpx.Response, body: bytes) -> Reply:
+    headers = response.headers
+    location = headers.get("location") if response.is_redirect else None
+    return Reply(response.status_code, body, headers.get("retry-after"), location)
 
 
-def _unreachable(url: str, error: BaseException) -> UnreachableError:
-    name = type(error).__name__
-    found = UnreachableError(f"{url} does not answer: {name} {error}".rstrip())
-    found.__cause__ = error
-    return found
+def _refusal(response: httpx.Response) -> CounterError:
+    return error_of_answer(*_reply(response, response.content))
+
+
+def _is_distrusted(error: BaseException | None) -> bool:
+    """Whether who answered has a certificate that is not trusted: the next attempt meets it too."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _asked(send: Send, url: str, watch: Watch) -> dict[str, Any]:
+    """What httpx is to send."""
+    method, path, operation, body, headers = send.request
+    if operation in _WRITES:
+        # As long as it may wait for its turn, and then the answer is still in time. What the
+        # service could not do by then it does not begin.
+        patience = f"{max(1, int(send.timeout_s * _TURN * 1_000))}ms"
+        headers = (*headers, ("Request-Timeout", patience))
+    return {
+        "method": method,
+        "url": url + path,
+        "content": body,
+        "headers": dict((*headers, *watch.headers)),
+        "timeout": send.timeout_s,
+    }
+
+
+def _body(response: httpx.Response, end_s: float) -> bytes:
+    """The whole of it. Raises ReadTimeout where it comes too slowly."""
+    parts = []
+    for part in response.iter_bytes():
+        parts.append(part)
+        if time.perf_counter() > end_s:
+            raise httpx.ReadTimeout("the answer comes too slowly")
+    return b"".join(parts)
 
 
 class SyncTransport(Common):
@@ -93,45 +168,62 @@ class SyncTransport(Common):
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
         super().__init__(urls, api_key, options)
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._http = httpx.Client(**self.settings())
+        self._pool = os.getpid(), httpx.Client(**self.settings())
+        #: Pools of the processes that this one was forked from: not closed here, and not used.
+        self._inherited: list[httpx.Client] = []
 
     def _client(self) -> httpx.Client:
         """The pool of this process: two processes on one connection would mix their answers."""
-        if os.getpid() != self._pid:
-            with self._lock:
-                if os.getpid() != self._pid:
-                    self._http = httpx.Client(**self.settings())
-                    self._pid = os.getpid()
-        return self._http
+        pid, http = self._pool
+        if pid != os.getpid():
+            # Without a lock: a thread that is not in this process may have held it.
+            self._inherited.append(http)
+            http = httpx.Client(**self.settings())
+            self._pool = os.getpid(), http
+        return http
 
     def send(self, send: Send) -> Answer:
-        """The answer to one attempt. Each step of it (connect, write, read) is bounded."""
+        """The answer to one attempt. To connect, to write and to wait for the answer's head are
+        bounded each; the answer itself by what is left of the time."""
         self.check_open()
-        method, path, _, body, headers = send.request
+        url = self.places.pick(send.number)
+        watch = self.watch(send, url, hedged=False)
         begin_s = time.perf_counter()
         answer: Answer
         try:
-            answer = _reply(
-                self._client().request(
-                    method,
-                    self.url(send) + path,
-                    content=body,
-                    headers=dict(headers),
-                    timeout=send.timeout_s,
-                )
-            )
+            with self._client().stream(**_asked(send, url, watch)) as response:
+                answer = _reply(response, _body(response, begin_s + send.timeout_s))
         except _ENDED as error:
-            answer = _unreachable(self.url(send), error)
-        self.note(send, begin_s, answer, hedged=False)
+            answer = self.unreachable(url, error)
+        except BaseException:
+            tell(watch.ended, None)
+            raise
+        self.note(send, url, begin_s, answer, watch)
         return answer
+
+    def lines(self, request: Request, number: int) -> Iterator[str]:
+        """The lines of a stream, until it ends; *number* is of the connection. Raises the
+        CounterError of another answer, and UnreachableError where it breaks off."""
+        self.check_open()
+        url = self.places.pick(number)
+        asked = self.streamed(request)
+        try:
+            with self._client().stream("GET", url + request.path, **asked) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise _refusal(response)
+                self.places.answered(url)
+                yield from response.iter_lines()
+        except _ENDED as error:
+            self.places.failed(url)
+            raise self.unreachable(url, error) from error
 
     def close(self) -> None:
         """End the connections."""
         self.closed = True
-        if os.getpid() == self._pid:
-            self._http.close()
+        pid, http = self._pool
+        if os.getpid() == pid:
+            http.close()
 
 
 class AsyncTransport(Common):
@@ -144,6 +236,19 @@ class AsyncTransport(Common):
         self._budget = budget
         self._seen_s: deque[float] = deque(maxlen=_SEEN_MAX)
         self._http = httpx.AsyncClient(**self.settings())
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _client(self) -> httpx.AsyncClient:
+        """The pool, which belongs to the event loop that used it first. Raises ClosedError."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise ClosedError(
+                "the client belongs to another event loop, with its connections: make one in each"
+                " asyncio.run, and in each thread that has a loop of its own"
+            )
+        return self._http
 
     async def send(self, send: Send) -> Answer:
         """The answer to an attempt: the first definite one of two where it is hedged."""
@@ -157,12 +262,12 @@ class AsyncTransport(Common):
             done, _ = await asyncio.wait(waiting, timeout=delay_s)
             if done or self._budget.take(time.monotonic(), 0.0) is None:
                 return await first
-            waiting.add(asyncio.ensure_future(self._once(_next(send), hedged=True)))
+            waiting.add(asyncio.ensure_future(self._once(_next(send, delay_s), hedged=True)))
             while True:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 found = sorted((each.result() for each in done), key=_is_definite)
                 if not waiting or _is_definite(found[-1]):
-                    return found[-1]
+                    return _of_two(found[-1])
         finally:
             first.cancel()
             for each in waiting:
@@ -178,35 +283,59 @@ class AsyncTransport(Common):
         return sorted(self._seen_s)[int(len(self._seen_s) * _PERCENTILE)]
 
     async def _once(self, send: Send, hedged: bool = False) -> Answer:
-        method, path, _, body, headers = send.request
+        url = self.places.pick(send.number)
+        watch = self.watch(send, url, hedged)
         begin_s = time.perf_counter()
         answer: Answer
         try:
             async with asyncio.timeout(send.timeout_s):
-                answer = _reply(
-                    await self._http.request(
-                        method,
-                        self.url(send) + path,
-                        content=body,
-                        headers=dict(headers),
-                        timeout=send.timeout_s,
-                    )
-                )
+                response = await self._client().request(**_asked(send, url, watch))
+                answer = _reply(response, response.content)
         except (*_ENDED, TimeoutError) as error:
-            answer = _unreachable(self.url(send), error)
-        took_s = self.note(send, begin_s, answer, hedged)
+            answer = self.unreachable(url, error)
+        except BaseException:
+            # Cancelled, most likely: the other one of two was quicker.
+            tell(watch.ended, None)
+            raise
+        took_s = self.note(send, url, begin_s, answer, watch, hedged=hedged)
         if isinstance(answer, Reply):
             self._seen_s.append(took_s)
         return answer
 
+    async def lines(self, request: Request, number: int) -> AsyncGenerator[str]:
+        """As of :class:`SyncTransport`."""
+        self.check_open()
+        url = self.places.pick(number)
+        asked = self.streamed(request)
+        try:
+            async with self._client().stream("GET", url + request.path, **asked) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    raise _refusal(response)
+                self.places.answered(url)
+                async for line in response.aiter_lines():
+                    yield line
+        except _ENDED as error:
+            self.places.failed(url)
+            raise self.unreachable(url, error) from error
+
     async def close(self) -> None:
         """End the connections."""
         self.closed = True
-        await self._http.aclose()
+        if self._loop in (None, asyncio.get_running_loop()):
+            await self._http.aclose()
 
 
-def _next(send: Send) -> Send:
-    return send._replace(number=send.number + 1)
+def _next(send: Send, later_s: float) -> Send:
+    """The same to the next base URL, to end when *send* does."""
+    return send._replace(number=send.number + 1, timeout_s=send.timeout_s - later_s)
+
+
+def _of_two(answer: Answer) -> Answer:
+    """*answer*; where there is none, the other one of two may have been sent."""
+    if isinstance(answer, UnreachableError):
+        answer.sent = True
+    return answer
 
 
 def _is_definite(answer: Answer) -> bool:
@@ -215,44 +344,3 @@ def _is_definite(answer: Answer) -> bool:
         and answer.status < _SERVER_FAULTS
         and answer.status not in _TRY_LATER
     )
-
-
-class HedgingTransport:
-    """Hedges for threads: an event loop of its own sends, because only there a loser can be
-    cancelled."""
-
-    def __init__(self, make: Callable[[], AsyncTransport]) -> None:
-        self._make = make
-        self._start()
-
-    def _start(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="counter-hedges", daemon=True
-        )
-        self._thread.start()
-        self._transport = self._run(self._made())
-
-    async def _made(self) -> AsyncTransport:
-        return self._make()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def send(self, send: Send) -> Answer:
-        """The answer to an attempt, hedged."""
-        self._transport.check_open()
-        if os.getpid() != self._pid:
-            # The thread of the loop is not in the child.
-            self._start()
-        return self._run(self._transport.send(send))
-
-    def close(self) -> None:
-        """End the connections and the loop."""
-        if os.getpid() != self._pid or self._transport.closed:
-            return
-        self._run(self._transport.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -1,20 +1,15 @@
 """A real service for the client's tests, one for each module."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server import Server
+from tests.support.server import Server, served
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``counter serve`` on a port of its own."""
     place = tmp_path_factory.mktemp("service")
-    server = Server(place / "data", place / "logs", {})
-    try:
-        asyncio.run(server.start())
+    with served(place) as server:
         yield server
-    finally:
-        server.clean_up()

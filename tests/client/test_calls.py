@@ -26,6 +26,7 @@ from counter.errors import (
     InvalidBodyError,
     InvalidParameterError,
     NamespaceUnknownError,
+    PreconditionFailedError,
     TokenConflictError,
 )
 from tests.support.server import Server
@@ -133,6 +134,43 @@ async def test_looking_back(client: Any, name: str) -> None:
     assert name in await client.counters(prefix="a/b?c&d")
 
 
+async def test_what_is_busy(client: Any, name: str) -> None:
+    await client.add(name, 3)
+    found = await client.busiest(100, span="1m")
+    (busy,) = (each for each in found.counters if each.counter == name)
+    assert busy.count == 3
+    assert busy.adds_per_s > 0
+    assert found.complete
+    assert found.since < found.as_of
+    assert len((await client.busiest(1)).counters) == 1
+
+
+async def test_no_more_events_are_read_than_asked_for(client: Any, name: str) -> None:
+    for delta in (1, 2, 3):
+        await client.add(name, delta)
+    assert [each.delta for each in await client.events(name, limit=2)] == [3, 2]
+    assert await client.events(name, limit=0) == []
+
+
+@pytest.mark.parametrize("kind", [CounterClient, AsyncCounterClient])
+async def test_a_namespace_from_its_making_to_its_end(service: Server, kind: Any) -> None:
+    client = Caller(kind(service.url, f"made-{uuid4().hex}", options=OPTIONS))
+    made = await client.create_namespace(counter_type="EVENTUAL", cache_ttl="2s")
+    assert (made["counter_type"], made["cache_ttl"]) == ("EVENTUAL", "2s")
+    with pytest.raises(PreconditionFailedError):
+        await client.create_namespace(counter_type="EVENTUAL")
+    changed = await client.change_namespace(cache_ttl="3s")
+    assert await client.namespace() == changed == {**made, "cache_ttl": "3s"}
+    assert changed in await client.namespaces()
+    await client.delete_namespace()
+    for call in (client.namespace, client.delete_namespace):
+        with pytest.raises(NamespaceUnknownError):
+            await call()
+    with pytest.raises(PreconditionFailedError):
+        await client.change_namespace(cache_ttl="3s")
+    await client.close()
+
+
 async def test_pages_are_read_to_their_end(client: Any, name: str) -> None:
     items = [(f"page-{name}-{at:04}", 1) for at in range(1_000)]
     await client.batch(items)
@@ -202,6 +240,19 @@ def test_another_address_takes_over(service: Server) -> None:
         (1, 200, "add"),
     ]
     assert seen[1].url == service.url
+
+
+def test_an_address_that_is_away_costs_no_call_a_retry(service: Server) -> None:
+    """Regression: each call began there, and soon the retries that all calls share were used up."""
+    seen: list[Attempt] = []
+    options = Options(
+        trust_env=False, backoff_first_s=0.01, on_attempt=seen.append, retries_at_once=3
+    )
+    with CounterClient(["http://127.0.0.1:9", service.url], options=options) as client:
+        for _ in range(100):
+            client.add("away")
+        assert client.get("away").count == 100
+    assert len([each for each in seen if each.status is None]) < 10
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", ""])

@@ -20,7 +20,11 @@ def program_of(document: str) -> str:
 
 @pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
 async def test_the_examples_run_as_printed(document: str, tmp_path: Path) -> None:
-    program = program_of(document)
+    await run_as_printed(program_of(document), tmp_path)
+
+
+async def run_as_printed(program: str, tmp_path: Path) -> None:
+    """Run *program* beside a service: its prints write what stands behind them."""
     expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
     assert expected
     async with serving(tmp_path / "data", tmp_path / "logs", accept_limit="5s") as server:

@@ -50,12 +50,14 @@ class Timed(AsyncTransport):
         budget = Budget.of(options, 0.0)
         super().__init__(["http://one", "http://two"], None, options, budget)
         self.sent: list[int] = []
+        self.bounds_s: list[float] = []
         self.cancelled: list[int] = []
         self._seconds = iter(seconds)
         self._statuses = iter(statuses)
 
     async def _once(self, send: Send, hedged: bool = False) -> Answer:
         self.sent.append(send.number)
+        self.bounds_s.append(send.timeout_s)
         seconds, status = next(self._seconds), next(self._statuses)
         try:
             await asyncio.sleep(seconds)
@@ -75,6 +77,8 @@ def test_the_loser_is_cancelled() -> None:
         answer = await transport.send(SEND)
         assert isinstance(answer, Reply)
         assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
+        # Both end at the same time: a call's deadline is the same with hedges.
+        assert transport.bounds_s == [60.0, 59.0]
 
     virtually(run())
 

@@ -41,6 +41,17 @@ def test_every_attempt_of_a_call_carries_the_same_token() -> None:
     assert [each.number for each in script.sent] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("arrived", [False, True])
+def test_the_end_tells_whether_anything_was_sent(arrived: bool) -> None:
+    """Without a connection nothing of it can have arrived: what was made for the call is not
+    counted."""
+    answers = [UnreachableError("no connection", sent=False) for _ in range(9)]
+    script = Script([*answers[:1], lost(), *answers] if arrived else answers)
+    with pytest.raises(UnknownOutcomeError) as error:
+        script.run(attempts(CALLS.add("c", 1, None), script.policy(deadline_s=1.0)))
+    assert error.value.sent is arrived
+
+
 def test_pauses_grow_and_are_bounded() -> None:
     script = Script([*[lost()] * 6, added()])
     policy = script.policy(backoff_first_s=0.1, backoff_max_s=1.0)
@@ -88,6 +99,13 @@ def test_no_attempt_lasts_past_the_deadline() -> None:
         script.run(attempts(CALLS.add("c", 5, None), policy))
     assert script.sent[0].timeout_s == 8.0
     assert script.sent[-1].timeout_s < 8.0
+
+
+def test_to_ask_for_a_new_token_lasts_no_longer_than_the_deadline() -> None:
+    script = Script([lost(), VOID, FRESH, added()])
+    policy = script.policy(deadline_s=2.0, backoff_first_s=0.3)
+    script.run(attempts(CALLS.add("c", 1, None), policy))
+    assert [each.timeout_s for each in script.sent] == pytest.approx([2.0, 1.4, 1.4, 0.2])
 
 
 def test_a_read_that_nobody_answers_raises_that() -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from api.problems import problem_bytes, problem_of, problem_types
 from counter import limits, tokens
-from counter.client import Key, Options, Token, Unfinished
+from counter.client import CounterClient, Key, Options, Token, Unfinished
 from counter.client.failures import error_of_answer, error_of_problem
+from counter.client.transport import Common
 from counter.errors import CounterError, InvalidParameterError, TokenTooOldError
 
 TOKENS = st.builds(
@@ -92,3 +93,15 @@ def test_a_code_that_is_not_known_yet_says_what_to_do_all_the_same() -> None:
 def test_options_can_be_pickled() -> None:
     options = Options(deadline_s=3.0, hedge_after_s="p95")
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize("given", ["", " \n", "ck_a b", "ck_caf\u00e9", "ck_a\x00b"])
+def test_what_is_no_api_key_is_refused_and_not_told(given: str) -> None:
+    with pytest.raises(InvalidParameterError) as refused:
+        CounterClient("http://127.0.0.1:1", api_key=given)
+    assert not given.strip() or given.strip() not in str(refused.value)
+
+
+def test_a_key_may_come_as_a_file_has_it() -> None:
+    common = Common(["http://127.0.0.1:1"], "ck_abc\n", Options())
+    assert common.headers["Authorization"] == "Bearer ck_abc"

@@ -1,0 +1,114 @@
+"""A count as it changes: what is read of a stream, when it is taken up again, and when it ends."""
+
+from contextlib import aclosing
+from itertools import islice
+from uuid import uuid4
+
+import pytest
+
+from counter.client import AsyncCounterClient, Count, CounterClient, CounterError, Options
+from counter.client.calls import Calls
+from counter.client.failures import UnexpectedAnswerError, UnreachableError
+from counter.client.live import Course
+from counter.errors import InvalidParameterError, NamespaceUnknownError, StoreUnavailableError
+from tests.client.script import Script, problem
+from tests.support.server import Server
+
+COUNT = '{"counter":"c","count":7,"as_of":"2026-01-31T08:15:30.000250Z","accuracy":"accurate"}'
+
+
+def course_of(script: Script, **options: float) -> Course:
+    return Course(Calls("default").live("c"), script.policy(**options))
+
+
+def told(course: Course, event: str, data: str) -> Count | CounterError | None:
+    """What an event tells, told line by line."""
+    lines = [course.line(f"event: {event}"), course.line(f"data: {data}")]
+    assert lines == [None, None]
+    return course.line("")
+
+
+def test_counts_and_passing_trouble_are_told_and_the_rest_is_not() -> None:
+    course = course_of(Script([]))
+    count = told(course, "count", COUNT)
+    assert isinstance(count, Count)
+    assert (count.counter, count.count) == ("c", 7)
+    assert (course.line(": still here"), course.line("")) == (None, None)
+    trouble = problem("store_unavailable", 503, "same_token").body.decode()
+    assert isinstance(told(course, "problem", trouble), StoreUnavailableError)
+    assert told(course, "end", "{}") is None
+
+
+def test_what_will_not_get_better_is_raised() -> None:
+    gone = problem("namespace_unknown", 404, "never").body.decode()
+    with pytest.raises(NamespaceUnknownError):
+        told(course_of(Script([])), "problem", gone)
+    with pytest.raises(UnexpectedAnswerError):
+        told(course_of(Script([])), "count", "{}")
+
+
+def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
+    course = course_of(Script([]), backoff_first_s=0.1)
+    assert course.pause_s(None) == 0.1
+    assert course.number == 1
+
+
+def test_silence_is_borne_as_long_as_a_call_may_take() -> None:
+    """Each line that is heard begins it anew; the pauses grow until then."""
+    script = Script([])
+    course = course_of(script, backoff_first_s=0.1, deadline_s=3.0)
+    lost = UnreachableError("nobody answers")
+    script.now_s += 2.9
+    assert [course.pause_s(lost), course.pause_s(lost)] == [0.2, 0.4]
+    course.line(": still here")
+    script.now_s += 2.9
+    assert course.pause_s(lost) == 0.2
+    script.now_s += 0.2
+    with pytest.raises(UnreachableError):
+        course.pause_s(lost)
+
+
+def test_half_an_event_is_forgotten_with_its_connection() -> None:
+    course = course_of(Script([]))
+    course.line("event: count")
+    course.line("data: {")
+    course.pause_s(UnreachableError("broken off"))
+    assert isinstance(told(course, "count", COUNT), Count)
+
+
+@pytest.mark.parametrize("hedge_after_s", [None, 5.0])
+def test_a_thread_sees_each_change(service: Server, hedge_after_s: float | None) -> None:
+    name = str(uuid4())
+    options = Options(trust_env=False, hedge_after_s=hedge_after_s)
+    with CounterClient(service.url, options=options) as client:
+        seen = []
+        for each in islice(client.live(name), 3):
+            assert isinstance(each, Count)
+            seen.append(each.count)
+            client.add(name, 5)
+        assert seen == [0, 5, 10]
+        with pytest.raises(InvalidParameterError):
+            next(client.live(""))
+    with (
+        CounterClient(service.url, "nowhere", options=options) as elsewhere,
+        pytest.raises(NamespaceUnknownError),
+    ):
+        next(elsewhere.live(name))
+
+
+async def test_an_event_loop_sees_each_change(service: Server) -> None:
+    name = str(uuid4())
+    seen: list[int] = []
+    async with AsyncCounterClient(service.url, options=Options(trust_env=False)) as client:
+        async with aclosing(client.live(name)) as stream:
+            async for each in stream:
+                assert isinstance(each, Count)
+                seen.append(each.count)
+                if len(seen) == 2:
+                    break
+                await client.add(name, 5)
+        assert seen == [0, 5]
+    nobody = AsyncCounterClient("http://127.0.0.1:9", options=Options(deadline_s=0.05))
+    async with nobody, aclosing(nobody.live(name)) as stream:
+        with pytest.raises(UnreachableError):
+            await anext(stream)

@@ -1,0 +1,182 @@
+"""One client, several processes: forks, ends, and event loops that come and go."""
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from counter.client import (
+    AsyncCounterClient,
+    ClosedError,
+    CounterClient,
+    Options,
+    RejectedError,
+    UnsentError,
+)
+from counter.client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
+from counter.errors import CounterError
+from tests.support.server import ROOT, Server
+
+OPTIONS = Options(trust_env=False)
+NOWHERE = "http://127.0.0.1:9"
+
+
+def ran(script: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """A script in a process of its own: this one has threads, and goes on."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
+    service: Server, tmp_path: Path
+) -> None:
+    """Regression: a child that left the `with` block closed the file in its own way, and what the
+    parent put there afterwards was lost when that was killed."""
+    script = """
+import os, signal, sys
+from counter.client import ClosedError, CounterClient, Options
+client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False, deadline_s=1.0))
+with client.buffer(spool=sys.argv[1]) as buffer:
+    buffer.add("spooled")
+    buffer.sync()
+    child = os.fork()
+    if child == 0:
+        for call in (buffer.sync, buffer.flush):
+            try:
+                call()
+            except ClosedError:
+                continue
+            os._exit(1)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for _ in range(50):
+        buffer.add("spooled")
+    buffer.sync()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = ran(script, tmp_path / "spool")
+    assert (done.returncode, done.stderr) == (-9, "")
+    with CounterClient(service.url, options=OPTIONS) as client:
+        with client.buffer(spool=tmp_path / "spool"):
+            pass
+        assert client.get("spooled").count == 51
+
+
+def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> None:
+    """Regression: a lock that another thread held at the fork was held in the child for ever."""
+    name = f"busy-{uuid4()}"
+    script = """
+import os, sys, threading
+from counter.client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False))
+taken = threading.Thread(target=client._policy.budget.lock.acquire)
+taken.start()
+taken.join()
+child = os.fork()
+if child == 0:
+    client.add(sys.argv[2])
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = ran(script, service.url, name)
+    assert (done.returncode, done.stderr) == (0, "")
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert client.get(name).count == 1
+
+
+def test_what_a_program_leaves_in_a_buffer_is_sent_at_its_end(service: Server) -> None:
+    """Regression: it was lost, and nobody was told."""
+    name = f"left-{uuid4()}"
+    script = """
+import sys
+from counter.client import CounterClient, Options
+for url in sys.argv[1:3]:
+    client = CounterClient(url, options=Options(trust_env=False, deadline_s=0.2))
+    client.buffer(max_delay=60).add(sys.argv[3])
+"""
+    done = ran(script, service.url, NOWHERE, name)
+    assert done.returncode == 0
+    assert "a buffer was left open until the program ended" in done.stderr
+    assert NOWHERE in done.stderr
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert client.get(name).count == 1
+
+
+def test_a_client_of_another_event_loop_says_so(service: Server) -> None:
+    """Regression: it was a RuntimeError of a loop that is closed."""
+
+    async def made() -> AsyncCounterClient:
+        client = AsyncCounterClient(service.url, options=OPTIONS)
+        await client.get("c")
+        # A connection that stays would be warned of when its loop has ended.
+        await client._transport._http.aclose()
+        return client
+
+    client = asyncio.run(made())
+
+    async def again() -> None:
+        with pytest.raises(ClosedError, match="another event loop"):
+            await client.get("c")
+        await client.close()
+        await client.close()
+
+    asyncio.run(again())
+
+
+async def test_a_buffer_that_was_not_begun_says_so() -> None:
+    """Regression: it waited for what nobody sends."""
+    async with AsyncCounterClient(NOWHERE, options=OPTIONS) as client:
+        buffer = client.buffer()
+        for call in (buffer.add("c"), buffer.flush()):
+            with pytest.raises(ClosedError, match="async with"):
+                await call
+        await buffer.close()
+    with pytest.raises(ClosedError):
+        client.buffer()
+
+
+def test_a_buffer_that_outlives_its_client_says_why_it_sends_nothing() -> None:
+    """Regression: that the client was closed was in none of its words."""
+    client = CounterClient(NOWHERE, options=OPTIONS)
+    buffer = client.buffer()
+    buffer.add("c")
+    client.close()
+    with pytest.raises(UnsentError, match="the client is closed"):
+        buffer.flush()
+    with pytest.raises(UnsentError):
+        buffer.close()
+    with pytest.raises(ClosedError):
+        client.buffer()
+
+
+UNFINISHED = Unfinished("add", "default", (("c", 1),), "key:order-1")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownOutcomeError("why", UNFINISHED, sent=False),
+        UnsentError("why", (UNFINISHED,), {"c": 1}),
+        RejectedError((Rejected("c", 1, UnreachableError("why")),)),
+        UnreachableError("why", sent=False),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_out_of_another_process_as_it_was(error: CounterError) -> None:
+    """Regression: those with arguments of their own could be pickled, and not read back."""
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), str(found), repr(vars(found))) == (
+        type(error),
+        str(error),
+        repr(vars(error)),
+    )

@@ -1,0 +1,131 @@
+"""Who answers is not always the service: redirects, pages, halves of answers; and proxies."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+
+from counter.client import (
+    AsyncCounterClient,
+    CounterClient,
+    Options,
+    UnexpectedAnswerError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from counter.client.addresses import by_proxy
+from counter.client.failures import error_of_answer
+from tests.client.script import added_body
+from tests.client.stranger import http, stranger
+
+#: One attempt, however busy the machine is.
+OPTIONS = Options(trust_env=False, retries_at_once=0, retries_per_s=0)
+ADDED = json.dumps(added_body("c", 1)).encode()
+
+
+def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
+    """Who is there may be somebody else; and a POST that is redirected may become a GET."""
+    with (
+        stranger(http("301 Moved", b"", "Location: https://elsewhere/")) as other,
+        CounterClient(other.url, options=OPTIONS) as client,
+        pytest.raises(UnexpectedAnswerError, match="leads to 'https://elsewhere/'") as caught,
+    ):
+        client.add("c")
+    assert caught.value.retry == "never"
+    assert len(other.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (http("200 OK", b"<html>welcome</html>"), "no answer of a counter service"),
+        (http("200 OK", b"[" * 100_000), "no answer of a counter service"),
+        (http("200 OK", ADDED)[:-9], "without sending complete message"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "does not answer"),
+        (b"", "without sending a response"),
+    ],
+    ids=["page", "deep", "half", "other-protocol", "nothing"],
+)
+async def test_what_is_no_answer_says_so_and_leaves_the_token(answer: bytes, said: str) -> None:
+    """Regression: an answer of many brackets was a RecursionError."""
+    with stranger(answer) as other:
+        with (
+            CounterClient(other.url, options=OPTIONS) as client,
+            pytest.raises(UnknownOutcomeError, match=said) as caught,
+        ):
+            client.add("c", 2)
+        assert caught.value.unfinished.items == (("c", 2),)
+        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
+            with pytest.raises(UnknownOutcomeError, match=said):
+                await patient.add("c", 2)
+
+
+def test_an_answer_that_a_proxy_has_packed_is_read() -> None:
+    packed = http("200 OK", gzip.compress(ADDED), "Content-Encoding: gzip")
+    with stranger(packed) as other, CounterClient(other.url, options=OPTIONS) as client:
+        assert client.add("c").delta == 1
+
+
+def test_an_answer_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
+    """Regression: each part of it came in time, so the call went on for as long as they came."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        stranger(head, b"1\r\n \r\n" * 1_000) as other,
+        CounterClient(other.url, options=replace(OPTIONS, attempt_timeout_s=0.3)) as client,
+        pytest.raises(UnreachableError),
+    ):
+        client.get("c")
+
+
+def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
+    """The service does not begin what nobody will wait for; reads are never refused."""
+    with stranger(http("200 OK", ADDED)) as other, CounterClient(other.url, options=OPTIONS) as it:
+        it.add("c")
+        it.clear("c")
+        with pytest.raises(UnexpectedAnswerError):
+            it.get("c")
+    assert other.header("request-timeout")[:3] == ["2500ms", "2500ms", None]
+
+
+@pytest.mark.parametrize(
+    ("said", "waits_us"),
+    [
+        ("2", 2_000_000),
+        ("Sat, 21 Nov 2026 05:14:36 GMT", 0),
+        ("soon", None),
+        ("-1", None),
+        ("nan", None),
+    ],
+)
+def test_retry_after_is_read_as_proxies_write_it(said: str, waits_us: int | None) -> None:
+    assert error_of_answer(503, b"<html>", said).retry_after_us == waits_us
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", '"soon"', "null", "{}"])
+def test_a_problem_with_a_strange_wait_is_a_problem_all_the_same(value: str) -> None:
+    """Regression: NaN ended the call with a ValueError."""
+    text = f'{{"code":"overloaded","retry":"same_token","retry_after":{value}}}'
+    error = error_of_answer(503, text.encode(), None)
+    assert not error.retry_after_us
+    assert "overloaded" in str(error)
+
+
+def test_what_is_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP_PROXY names a machine that cannot reach this one's loopback; others are asked by it."""
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    proxied = replace(OPTIONS, trust_env=True)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with (
+        stranger(http("200 OK", ADDED)) as here,
+        CounterClient(here.url, options=proxied) as client,
+    ):
+        client.add("c")
+    with (
+        CounterClient("http://counter.invalid", options=proxied) as client,
+        pytest.raises(UnreachableError, match="by the proxy that the environment names"),
+    ):
+        client.get("c")
+    assert by_proxy("http://[::1]:80") == by_proxy("https://localhost") == ""
