@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from counter.cli import RollupFlags, ServeFlags, StoreFlags, app
+from counter.cli import app
+from counter.cli_flags import RollupFlags, ServeFlags, StoreFlags
 from counter.config import DatasetSettings, Settings
 from counter.durations import format_duration
 

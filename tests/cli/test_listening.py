@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from api.serve import listen, serve
+from api.listening import listen
+from api.serve import serve
 from counter.config import Settings
 from counter.errors import StartupError
 

@@ -1,8 +1,10 @@
 """``counter serve`` over a real Cassandra: what it needs, and that many may start at once."""
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.support.server import ROOT, Server, ports_in_a_row, refused, serving
 from tests.support.waiting import eventually
 
 PROCESSES = 3
+KEY_FLAGS = ("store", "contact_points", "keyspace")
 WORKERS = 2
 #: Windows that real time passes while a test looks on, in a store that may be slow.
 WINDOWS = {
@@ -44,9 +47,14 @@ def apply_schema(flags: dict[str, str]) -> subprocess.CompletedProcess[str]:
     windows = {"retention": "1h", "slice": "10m"}
     names = ("store", "contact_points", "keyspace", "replication", "write_timeout")
     given = windows | {name: flags[name] for name in (*names, "clock_skew_max")}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return run_counter("schema", "apply", **given)
+
+
+def run_counter(*words: str, **flags: str) -> subprocess.CompletedProcess[str]:
+    """A command of ``counter``."""
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     return subprocess.run(
-        [sys.executable, "-m", "counter", "schema", "apply", *words],
+        [sys.executable, "-m", "counter", *words, *given],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -85,6 +93,7 @@ async def test_a_start_waits_for_a_store_that_is_away(cassandra: Cluster, tmp_pa
         applied = await applying
         assert applied.returncode == 0, applied.stderr
         assert applied.stderr.count("waiting up to 30s for the store") == 1
+        assert '"act": "schema.apply", "end": "done", "who": "user:' in applied.stderr
 
         relay.refused = 0
         relay.is_away = True
@@ -174,6 +183,56 @@ async def test_workers_that_are_told_to_end_finish_what_they_took(
         assert "Traceback" not in server.all_errors()
 
 
+async def keys_hold_in_each(clients: Sequence[Rest], flags: dict[str, str]) -> None:
+    """From the first key on each process asks for one, and refuses it soon after it is revoked."""
+
+    async def statuses(key: str) -> set[int]:
+        sent = {"Authorization": f"Bearer {key}"} if key else {}
+        asked = [each.http.get("/v1/namespaces/default", headers=sent) for each in clients]
+        return {answer.status_code for answer in await asyncio.gather(*asked)}
+
+    async def counter(*words: str) -> str:
+        ran = await asyncio.to_thread(run_counter, "key", *words, **flags)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    key = await counter("create", "--namespace", "default", "--scope", "read")
+
+    async def is_known() -> bool:
+        return (await statuses(""), await statuses(key)) == ({401}, {200})
+
+    await eventually(is_known, "each process asks for a key, and knows the one there is")
+    await counter("revoke", key)
+
+    async def is_revoked() -> bool:
+        return await statuses(key) == {401}
+
+    await eventually(is_revoked, "each process refuses the key that was revoked")
+    assert await statuses("") == {401}
+
+
+async def counts_are_moved_once(urls: Sequence[str], home: Path) -> None:
+    """Imports of one file at several servers at once count each line once."""
+    lines = {f"moved-{number}": number - 100 for number in range(250)}
+    path = home / "in.csv"
+    path.write_text("".join(f"{name},{count}\n" for name, count in lines.items()))
+    words = ("import", str(path), "--verify", "--timeout", "2m", "--url")
+    done = await asyncio.gather(
+        *(asyncio.to_thread(run_counter, *words, each) for each in [*urls, urls[0]])
+    )
+    assert [each.returncode for each in done] == [0] * len(done), done
+
+
+async def doctor_finds_nothing_wrong(flags: dict[str, str]) -> None:
+    names = ("store", "contact_points", "keyspace", *WINDOWS)
+    given = {"retention": "1h", "slice": "10m"} | {name: flags[name] for name in names}
+    done = await asyncio.to_thread(run_counter, "doctor", "--json", **given)
+    found = {each["part"]: each["state"] for each in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, found["store"], found["keys"]) == (0, "ok", "ok"), done.stdout
+    # Nobody shares a cache here.
+    assert found["cache"] == "warning"
+
+
 @pytest.mark.slow
 async def test_many_start_at_once_over_an_empty_store(cassandra: Cluster, tmp_path: Path) -> None:
     """Schema, slices and the namespace `default`: each is made once, whoever is first."""
@@ -206,4 +265,7 @@ async def test_many_start_at_once_over_an_empty_store(cassandra: Cluster, tmp_pa
         await eventually(rolled_up, "the embedded rollups count what was added", seconds=60)
         ready = (await clients[0].http.get("/readyz")).json()
         assert ready["rollup"] == "ok", ready
+        await counts_are_moved_once([each.url for each in servers[:2]], tmp_path)
+        await doctor_finds_nothing_wrong(flags)
+        await keys_hold_in_each(clients, {name: flags[name] for name in KEY_FLAGS})
         assert [await server.stop() for server in servers] == [0] * PROCESSES

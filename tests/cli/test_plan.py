@@ -106,7 +106,7 @@ def test_a_cluster_is_planned_with_its_arithmetic(capsys: Captured) -> None:
     assert run(CLUSTER) == 0
     out, err = capsys.readouterr()
     assert "api_adds" in out
-    assert "75,000/s / 4,437/s" in out
+    assert "75,000/s / 8,010/s" in out
     assert "counter: warning: 25 workers share 16 shards" in err
 
 

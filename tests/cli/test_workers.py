@@ -1,21 +1,30 @@
 """Several real processes on one port: who answers, who is started again, and that all end."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import httpx
 import pytest
 
+from api.workers import supervise
+from counter.config import Settings
+from counter.errors import StartupError
+from tests.support.certificates import Authority
 from tests.support.needs import miss
+from tests.support.promtool import promtool
 from tests.support.server import ROOT, ports_in_a_row
 from tests.support.waiting import eventually
 
 WORKERS = 2
+_LOOKED_UP = 'counter_requests_total{route="GET /v1/namespaces/{ns}",status="200"}'
 pytestmark = pytest.mark.slow
 
 
@@ -36,7 +45,7 @@ def command(pid: int) -> str:
 class Service:
     """The supervisor, from outside."""
 
-    def __init__(self, port: int, errors: Path) -> None:
+    def __init__(self, port: int, errors: Path, **settings: str) -> None:
         self.port = port
         with errors.open("wb") as err:
             self.process = subprocess.Popen(
@@ -45,6 +54,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,
+                env=os.environ | {f"COUNTER_{name.upper()}": v for name, v in settings.items()},
                 start_new_session=True,
             )
 
@@ -64,22 +74,53 @@ class Service:
         except httpx.TransportError:
             return False
 
+    async def exposition(self, offset: int = 0) -> str:
+        """What a scrape at the shared port (0), or at a worker's own, is answered."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            return (await http.get(f"http://127.0.0.1:{self.port + offset}/metrics")).text
+
+    async def metrics(self, offset: int = 0) -> dict[str, float]:
+        """The same, by sample."""
+        text = await self.exposition(offset)
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#"]
+        return {sample: float(value) for sample, value in lines}
+
+    async def look_up(self, offset: int, times: int) -> None:
+        """Send so many requests to one worker alone."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for _ in range(times):
+                url = f"http://127.0.0.1:{self.port + offset}/v1/namespaces/default"
+                assert (await http.get(url)).status_code == 200
+
     async def all_answer(self) -> bool:
         return all([await self.answers(offset) for offset in range(WORKERS + 1)])
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+@contextmanager
+def running(tmp_path: Path, **settings: str) -> Iterator[Service]:
+    """Two workers and their supervisor, gone at the end."""
     if not Path("/proc/self/task").is_dir():
         miss("there is no /proc to find the workers in")
-    each = Service(ports_in_a_row(WORKERS + 1), tmp_path / "err")
-    yield each
+    each = Service(ports_in_a_row(WORKERS + 1), tmp_path / "err", **settings)
+    try:
+        yield each
+    finally:
+        _clean_up(each)
+
+
+def _clean_up(each: Service) -> None:
     if each.process.poll() is None:
         for pid in [*children(each.process.pid), each.process.pid]:
             os.kill(pid, signal.SIGKILL)
     each.process.wait()
     assert each.process.stdout is not None
     each.process.stdout.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with running(tmp_path) as each:
+        yield each
 
 
 @pytest.fixture
@@ -97,15 +138,21 @@ async def gone(pids: list[int]) -> None:
     await eventually(ended, f"{pids} ended")
 
 
-async def test_each_answers_and_all_end_in_order(service: Service, workers: list[int]) -> None:
-    assert len(workers) == WORKERS
-    assert await service.all_answer()
-    service.process.terminate()
-    assert await asyncio.to_thread(service.process.wait) == 0
-    await gone(workers)
-
-
 async def test_one_that_is_killed_is_started_again(service: Service, workers: list[int]) -> None:
+    """And whichever of them is asked tells what all of them counted, the dead one too: a sum that
+    went back would be taken for a burst."""
+    await service.look_up(1, 3)
+    await service.look_up(2, 4)
+
+    async def summed() -> bool:
+        found = await service.metrics()
+        up = [found.get(f'counter_worker_up{{worker="{n}"}}') for n in range(WORKERS)]
+        return found.get(_LOOKED_UP) == 7 and up == [1, 1]
+
+    await eventually(summed, "a scrape tells of both workers")
+    assert [(await service.metrics(own))[_LOOKED_UP] for own in (1, 2)] == [3, 4]
+    promtool("check", "metrics", given=await service.exposition())
+
     os.kill(workers[1], signal.SIGKILL)
 
     async def replaced() -> bool:
@@ -114,6 +161,15 @@ async def test_one_that_is_killed_is_started_again(service: Service, workers: li
 
     await eventually(replaced, "a new worker answers")
     assert await service.answers(0)
+    assert _LOOKED_UP not in await service.metrics(2)
+    for _ in range(5):
+        assert (await service.metrics())[_LOOKED_UP] == 7
+    await service.look_up(2, 1)
+
+    async def goes_on() -> bool:
+        return (await service.metrics())[_LOOKED_UP] == 8
+
+    await eventually(goes_on, "the new worker's requests come on top")
 
 
 async def test_none_outlives_a_supervisor_that_is_killed(
@@ -121,6 +177,43 @@ async def test_none_outlives_a_supervisor_that_is_killed(
 ) -> None:
     service.process.kill()
     await gone(workers)
+
+
+async def test_each_answers_over_tls_and_all_end_in_order(tmp_path: Path) -> None:
+    """On the port that they share, and on each one's own. When they are told to end, the shared
+    port is closed at once, also where their supervisor has it: nobody waits there for an answer."""
+    authority = Authority(tmp_path / "authority")
+    own = authority.sign()
+    files = {"https_cert": str(own.cert), "https_key": str(own.key)}
+    with running(tmp_path, **files) as service:
+        workers = await service.ready()
+        assert len(workers) == WORKERS
+        async with httpx.AsyncClient(trust_env=False, verify=authority.client()) as http:
+            for offset in range(WORKERS + 1):
+                url = f"https://localhost:{service.port + offset}/readyz"
+                assert (await http.get(url)).status_code == 200
+            os.kill(workers[0], signal.SIGSTOP)
+            service.process.terminate()
+            await gone(workers[1:])
+            assert service.process.poll() is None
+            os.kill(workers[0], signal.SIGCONT)
+
+            async def closed() -> bool:
+                return not await listens(service.port)
+
+            await eventually(closed, "nobody listens on the port that they share")
+        assert await asyncio.to_thread(service.process.wait) == 0
+        await gone(workers)
+
+
+async def listens(port: int) -> bool:
+    """Whether anybody does at *port*."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
 
 
 def test_where_none_can_start_it_says_why_once() -> None:
@@ -135,3 +228,14 @@ def test_where_none_can_start_it_says_why_once() -> None:
     assert done.returncode == 2
     assert done.stderr.decode() == "counter: there is no store here; start one\n"
     assert done.stdout == b""
+
+
+def test_a_start_without_a_folder_to_write_to_says_what_to_do() -> None:
+    """They tell each other there what they counted."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    settings = Settings(store="cassandra", contact_points=("127.0.0.1",), workers=2)
+    with (
+        patch("api.workers.TemporaryDirectory", side_effect=full),
+        pytest.raises(StartupError, match=r"No space left.*TMPDIR"),
+    ):
+        supervise(settings, Mock(), Mock())

@@ -1,0 +1,249 @@
+"""The command ``counter bench``: what it is given, what it prints, where it saves the rates."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from counter.bench import COUNTERS, EMBEDDED, Figure, Run, measure
+from counter.bench_processes import BenchError
+from counter.cli import tell, told
+from counter.cli_flags import StoreFlags
+from counter.clock import SystemClock, to_rfc3339
+from counter.config import Settings
+from counter.config_report import load, toml_value
+from counter.errors import StartupError
+from counter.planner_rates import SUBJECT
+
+EXIT_WRONG: Final = 1
+EXIT_INTERRUPTED: Final = 130
+_SECONDS_MAX: Final = 3_600
+_CONNECTIONS_MAX: Final = 1_024
+_COUNTERS_MAX: Final = 1_000_000
+_PREFIX: Final = "COUNTER_"
+_NAMES: Final[Mapping[str, str]] = {
+    "batch_adds": "adds, 1,000 a batch",
+    "api_adds": "single adds",
+    "api_gets": "gets of cached counts",
+    "cache_keys": "keys of one memcached",
+    "node_adds": "events a Cassandra node",
+    "node_copies": "copies of events a Cassandra node",
+    "worker_rollups": "counters rolled up by a worker",
+    "event_bytes": "bytes of disk an event, all told",
+}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags:
+    """How long and how hard."""
+
+    cache: Annotated[str | None, Parameter(help="As for counter serve.")] = None
+    seconds: Annotated[float, Parameter(help="How long all loads take together.")] = 10.0
+    connections: Annotated[int, Parameter(help="Connections of single adds and gets.")] = 64
+    counters: Annotated[int, Parameter(help="How many counters are added to.")] = COUNTERS
+    save: Annotated[Path, Parameter(help="The file that counter plan cluster --rates reads.")] = (
+        Path("rates.json")
+    )
+    key_file: Annotated[
+        Path | None, Parameter(help="A file with an API key of scope admin, where keys are asked.")
+    ] = None
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False
+
+
+def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
+    """Measure, print, save."""
+    flags = flags or BenchFlags()
+    with told(), _ending_in_order():
+        _check(flags)
+        given = {**({} if store is None else asdict(store)), "cache": flags.cache}
+        settings = load({k: v for k, v in given.items() if v is not None}).settings
+        folder = _folder(settings)
+        try:
+            with _progress() as progress:
+                run = Run(
+                    settings,
+                    folder,
+                    *_process(settings, folder),
+                    seconds=flags.seconds,
+                    connections=flags.connections,
+                    counters=flags.counters,
+                    api_key=_key(flags.key_file),
+                    progress=progress,
+                )
+                measure(run)
+        except BenchError as error:
+            sys.stderr.write(f"counter: {error}\n")
+            raise SystemExit(EXIT_WRONG) from None
+        except KeyboardInterrupt:
+            sys.stderr.write("counter: interrupted; nothing was saved, and nothing is left\n")
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        report = _report(run)
+        _save(flags.save, report)
+        tell(json.dumps(report) if flags.json else _text(run, flags.save))
+
+
+def _check(flags: BenchFlags) -> None:
+    """Raises StartupError with the first value past its bound."""
+    for name, least, most in (
+        ("seconds", 1, _SECONDS_MAX),
+        ("connections", 1, _CONNECTIONS_MAX),
+        ("counters", 1, _COUNTERS_MAX),
+    ):
+        value = getattr(flags, name)
+        if not least <= value <= most:
+            raise StartupError(f"--{name} is {value:g}; it must be from {least} to {most:,}")
+    if not flags.save.absolute().parent.is_dir():
+        raise StartupError(f"--save: there is no directory {str(flags.save.absolute().parent)!r}")
+
+
+def _folder(settings: Settings) -> Path:
+    """A directory of our own: beside the data, for a disk is part of what is measured."""
+    beside = settings.data.absolute().parent if settings.store == "sqlite" else None
+    try:
+        return Path(tempfile.mkdtemp(prefix="counter-bench-", dir=beside))
+    except OSError as error:
+        raise StartupError(f"no temporary directory can be made: {error}; see --data") from error
+
+
+def _process(settings: Settings, folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Environment and flags of the processes that are measured: of the settings those that say
+    where the store is, and no others, such as limits of requests."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIX)}
+    if settings.store == "sqlite":
+        return env, (*EMBEDDED, f"--data={folder / 'data'}")
+    names = {each.name for each in fields(StoreFlags)} - {"config"} | {"cache"}
+    lines = []
+    for name in sorted(names & settings.model_fields_set):
+        value = getattr(settings, name)
+        if isinstance(value, Path):
+            value = value.absolute()
+        if value is not None:
+            lines.append(f"{name} = {toml_value(name, value)}\n")
+    config = folder / "bench.toml"
+    config.write_text("".join(lines), encoding="utf-8")
+    if settings.cassandra_password is not None and settings.cassandra_password_file is None:
+        env[f"{_PREFIX}CASSANDRA_PASSWORD"] = settings.cassandra_password.get_secret_value()
+    return env, (f"--config={config}",)
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"--key-file: {str(path)!r} cannot be read: {error}") from error
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C end this once: a second one would cut short the clearing away."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(each, end) for each in numbers]
+    try:
+        yield
+    finally:
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _what, _done: None
+        return
+    with Progress(
+        TextColumn("{task.description:<20}"), BarColumn(), console=console, transient=True
+    ) as shown:
+        task = shown.add_task("starting", total=1.0)
+        yield lambda what, done: shown.update(
+            task, description=_NAMES.get(what, what), completed=done
+        )
+
+
+def _report(run: Run) -> dict[str, Any]:
+    """What is saved: a report as ``benchmarks/results.json`` holds them."""
+    return {
+        "subject": SUBJECT,
+        "measured_at": f"{to_rfc3339(SystemClock().now_us())[:16]}Z",
+        "command": "counter bench",
+        "store": run.settings.store,
+        "cores": os.cpu_count(),
+        "connections": run.connections,
+        "counters": run.counters,
+        "events": run.events,
+        "figures": [_figure(each) for each in run.figures],
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    told = asdict(figure)
+    kept = {name: told[name] for name in ("what", "value", "unit")}
+    kept["value"] = round(figure.value) if figure.unit == "/s" else round(figure.value, 1)
+    rest = {k: v for k, v in told.items() if k not in kept and v not in (None, "")}
+    return kept | {k: round(v, 3) if isinstance(v, float) else v for k, v in rest.items()}
+
+
+def _save(path: Path, report: Mapping[str, Any]) -> None:
+    """Put *report* into the file, in place of an older one. Raises StartupError."""
+    others = []
+    try:
+        if path.exists():
+            there = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(there, list):
+                raise ValueError("it is no list of reports")
+            others = [each for each in there if dict(each).get("subject") != SUBJECT]
+        written = json.dumps([*others, report], indent=2, ensure_ascii=False) + "\n"
+        path.write_text(written, encoding="utf-8")
+    except (OSError, ValueError, TypeError) as error:
+        raise StartupError(f"--save: {str(path)!r} cannot be written: {error}") from error
+
+
+def _text(run: Run, saved: Path) -> str:
+    """The figures as a table."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "a second", "p50 ms", "p99 ms", "its cores", "load's cores", "limited by"):
+        table.add_column(name, justify="left" if name in ("", "limited by") else "right")
+    for each in run.figures:
+        numbers = (each.p50_ms, each.p99_ms, each.cores, each.load_cores)
+        table.add_row(
+            _NAMES[each.what],
+            f"{each.value:,.0f}" + ("" if each.unit == "/s" else f" {each.unit}"),
+            *("" if number is None else f"{number:.2f}" for number in numbers),
+            each.limited_by,
+        )
+    console = Console(width=None if sys.stdout.isatty() else 140, no_color=not sys.stdout.isatty())
+    with console.capture() as captured:
+        console.print(table)
+    what = "a cluster" if run.shared else "SQLite, durable, in a directory that is gone again"
+    return (
+        f"{captured.get().rstrip()}\n\n"
+        f"All {run.events:,} adds are counted exactly once. Store: {what}.\n"
+        f"Saved; use it: counter plan cluster --adds 75000/s --counters 1e6 --rates {saved}"
+    )

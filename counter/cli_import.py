@@ -1,0 +1,260 @@
+"""The command ``counter import``: a file of counts into a namespace, exactly once."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from counter.cli import remark, tell
+from counter.cli_export import STDOUT, check_file_name, refuse_best_effort
+from counter.cli_progress import progress
+from counter.cli_service import (
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    EXIT_UNKNOWN,
+    ServiceFlags,
+    duration_us,
+    ended,
+    exit_code,
+    fail,
+    opened,
+    said,
+)
+from counter.client import CounterClient, UnknownOutcomeError
+from counter.durations import format_duration, parse_iso_duration
+from counter.errors import CounterError, StartupError
+from counter.import_file import CountsFile, examine
+from counter.importing import Horizon, Importer, LaterError, LedgerError
+from counter.limits import MINUTE, PAGE_ITEMS_MAX
+
+#: A token that came late is told its end when its window is closed: that is waited for.
+_PATIENCE: Final = "2m"
+_SHOWN_MAX: Final = 5
+#: So many counters that differ are looked at more closely; past it the answer is clear.
+_DIFFERENT_MAX: Final = 10_000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ImportFlags:
+    """What is to be done with counters that are there, and after the end."""
+
+    add: Annotated[
+        bool, Parameter(help="Count on top of counters that are not 0.", negative="")
+    ] = False
+    verify: Annotated[
+        bool, Parameter(help="Read all counters at the end, and compare.", negative="")
+    ] = False
+    id: Annotated[
+        str | None,
+        Parameter(help="What tells two imports of files with the same content apart."),
+    ] = None
+    json: Annotated[bool, Parameter(help="Print what was imported as JSON.", negative="")] = False
+
+
+@dataclass(slots=True)
+class _Import:
+    """One run of the command."""
+
+    file: CountsFile
+    what: ImportFlags
+    client: CounterClient
+    importer: Importer
+    #: Lines that were counted before this run, and that are now.
+    before: int = 0
+    done: int = 0
+    different: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Count what is not counted yet, and look whether that came out."""
+        self.before = self.done = self.importer.counted()
+        if self.done == 0 and not self.what.add:
+            self._refuse_others()
+        with progress("importing", self.file.lines) as bar:
+            bar.be_at(min(self.done, self.file.lines), self.file.lines)
+
+            def told(done: int) -> None:
+                self.done = done
+                bar.be_at(done, self.file.lines)
+
+            self.importer.run(self.file.chunks(), self.before, told)
+        counted = self.importer.counted()
+        if counted != self.file.lines:
+            raise LedgerError(
+                f"counter {self.file.ledger!r} is {counted}, and the file has {self.file.lines}"
+                " lines: somebody else wrote to it, or imports another file under the same id"
+            )
+        self.done = counted
+
+    def _refuse_others(self) -> None:
+        """End with EXIT_NO where a counter of the file is not 0, by others than this import."""
+        shown: list[str] = []
+        number = 0
+        with progress("looking at the target", self.file.lines) as bar:
+            for batch in self._batches():
+                for each in self.client.get_many(list(batch), max_staleness="0s"):
+                    if each.count:
+                        number += 1
+                        shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
+                bar.go_on(len(batch))
+        if number and self.importer.counted() == 0:
+            more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
+            listed = "\n".join([*shown, *more])
+            fail(
+                f"{number:,} counters of the file are not 0 in the target; nothing was imported:"
+                f"\n{listed}\nto count on top of what is there, give --add",
+                EXIT_NO,
+            )
+
+    def verify(self) -> None:
+        """Compare all counters with the file."""
+        found: dict[str, int] = {}
+        with progress("verifying", self.file.lines) as bar:
+            for batch in self._batches():
+                for each in self.client.get_many(list(batch), max_staleness="0s"):
+                    if each.count != batch[each.counter]:
+                        found[each.counter] = each.count
+                bar.go_on(len(batch))
+                if len(found) > _DIFFERENT_MAX:
+                    break
+        if not found:
+            return
+        # A counter may have several lines, and one batch has not seen all of them.
+        wanted = dict.fromkeys(found, 0)
+        for counter, count in self.file.counts():
+            if counter in wanted:
+                wanted[counter] += count
+        self.different = [
+            {"counter": counter, "count": count, "expected": wanted[counter]}
+            for counter, count in found.items()
+            if count != wanted[counter]
+        ]
+
+    def _batches(self) -> Iterator[dict[str, int]]:
+        """The lines, as many at a time as one request may ask for, those of one name added up."""
+        lines = self.file.counts()
+        while part := list(islice(lines, PAGE_ITEMS_MAX)):
+            batch: dict[str, int] = {}
+            for counter, count in part:
+                batch[counter] = batch.get(counter, 0) + count
+            yield batch
+
+    def progress(self) -> str:
+        return f"{min(self.done, self.file.lines):,} of {self.file.lines:,} lines are counted"
+
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        compared = {"verified": not self.different, "different": self.different}
+        return {
+            "id": self.file.id,
+            "ledger": self.file.ledger,
+            "lines": self.file.lines,
+            "sum": self.file.sum,
+            "counted_before": min(self.before, self.file.lines),
+            "counted_now": self.done - min(self.before, self.file.lines),
+            **(compared if self.what.verify else {}),
+        }
+
+
+def import_(
+    file: Annotated[
+        Path,
+        Parameter(
+            help="What counter export wrote, or other NDJSON or CSV of counts.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    what: ImportFlags | None = None,
+    flags: ServiceFlags | None = None,
+) -> None:
+    """Count the lines of a file, each exactly once; see ``counter import --help``."""
+    what, flags = what or ImportFlags(), flags or ServiceFlags()
+    with ended(flags):
+        if what.add and what.verify:
+            raise StartupError(
+                "--verify: with --add nobody knows what was there before; leave one out"
+            )
+        check_file_name(str(file))
+        if str(file) == STDOUT:
+            raise StartupError(
+                "standard input is read once, and a file twice: whole, before anything is counted."
+                " Give a file"
+            )
+        with progress(f"reading {file}", None) as bar:
+            found = examine(file, bar.be_at, what.id)
+        with opened(flags) as client:
+            namespace = client.namespace()
+        refuse_best_effort(namespace, "import")
+        horizon = _horizon(namespace)
+        with opened(_patient(flags)) as client:
+            importer = Importer(client, found.id, found.ledger, horizon)
+            _run(_Import(found, what, client, importer))
+
+
+def _run(run: _Import) -> None:
+    again = "the same command goes on, and counts no line twice"
+    try:
+        run.run()
+        if run.what.verify:
+            run.verify()
+    except LedgerError as error:
+        fail(str(error), EXIT_NO)
+    except LaterError as error:
+        fail(f"{run.progress()}. {error}", EXIT_UNKNOWN)
+    except KeyboardInterrupt:
+        fail(f"interrupted: {run.progress()}; {again}", EXIT_INTERRUPTED)
+    except CounterError as error:
+        # Before the first line nothing is changed.
+        begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
+        code = EXIT_UNKNOWN if begun else exit_code(error)
+        fail(f"{said(error)}\n{run.progress()}; {again}", code)
+    tell(json_module.dumps(run.document(), ensure_ascii=False) if run.what.json else _said(run))
+    if run.different:
+        for each in run.different[:_SHOWN_MAX]:
+            remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
+        fail(
+            f"{len(run.different):,} counters differ from the file: did somebody else add to them?",
+            EXIT_NO,
+        )
+
+
+def _said(run: _Import) -> str:
+    lines = run.file.lines
+    if run.before >= lines > 0:
+        text = f"all {lines:,} lines were counted before, as {run.file.ledger!r}; nothing was done"
+    else:
+        text = (
+            f"{lines:,} lines are counted, which come to {run.file.sum:,}; counter"
+            f" {run.file.ledger!r} has their number"
+        )
+    verified = run.what.verify and not run.different
+    return f"{text}\nall counters are as the file has them" if verified else text
+
+
+def _horizon(namespace: Mapping[str, Any]) -> Horizon:
+    """Times of the namespace. Ends with EXIT_NO where its keys are forgotten too soon."""
+    accept_us, ttl_us = (
+        parse_iso_duration(namespace[name]) for name in ("accept_limit", "key_ttl")
+    )
+    horizon = Horizon(accept_us, ttl_us)
+    if horizon.chain_us <= accept_us:
+        fail(
+            f"key_ttl is {format_duration(ttl_us)} and accept_limit is"
+            f" {format_duration(accept_us)}: keys are forgotten too soon to keep two imports of one"
+            f" file apart; give the namespace a key_ttl of {format_duration(3 * accept_us)} at"
+            " least",
+            EXIT_NO,
+        )
+    return horizon
+
+
+def _patient(flags: ServiceFlags) -> ServiceFlags:
+    """Wait long enough for the end of a token that came late."""
+    given_us = duration_us("timeout", flags.timeout)
+    return flags if given_us >= 2 * MINUTE else replace(flags, timeout=_PATIENCE)

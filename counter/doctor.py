@@ -1,0 +1,259 @@
+"""What is right and wrong about a process's settings and surroundings. Nothing is changed here.
+
+Each look gives findings; none raises for what it looks at, so that one trouble hides no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import resource
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from counter.config import Settings
+from counter.config_report import Loaded
+from counter.durations import format_duration
+from counter.errors import CounterError, StartupError
+from counter.keys import ApiKey
+from counter.limits import SECOND
+from counter.patience import Patience
+from counter.ports import Clock
+from counter.quantities import format_bytes
+from counter.skew import ClockGuard
+from counter.storage import open_cache, open_store, opened_keys
+
+State = Literal["ok", "warning", "wrong"]
+
+_GIB: Final = 1024**3
+#: Below the one it is time to do something, below the other adds are about to be refused.
+_DISK_SHARE_MIN: Final = 0.05
+_DISK_LOW: Final = _GIB
+_DISK_FULL: Final = 64 * 1024**2
+#: What a process opens besides the connections of its clients, as api/listening.py has it.
+FILES_BESIDES: Final = 2_560
+_CACHE_S: Final = 5.0
+#: A start waits longer for Cassandra; whoever asks a doctor wants to know how it is now.
+_PATIENCE_US: Final = 5 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    part: str
+    state: State
+    detail: str
+    #: What to do about it, where it is not ok.
+    do: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
+    """Look at all that a process of these settings stands on."""
+    patience_us = min(loaded.settings.start_timeout, _PATIENCE_US)
+    settings = loaded.settings.model_copy(update={"start_timeout": patience_us})
+    found = [*_settings(loaded)]
+    looks: Sequence[Callable[[], Awaitable[list[Finding]]]] = (
+        lambda: _store(settings, clock),
+        lambda: _cache(settings, clock),
+        lambda: _keys(settings, clock),
+    )
+    for look in looks:
+        found += await look()
+    return [*found, *_files(settings)]
+
+
+def _settings(loaded: Loaded) -> Iterator[Finding]:
+    given = [f"{name} ({origin})" for name, origin in loaded.origins.items()]
+    told = f"{len(given)} given: {', '.join(given)}" if given else "none given: all are defaults"
+    yield Finding("settings", "ok", told)
+    for each in loaded.warnings:
+        yield Finding("settings", "warning", each, "counter config check shows all of them")
+
+
+async def _store(settings: Settings, clock: Clock) -> list[Finding]:
+    if settings.store == "sqlite":
+        return [*_directory(settings.data, clock), *_disk(settings.data)]
+    try:
+        store = open_store(settings, clock)
+        await Patience(settings.start_timeout).through(store.open)
+    except (CounterError, StartupError) as error:
+        do = "set --contact-points right, start Cassandra, or run counter schema apply as it says"
+        return [Finding("store", "wrong", _text(error), do)]
+    try:
+        datasets = [each.name for each in await store.datasets()]
+        namespaces = await store.namespaces()
+        found = [
+            Finding(
+                "store",
+                "ok",
+                f"Cassandra answers; keyspace {settings.keyspace} has the schema of this version,"
+                f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
+            )
+        ]
+        guard = ClockGuard(store, clock)
+        await guard.measure()
+        if guard.trouble is not None:
+            do = "have NTP set the clocks of this machine and of Cassandra's nodes"
+            return [*found, Finding("clock", "wrong", guard.trouble, do)]
+        apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from Cassandra's"
+        bound = format_duration(guard.bound_us)
+        return [*found, Finding("clock", "ok", f"{apart}; clock_skew_max is {bound}")]
+    except CounterError as error:
+        return [
+            Finding("store", "wrong", error.detail, "look at Cassandra's nodes: nodetool status")
+        ]
+    finally:
+        await store.close()
+
+
+def _directory(data: Path, clock: Clock) -> Iterator[Finding]:
+    """The data directory, and whether time goes on as what is in it says."""
+    from counter.storage.sqlite.glance import glance
+
+    if not data.exists():
+        yield Finding("store", "ok", f"{data} is not there yet: counter serve makes it")
+        return
+    try:
+        seen = glance(data)
+    except StartupError as error:
+        do = "run it as the user that serves, or restore a backup: counter restore --help"
+        yield Finding("store", "wrong", str(error), do)
+        return
+    if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
+        do = "run it as the user that serves, or have that user own the directory"
+        yield Finding("store", "wrong", f"{data} cannot be written by this user", do)
+    by = "no process serves it now" if seen.holder is None else f"process {seen.holder} serves it"
+    if seen.version is None:
+        yield Finding("store", "ok", f"{data} holds no counters yet; {by}")
+    elif seen.version > seen.newest_version:
+        yield Finding(
+            "schema",
+            "wrong",
+            f"{data} has schema version {seen.version}; this program knows {seen.newest_version}",
+            "start the newer program that made it, or restore a backup of before",
+        )
+    else:
+        later = "" if seen.version == seen.newest_version else ", which the next start brings up"
+        yield Finding("store", "ok", f"{data} holds {format_bytes(seen.size)}; {by}")
+        yield Finding("schema", "ok", f"version {seen.version} of {seen.newest_version}{later}")
+    ahead_us = seen.written_at_us - clock.now_us()
+    if ahead_us > SECOND:
+        yield Finding(
+            "clock",
+            "wrong",
+            f"{data} was written {ahead_us // SECOND} s after what this machine's clock says now",
+            "set the clock right (NTP) before anything is served: tokens would be taken for early",
+        )
+    else:
+        yield Finding("clock", "ok", "not behind what was written last")
+
+
+def _disk(data: Path) -> Iterator[Finding]:
+    place = data.absolute()
+    while not place.exists():
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    told = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
+    do = "make room: adds are refused while the disk is full, and none is lost"
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        yield Finding("disk", "wrong", f"{place} is mounted read-only", "mount it writable")
+    elif usage.free < _DISK_FULL:
+        yield Finding("disk", "wrong", told, do)
+    elif usage.free < min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
+        yield Finding("disk", "warning", told, do)
+    else:
+        yield Finding("disk", "ok", told)
+
+
+async def _cache(settings: Settings, clock: Clock) -> list[Finding]:
+    servers = ", ".join(f"{host}:{port}" for host, port in settings.cache_servers())
+    if not servers:
+        if settings.store == "sqlite":
+            return [Finding("cache", "ok", "kept in the process itself")]
+        told = "each process has one of its own: reads are cached less, and guards know less"
+        return [Finding("cache", "warning", told, "give --cache memcached://host to all of them")]
+    try:
+        cache = open_cache(settings, clock)
+        await cache.open()
+    except (CounterError, StartupError) as error:
+        return [Finding("cache", "wrong", _text(error), "set --cache right")]
+    try:
+        async with asyncio.timeout(_CACHE_S):
+            await cache.ping()
+    except (CounterError, TimeoutError) as error:
+        why = _text(error) or f"{servers} did not answer within {_CACHE_S:g} s"
+        do = "start memcached, or set --cache right; counts stay right meanwhile, only slower"
+        return [Finding("cache", "wrong", why, do)]
+    finally:
+        await cache.close()
+    return [Finding("cache", "ok", f"memcached answers: {servers}")]
+
+
+async def _keys(settings: Settings, clock: Clock) -> list[Finding]:
+    try:
+        async with opened_keys(settings, clock) as store:
+            keys = await store.api_keys()
+    except (CounterError, StartupError) as error:
+        return [Finding("keys", "wrong", _text(error), "look at the store; nobody gets in without")]
+    valid = [each for each in keys if each.is_valid_at(clock.now_us())]
+    told = "there are none: no request needs one"
+    if keys:
+        told = f"{len(valid)} of {len(keys)} are valid; every request needs one"
+    found = [Finding("keys", "ok", told)]
+    if keys and not valid:
+        do = "make one: counter key create --help"
+        found = [Finding("keys", "warning", "all are revoked or expired: nobody gets in", do)]
+    return [*found, _exposure(settings, keys)]
+
+
+def _exposure(settings: Settings, keys: Sequence[ApiKey]) -> Finding:
+    where = f"{settings.host}:{settings.port}"
+    if _is_loopback(settings.host):
+        return Finding("exposure", "ok", f"{where} is reached from this machine alone")
+    missing = [] if keys else ["an API key"]
+    if settings.https_cert is None and not settings.tls_in_front:
+        missing.append("TLS")
+    if not missing:
+        return Finding("exposure", "ok", f"{where} asks for keys, over TLS")
+    told = f"{where} is open to other machines without {' and '.join(missing)}"
+    do = "counter key create; --https-cert and --https-key, or --tls-in-front behind a proxy"
+    if settings.insecure:
+        return Finding("exposure", "warning", f"{told} (--insecure)", do)
+    return Finding("exposure", "wrong", f"{told}: counter serve will refuse to start", do)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max + FILES_BESIDES
+    if hard in (resource.RLIM_INFINITY, -1) or hard >= wanted:
+        yield Finding(
+            "files", "ok", f"enough may be open for {settings.connections_max} connections"
+        )
+        return
+    fits = max(10, hard - FILES_BESIDES)
+    yield Finding(
+        "files",
+        "warning",
+        f"{hard} files may be open, and {wanted} are needed for {settings.connections_max}"
+        f" connections: it takes {fits}",
+        "raise the limit: ulimit -Hn, or LimitNOFILE= of its unit",
+    )
+
+
+def _text(error: BaseException) -> str:
+    return error.detail if isinstance(error, CounterError) else str(error)

@@ -1,0 +1,36 @@
+"""Runs ``counter`` in this process, and keeps what it said."""
+
+import json
+from typing import Any
+
+import pytest
+
+from counter.cli import app
+
+
+class Shell:
+    """A person at a terminal that is none: output is captured."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.err = ""
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """The exit code and what was printed."""
+        code = 0
+        try:
+            app(list(words))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, self.err = self._capsys.readouterr()
+        return code, out
+
+    def said(self, *words: str) -> str:
+        """What a command printed that must succeed, without the end of its line."""
+        code, out = self.run(*words)
+        assert code == 0, self.err
+        return out.removesuffix("\n")
+
+    def documents(self, *words: str) -> list[dict[str, Any]]:
+        """What it printed with --json."""
+        return [json.loads(line) for line in self.said(*words, "--json").splitlines()]

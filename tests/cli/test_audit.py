@@ -1,0 +1,152 @@
+"""``counter audit`` over a data directory: what it says, repairs and ends with."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.cli import app
+from tests.support.filled import fill, opened
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("audited") / "data"
+    asyncio.run(fill(data))
+    return data
+
+
+@pytest.fixture
+def data(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a directory of counters, for a test to damage."""
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "data"
+    copy.mkdir()
+    (copy / "counter.db").write_bytes((filled / "counter.db").read_bytes())
+    return copy
+
+
+def damage(data: Path, sql: str) -> None:
+    with closing(sqlite3.connect(data / "counter.db")) as connection, connection:
+        assert connection.execute(sql).rowcount == 1
+
+
+def run(words: Sequence[str]) -> int:
+    try:
+        app(["audit", *words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def told(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    """The exit code, and the one namespace of the JSON."""
+    code = run([*words, "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["namespaces"]
+    return code, found
+
+
+def test_all_is_right(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([f"--data={data}"]) == 0
+    text, remarks = capsys.readouterr()
+    assert text == "videos: 3 counters audited, 0 wrong\n"
+    assert remarks == ""
+
+
+def test_what_is_wrong_is_said_with_the_numbers(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
+    assert run([f"--data={data}"]) == 1
+    text = capsys.readouterr().out
+    assert "videos: 3 counters audited, 1 wrong" in text
+    assert "'a/1': the count as of " in text
+    assert " is 8, its events make 3\n" in text
+
+
+def test_programs_are_told_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(data, "UPDATE windows SET total = 31 WHERE total = 30")
+    code, found = told([f"--data={data}"], capsys)
+    assert code == 1
+    (mismatch,) = found["mismatches"]
+    assert (mismatch["counter"], mismatch["repairable"]) == ("a/2", True)
+    (finding,) = mismatch["findings"]
+    assert finding["damage"] == "wrong_row"
+    assert finding["stored"] == {"cleared": False, "total": 31}
+    assert finding["expected"] == {"cleared": False, "total": 30}
+
+
+def test_a_repair_counts_anew_and_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that are wrong or lost, and checkpoints; afterwards all is right."""
+    damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
+    damage(data, "DELETE FROM windows WHERE total = -7")
+    flags = [f"--data={data}", "--audit-log=acts.jsonl", "--repair", "--all"]
+    code, found = told(flags, capsys)
+    assert (code, found["mismatches"], sorted(found["repaired"])) == (3, [], ["a/1", "b"])
+    act = json.loads(Path("acts.jsonl").read_text(encoding="utf-8"))
+    assert (act["act"], act["end"], sorted(act["counters"])) == (
+        "audit.repair",
+        "done",
+        ["a/1", "b"],
+    )
+    code, found = told([f"--data={data}"], capsys)
+    assert (code, found["mismatches"]) == (0, [])
+
+
+def test_only_what_is_asked_for_is_looked_at(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'b'")
+    for words, code, counters in (
+        (["--prefix=a/"], 0, 2),
+        (["--namespace=videos", "--counter=a/1"], 0, 1),
+        (["--namespace=videos", "--counter=b", "--counter=a/1"], 1, 2),
+        (["--sample=2", "--prefix=a/", "--rate=0/s"], 0, 2),
+        (["--all", "--last=24h"], 1, 3),
+    ):
+        ended, found = told([f"--data={data}", *words], capsys)
+        assert (ended, found["counters"]) == (code, counters), words
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--counter=a"], "give the one --namespace"),
+        (["--namespace=nobody"], "there is no namespace 'nobody'"),
+        (["--namespace=likes"], "'likes' is BEST_EFFORT"),
+        (["--sample=0"], "--sample is 0"),
+        (["--rate=fast"], "fast"),
+        (["--last=long"], "long"),
+    ],
+)
+def test_what_it_cannot_do_it_says(
+    words: list[str], hint: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([f"--data={data}", *words]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_directory_without_counters_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([f"--data={tmp_path / 'typo'}"]) == 2
+    assert "holds no counters" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_while_a_process_serves_it_says_what_to_do(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def beside() -> int:
+        async with opened(data):
+            return await asyncio.to_thread(run, [f"--data={data}"])
+
+    assert asyncio.run(beside()) == 2
+    text = capsys.readouterr().err
+    assert "is held by process" in text
+    assert "counter backup" in text

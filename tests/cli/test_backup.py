@@ -1,0 +1,238 @@
+"""``counter backup`` and ``restore``: whole or not at all, and never twice the same life."""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.cli import app
+from counter.clock import SystemClock
+from counter.service import CounterService
+from counter.storage.memory import MemoryCache
+from tests.support.filled import COUNTERS, SETTINGS, fill, opened
+
+
+def run(words: Sequence[str]) -> int:
+    try:
+        app(list(words))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with counters and a key, and a backup of it."""
+    root = tmp_path_factory.mktemp("backup")
+    asyncio.run(fill(root / "data"))
+    flags = [f"--data={root / 'data'}"]
+    assert run(["key", "create", "--namespace=videos", "--scope=read", *flags]) == 0
+    assert run(["backup", str(root / "copy"), *flags]) == 0
+    return root
+
+
+@pytest.fixture
+def place(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a copy of both."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("data", "copy"):
+        shutil.copytree(filled / name, tmp_path / name)
+    return tmp_path
+
+
+def rows(path: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_a_backup_is_made_beside_who_serves_and_restored_elsewhere(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the keys; readable by its owner alone; and audited as it was told to be."""
+
+    async def beside() -> int:
+        async with opened(place / "data"):
+            return await asyncio.to_thread(run, ["backup", "new", "--data=data", "--rate=1GiB/s"])
+
+    assert asyncio.run(beside()) == 0
+    assert sorted(each.name for each in (place / "new").iterdir()) == [
+        "counter.db",
+        "keys.sqlite3",
+        "manifest.json",
+    ]
+    assert {oct((place / "new" / each).stat().st_mode)[-3:] for each in ("counter.db", ".")} == {
+        "600",
+        "700",
+    }
+    assert run(["restore", "new", "--data=restored", "--audit-log=acts.jsonl"]) == 0
+    act = json.loads((place / "acts.jsonl").read_text(encoding="utf-8"))
+    assert (act["act"], act["data"], act["backup"]) == ("backup.restore", "restored", "new")
+    text, remarks = capsys.readouterr()
+    assert "counter audit --all --data restored" in text
+    assert "are not in it; API keys that were revoked after it are valid again" in remarks
+    assert run(["audit", "--all", "--data=restored"]) == 0
+    assert capsys.readouterr().out == "videos: 3 counters audited, 0 wrong\n"
+    sql = "SELECT id FROM keys"
+    old, new = (rows(place / each / "keys.sqlite3", sql) for each in ("data", "restored"))
+    assert old == new
+    assert len(old) == 1
+
+
+def test_what_was_given_out_is_not_given_out_again(place: Path) -> None:
+    """Tokens, ids of namespaces and versions: the old life may have gone on after its backup."""
+
+    async def live(data: Path, name: str) -> tuple[list[Any], int, int]:
+        clock = SystemClock()
+        async with opened(data) as store:
+            service = CounterService(store, MemoryCache(clock), clock)
+            await service.namespaces.refresh()
+            tokens = await service.issue_tokens(3)
+            made = await service.namespaces.create(name, SETTINGS)
+            videos = service.namespaces.get("videos")
+            counts = await service.get(videos, list(COUNTERS), None)
+            assert {each.counter: each.count for each in counts} == COUNTERS
+            return tokens, made.id, videos.version
+
+    old_tokens, old_id, old_version = asyncio.run(live(place / "data", "lost"))
+    assert run(["restore", "copy", "--data=restored"]) == 0
+    tokens, new_id, version = asyncio.run(live(place / "restored", "other"))
+    assert {each.nonce[:8] for each in tokens}.isdisjoint(each.nonce[:8] for each in old_tokens)
+    assert min(each.generation_time_us for each in tokens) > max(
+        each.generation_time_us for each in old_tokens
+    )
+    assert new_id > old_id + 1_000
+    assert version > old_version + 1_000
+    assert run(["restore", "copy", "--data=again"]) == 0
+    again, _, _ = asyncio.run(live(place / "again", "other"))
+    assert again[0].nonce[:8] != tokens[0].nonce[:8]
+
+
+def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a backup nor a data directory; one that holds but a lock is empty."""
+    assert run(["backup", "copy", "--data=data"]) == 2
+    assert "copy is there already" in capsys.readouterr().err
+    assert run(["restore", "copy", "--data=data"]) == 2
+    assert "data is not empty: it holds counter.db, keys.sqlite3" in capsys.readouterr().err
+    (place / "empty").mkdir()
+    (place / "empty" / "lock").touch()
+    assert run(["restore", "copy", "--data=empty"]) == 0
+
+
+def test_of_nothing_there_is_no_backup(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a place that cannot be written is said."""
+    assert run(["backup", "new", "--data=typo"]) == 2
+    assert "typo holds no counters" in capsys.readouterr().err
+    (place / "file").touch()
+    assert run(["backup", "file/new", "--data=data"]) == 2
+    assert "cannot write file/new" in capsys.readouterr().err
+    assert run(["backup", "new", "--data=data", "--rate=fast"]) == 2
+    assert "'fast' is not a size" in capsys.readouterr().err
+    assert run(["backup", "new", "--store=cassandra", "--contact-points=127.0.0.1"]) == 2
+    assert "nodetool snapshot" in capsys.readouterr().err
+    assert not list(place.glob("new*"))
+
+
+def test_a_damaged_database_is_not_backed_up(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said, and nothing is left that looks like a backup."""
+    with (place / "data" / "counter.db").open("r+b") as file:
+        file.seek(3 * 4_096)
+        file.write(b"\xff" * 4_096)
+    assert run(["backup", "new", "--data=data"]) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert not list(place.glob("new*"))
+
+
+def test_a_disk_that_is_too_small_is_noticed_first(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    for words in (["backup", "new", "--data=data"], ["restore", "copy", "--data=new"]):
+        assert run(words) == 2
+        assert "has 0 bytes left" in capsys.readouterr().err
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def spoil(copy: Path, kind: str) -> None:
+    """Do to a backup what may befall it."""
+    manifest = copy / "manifest.json"
+    document = json.loads(manifest.read_text())
+    if kind == "changed":
+        body = bytearray((copy / "counter.db").read_bytes())
+        body[len(body) // 2] ^= 1
+        (copy / "counter.db").write_bytes(body)
+    elif kind == "cut":
+        cut(copy / "counter.db")
+    elif kind == "lost":
+        (copy / "keys.sqlite3").unlink()
+    elif kind == "no manifest":
+        manifest.unlink()
+    elif kind == "half a manifest":
+        cut(manifest)
+        cut(manifest)
+    elif kind == "newer":
+        manifest.write_text(json.dumps(document | {"format": 2}))
+    else:
+        document["files"] |= {"../passwd": document["files"]["counter.db"]}
+        manifest.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        ("changed", "counter.db is not what was backed up"),
+        ("cut", "counter.db is not what was backed up"),
+        ("lost", "keys.sqlite3 cannot be read: No such file"),
+        ("no manifest", "copy is no whole backup"),
+        ("half a manifest", "manifest.json is damaged"),
+        ("newer", "is of format 2"),
+        ("other files", "manifest.json names ['../passwd'"),
+    ],
+)
+def test_what_is_not_whole_is_not_restored(
+    kind: str, hint: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is written."""
+    spoil(place / "copy", kind)
+    assert run(["restore", "copy", "--data=new"]) == 2
+    assert hint in capsys.readouterr().err
+    assert not (place / "new").exists()
+
+
+def test_a_database_of_a_newer_program_is_not_restored(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor could this one serve it."""
+    with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert run(["backup", "new", "--data=data"]) == 0
+    assert run(["restore", "new", "--data=restored"]) == 2
+    assert "schema version 99" in capsys.readouterr().err
+
+
+def test_a_restore_that_was_broken_off_is_not_served(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service would begin anew from nothing; another restore must be asked for."""
+
+    def pulled(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("counter.backup.begin_new_life", pulled)
+    assert run(["restore", "copy", "--data=half"]) == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert run(["serve", "--data=half", "--port=0"]) == 2
+    assert "a restore into half was broken off" in capsys.readouterr().err
+    assert run(["restore", "copy", "--data=half"]) == 2
+    assert "half is not empty" in capsys.readouterr().err

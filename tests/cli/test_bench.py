@@ -1,0 +1,164 @@
+"""``counter bench`` measures real processes, counts exactly, and leaves nothing behind."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from counter import bench
+from counter.bench import Run, check_counts
+from counter.bench_processes import Api, BenchError
+from counter.config import Settings
+from counter.planner_rates import read_rates
+from scripts.cluster_nodes import Cluster
+from tests.support.server import ROOT
+from tests.support.waiting import eventually
+
+Json = dict[str, Any]
+
+
+def start(home: Path, *flags: str) -> "subprocess.Popen[str]":
+    """``counter bench`` in *home*, on little data."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "counter", "bench", "--counters=2000", *flags],
+        cwd=home,
+        env={"PATH": "", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def measured(home: Path, *flags: str) -> Json:
+    """The report of a short run."""
+    run = start(home, "--seconds=1", "--json", *flags)
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    report: Json = json.loads(out)
+    assert json.loads((home / "rates.json").read_text()) == [report]
+    return report
+
+
+def values(report: Json) -> dict[str, float]:
+    return {each["what"]: each["value"] for each in report["figures"]}
+
+
+def test_an_embedded_service_is_measured(tmp_path: Path) -> None:
+    """What a plan needs is in the file, and the file is all that is left."""
+    report = measured(tmp_path)
+    found = values(report)
+    names = {"batch_adds", "api_adds", "api_gets", "worker_rollups", "event_bytes"}
+    assert set(found) == names
+    assert min(found.values()) > 0
+    assert report["events"] > 2_000
+    adds = next(each for each in report["figures"] if each["what"] == "api_adds")
+    assert adds["limited_by"]
+    assert _left(tmp_path) == ["rates.json"]
+    rates = read_rates((tmp_path / "rates.json").read_text(), "rates.json")
+    assert float(rates.api_adds.per_s) == found["api_adds"]
+    assert rates.api_adds.embedded
+
+
+def test_a_cluster_is_measured_in_a_namespace_that_is_gone_afterwards(
+    tmp_path: Path, cassandra: Cluster, memcached: Cluster
+) -> None:
+    point = f"{cassandra.contact_points[0]}:{cassandra.shape.cassandra_port}"
+    flags = (
+        *("--store=cassandra", f"--contact-points={point}", "--keyspace=t_bench"),
+        *("--replication=1", "--retention=1h", "--slice=10m"),
+    )
+    apply = [sys.executable, "-m", "counter", "schema", "apply", *flags]
+    subprocess.run(apply, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    report = measured(tmp_path, *flags, f"--cache={memcached.memcached_url}")
+    assert {"api_adds", "node_adds", "api_gets", "cache_keys"} < set(values(report))
+    with _session(cassandra) as session:
+        left = [name for (name,) in session.execute("SELECT name FROM t_bench.namespaces")]
+    assert [name for name in left if name != "default"] == []
+
+
+def _session(cluster: Cluster) -> Any:
+    from tests.support.cluster import session_of
+
+    return session_of(cluster)
+
+
+def _left(home: Path) -> list[str]:
+    return [each.name for each in home.iterdir()]
+
+
+def _servers_of(home: Path) -> list[int]:
+    """The processes that serve from below *home*."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if b"serve" in words and str(home).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupted_one_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    run = start(tmp_path, "--seconds=60")
+
+    async def serves() -> bool:
+        return bool(_servers_of(tmp_path))
+
+    try:
+        await eventually(serves, "a server runs")
+        run.send_signal(number)
+        _, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 130
+    assert err == "counter: interrupted; nothing was saved, and nothing is left\n"
+    assert _servers_of(tmp_path) == []
+    assert _left(tmp_path) == []
+
+
+class Miscounting:
+    """Answers gets; one counter is wrong."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def call(self, _method: str, _path: str, body: Json) -> Json:
+        counts = dict.fromkeys(body["counters"], 3) | {"c0000001": self._count}
+        return {"results": [{"counter": name, "count": n} for name, n in counts.items()]}
+
+
+@pytest.mark.parametrize(("count", "exact"), [(2, False), (3, True), (4, True), (5, False)])
+def test_a_count_that_is_not_what_was_acknowledged_fails(
+    count: int, exact: bool, tmp_path: Path
+) -> None:
+    """Three were acknowledged; of one more nobody knows."""
+    run = Run(Settings(), tmp_path, {}, (), 1.0, 1, 3, None, lambda _what, _done: None)
+    run.acknowledged, run.unknown = [3, 3, 3], [0, 1, 0]
+    api = cast(Api, Miscounting(count))
+    if exact:
+        check_counts(run, api, "/v1/namespaces/n")
+        return
+    with pytest.raises(BenchError, match=f"1 of 3 counts are wrong: c0000001 is {count}"):
+        check_counts(run, api, "/v1/namespaces/n")
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "idle", "told"),
+    [
+        (0.2, 0.95, 0.5, "the load: at least"),
+        (0.95, 0.3, 0.5, "the process"),
+        (0.5, 0.3, 0.0, "cores"),
+        (0.5, 0.3, 0.5, "what it waits for"),
+        (None, 0.3, None, "what it waits for"),
+    ],
+)
+def test_what_limited_is_told(
+    cores: float | None, load: float, idle: float | None, told: str
+) -> None:
+    assert told in bench.limit(cores, load, idle)

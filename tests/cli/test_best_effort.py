@@ -1,0 +1,37 @@
+"""The commands against a namespace in which no retry is safe."""
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from counter.cli_service import ServiceFlags, tell_unfinished
+from counter.client import Token, Unfinished
+from tests.cli.shell import Shell
+
+NAMESPACE = "best-effort"
+HERE = ("--namespace", NAMESPACE)
+
+
+@pytest.fixture
+def shell(shell: Shell) -> Iterator[Shell]:
+    shell.said("namespace", "create", NAMESPACE, "--counter-type", "BEST_EFFORT")
+    yield shell
+    shell.said("namespace", "delete", NAMESPACE, "--yes")
+
+
+def test_nothing_is_resolved_where_what_is_sent_again_counts_again(shell: Shell) -> None:
+    """Regression: it was sent again, counted again, and said to be counted once."""
+    assert shell.said("add", "x", "5", "--key", "order-1", *HERE) == "x: 5 added"
+    assert "BEST_EFFORT: a retry counts again" in shell.err
+    unfinished = str(Unfinished("add", NAMESPACE, (("x", 5),), "key:order-1"))
+    for words in (["key:order-1", "x", "5", *HERE], [str(Token.new()), "x", *HERE], [unfinished]):
+        assert shell.run("token", "resolve", *words) == (1, ""), shlex.join(words)
+        assert "nothing was sent" in shell.err
+    assert shell.said("get", "x", *HERE) == "5"
+
+
+def test_once_is_not_promised_of_every_namespace(capsys: pytest.CaptureFixture[str]) -> None:
+    unfinished = Unfinished("add", NAMESPACE, (("x", 5),), str(Token.new()))
+    tell_unfinished(unfinished, ServiceFlags(), why="it is cut")
+    assert "but in a BEST_EFFORT namespace" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""The commands that look at counters: watch, top, history and events."""
+
+import io
+import time
+from datetime import datetime
+from threading import Event, Thread
+from unittest.mock import patch
+from uuid import uuid4
+
+from rich.console import Console
+
+from counter.client import CounterClient
+from tests.cli.shell import Shell
+from tests.support.server import Server
+
+
+def test_each_change_is_a_line_where_nobody_looks(shell: Shell, service: Server, name: str) -> None:
+    def add_again_and_again() -> None:
+        with CounterClient(service.url) as client:
+            while not enough.wait(0.05):
+                client.add(name, 2)
+
+    enough = Event()
+    adding = Thread(target=add_again_and_again)
+    adding.start()
+    try:
+        lines = shell.said("watch", name, "--count", "2").splitlines()
+        first, second = shell.documents("watch", name, "--count", "2")
+    finally:
+        enough.set()
+        adding.join()
+    assert len(lines) == 2
+    when, count, change = lines[1].split()
+    assert datetime.fromisoformat(when).tzinfo is not None
+    assert 0 < int(change) <= int(count)
+    assert first["change"] == 0
+    assert second["count"] - first["count"] == second["change"] > 0
+
+
+def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200)
+    with patch("counter.cli_watch.Console", return_value=console):
+        assert shell.said("watch", name, "--count", "1") == ""
+    assert f"{name}  0  +0.0/s  \u2581" in screen.getvalue()
+    assert "accurate as of" in screen.getvalue()
+
+
+def test_a_watch_ends_when_its_time_is_over(shell: Shell, name: str) -> None:
+    assert len(shell.documents("watch", name, "--for", "300ms")) == 1
+
+
+def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:
+    where = ("--namespace", f"made-{uuid4().hex}")
+    shell.said("namespace", "create", where[1], "--counter-type", "ACCURATE")
+    assert shell.said("top", *where).startswith("nothing was added")
+    for name, adds, each in (("busy", 3, 1), ("high", 1, 99)):
+        for _ in range(adds):
+            shell.said("add", name, str(each), *where)
+
+    def names(*words: str) -> list[str]:
+        return [line.split()[0] for line in shell.said("top", *where, *words).splitlines()]
+
+    wanted = ["COUNTER", "busy", "high", "adds"]
+    deadline = time.monotonic() + 30
+    while names() != wanted:
+        # For a second it is what was found before.
+        assert time.monotonic() < deadline, "it is never seen"
+        time.sleep(0.3)
+    (found,) = shell.documents("top", *where, "--limit", "1")
+    assert [(each["counter"], each["count"]) for each in found["counters"]] == [("busy", 3)]
+    assert found["complete"] is True
+    assert names("--by", "count") == ["COUNTER", "high", "busy"]
+    (cut,) = shell.documents("top", *where, "--by", "count", "--read", "1")
+    assert cut == {"complete": False, "read": 1, "counters": [{"counter": "busy", "count": 3}]}
+    assert "only the first 1 counters by name were read" in shell.err
+
+
+def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
+    with patch("counter.cli_top.time.sleep", side_effect=[None, KeyboardInterrupt()]):
+        code, out = shell.run("top", "--live", "--json")
+    assert (code, len(out.splitlines())) == (130, 2)
+
+
+def test_a_history_is_a_table_csv_json_and_a_plot(shell: Shell, name: str) -> None:
+    """It says so where the rollup has not come to the counter yet."""
+    shell.said("add", name, "7")
+    wanted = ("history", name, "--from", "1m", "--step", "1h")
+    deadline = time.monotonic() + 30
+    while not any(each["count"] for each in shell.documents(*wanted)):
+        assert time.monotonic() < deadline, "it is never rolled up"
+        time.sleep(0.3)
+    points = shell.documents(*wanted)
+    assert (points[-1]["count"], sum(each["delta"] for each in points)) == (7, 7)
+    csv = shell.said(*wanted, "--csv").splitlines()
+    assert csv[0] == "time,count,delta"
+    assert csv[-1].endswith(",7,0") or csv[-1].endswith(",7,7")
+    head, *rows = shell.said(*wanted).splitlines()
+    assert head.split() == ["UP", "TO", "COUNT", "CHANGE"]
+    assert rows[-1].split()[-2] == "7"
+    drawn = shell.said(*wanted, "--plot")
+    assert drawn.startswith("7 \u2524")
+    assert "\u2588" in drawn
+    assert shell.said("history", name, "--from", "100ms", "--step", "200ms") == ""
+    assert f"nothing of {name} is rolled up in that time" in shell.err
+
+
+def test_events_are_shown_latest_first_with_tokens_to_ask_with(shell: Shell, name: str) -> None:
+    for words in (["add", name, "5"], ["add", name, "-2"], ["clear", name]):
+        shell.said(*words)
+    head, *rows = shell.said("events", name).splitlines()
+    assert head.split() == ["TIME", "CHANGE", "TOKEN"]
+    assert [row.split()[2] for row in rows] == ["clear", "-2", "+5"]
+    (latest,) = shell.documents("events", name, "--limit", "1")
+    assert latest["clear"] is True
+    assert "there are earlier ones" in shell.err
+    assert len(shell.documents("events", name, "--limit", "0")) == 3
+    assert shell.said("events", name, "--to", "1h") == ""
+    token = rows[2].split()[3]
+    assert shell.said("token", "resolve", token, name) == f"counted: {name} +5"
+    assert shell.documents("token", "resolve", latest["token"], name) == [
+        {"applied": True, "counter": name, "clear": True}
+    ]

@@ -1,0 +1,225 @@
+"""``counter doctor``, ``recount`` and ``completion``: what is wrong, and that nothing is."""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import counter.cli_recount
+from api import listening
+from counter.cli import app
+from counter.client import CounterClient, Options
+from counter.doctor import FILES_BESIDES
+from counter.errors import CounterError
+from tests.support.server import Server, served
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``counter serve`` on a port of its own."""
+    place = tmp_path_factory.mktemp("service")
+    with served(place, {"accept_limit": "5s"}) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory in which nothing is set."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COUNTER_URL", raising=False)
+    monkeypatch.delenv("COUNTER_API_KEY", raising=False)
+
+
+def run(*words: str) -> int:
+    """The exit code of ``counter`` with *words*."""
+    try:
+        app([*words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, str]]:
+    """The exit code, and the worst that is said of each part."""
+    code = run("doctor", "--json", *flags)
+    found: dict[str, str] = {}
+    told = json.loads(capsys.readouterr().out)
+    for each in told["checks"]:
+        # What is not right comes with what to do about it.
+        assert (each["state"] == "ok") == (each["do"] == ""), each
+        if found.get(each["part"], "ok") == "ok":
+            found[each["part"]] = each["state"]
+    assert (code == 1) == (told["wrong"] > 0)
+    return code, found
+
+
+def test_before_the_first_start_all_is_right_and_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = doctor(capsys)
+    assert code == 0
+    assert set(found.values()) == {"ok"}
+    assert list(Path().iterdir()) == []
+    assert run("doctor") == 0
+    assert capsys.readouterr().out.endswith("nothing is wrong\n")
+
+
+def test_beside_a_service_it_looks_at_both_and_touches_neither(
+    service: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {each.name for each in service.data.iterdir()}
+    assert run("doctor", "--data", str(service.data), "--url", service.url) == 0
+    text = capsys.readouterr().out
+    assert f"process {service.process.pid} serves it" in text
+    code, found = doctor(capsys, "--data", str(service.data), "--url", service.url)
+    assert code == 0
+    assert set(found.values()) == {"ok"}
+    assert {"clock", "schema", "service", "service clock", "version"} <= set(found)
+    assert {each.name for each in service.data.iterdir()} == before
+    with CounterClient(service.url, options=Options(trust_env=False)) as client:
+        assert list(client.counters()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--retention", "1m"], "settings"),
+        (["--host", "0.0.0.0"], "exposure"),
+        (["--url", "http://127.0.0.1:9"], "service"),
+        (["--url", "nowhere"], "service"),
+        (["--data", "a-file"], "store"),
+        (["--data", "damaged"], "store"),
+        (["--data", "newer"], "schema"),
+        (["--data", "of-tomorrow"], "clock"),
+        (
+            ["--store", "cassandra", "--contact-points", "127.0.0.1:1", "--start-timeout", "100ms"],
+            "store",
+        ),
+        (
+            [
+                *("--store", "cassandra", "--contact-points", "127.0.0.1:1"),
+                *("--start-timeout", "100ms", "--cache", "memcached://127.0.0.1:1"),
+            ],
+            "cache",
+        ),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
+)
+def test_what_is_wrong_is_found(
+    flags: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a-file").touch()
+    header = b"SQLite format 3\0" + bytes(44) + (99).to_bytes(4, "big") + bytes(36)
+    for name, content in {"damaged": b"x" * 200, "newer": header}.items():
+        Path(name).mkdir()
+        (Path(name) / "counter.db").write_bytes(content)
+    Path("of-tomorrow").mkdir()
+    (Path("of-tomorrow") / "counter.db").touch()
+    tomorrow_s = datetime.now(UTC).timestamp() + 86_400
+    os.utime("of-tomorrow/counter.db", (tomorrow_s, tomorrow_s))
+    code, found = doctor(capsys, *flags)
+    assert (code, found[part]) == (1, "wrong")
+
+
+def test_it_counts_the_files_of_a_process_as_the_process_does() -> None:
+    assert listening._BACKLOG + listening._OTHER_FILES == FILES_BESIDES
+
+
+async def test_a_recount_says_that_a_right_count_was_right(
+    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTER_URL", service.url)
+    assert run("recount", "never", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"counter": "never", "windows": 0}
+    with CounterClient(service.url, options=Options(trust_env=False)) as client:
+        client.add("seen", 7)
+
+        async def is_rolled_up() -> bool:
+            return any(point.count == 7 for point in client.history("seen"))
+
+        await eventually(is_rolled_up, "it is rolled up")
+    assert run("recount", "seen", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["windows"], told["count"], told["was_right"]) == (1, 7, True)
+    assert run("recount", "seen", "--namespace", "nowhere") == 1
+
+
+def test_a_recount_that_changed_a_count_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = iter([9, 7, 7])
+    then = datetime.now(UTC)
+
+    class Mended:
+        def history(self, *_: Any) -> list[Any]:
+            return [SimpleNamespace(time=then, count=next(counts))]
+
+        def recount(self, _: str) -> int:
+            return 1
+
+        def get(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(as_of=datetime.min.replace(tzinfo=UTC))
+
+    @contextmanager
+    def opened(_: Any) -> Iterator[Mended]:
+        yield Mended()
+
+    monkeypatch.setattr(counter.cli_recount, "opened", opened)
+    assert run("recount", "seen") == 1
+    assert "its count is 7, and it was 9, which was wrong" in capsys.readouterr().out
+
+
+def test_a_bash_completes_commands_and_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("completion", "tcsh") == 2
+    capsys.readouterr()
+    assert run("completion", "bash") == 0
+    (tmp_path / "counter").write_text(capsys.readouterr().out)
+    asked = "; ".join(
+        f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMPREPLY=(); _counter;"
+        ' echo "${COMPREPLY[*]}"'
+        for words in ("counter exp", "counter key cr", "counter export x --pre")
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"source ./counter; complete -p counter; {asked}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    how, *completed = done.stdout.splitlines()
+    assert "-F _counter" in how
+    assert [each.strip() for each in completed] == ["export", "create", "--prefix"]
+
+
+def test_where_keys_are_asked_for_it_says_what_it_cannot_tell_without_one(
+    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one here: from the first key on every request needs one."""
+    place = ["--data", str(service.data)]
+    assert run("key", "create", "--namespace", "*", "--scope", "read", *place) == 0
+    key = capsys.readouterr().out.strip()
+    with CounterClient(service.url, options=Options(trust_env=False)) as client:
+
+        async def is_closed() -> bool:
+            with suppress(CounterError):
+                return not client.namespaces()
+            return True
+
+        asyncio.run(eventually(is_closed, "the service has read the keys anew"))
+
+    monkeypatch.setenv("COUNTER_API_KEY", "")
+    code, found = doctor(capsys, *place, "--url", service.url)
+    assert (code, found["keys"], found["service clock"]) == (0, "ok", "warning")
+    monkeypatch.setenv("COUNTER_API_KEY", key)
+    assert doctor(capsys, *place, "--url", service.url)[1]["service clock"] == "ok"

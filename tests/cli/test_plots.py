@@ -1,0 +1,49 @@
+"""Numbers drawn with characters, and how fast a count goes."""
+
+from counter.cli_plots import plot, sparkline
+from counter.cli_shown import table
+from counter.cli_watch import Course
+
+
+def test_the_highest_is_a_whole_block_and_what_there_is_is_seen() -> None:
+    assert sparkline([0, 1, 50, 100]) == "▁▁▄█"
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_a_plot_goes_from_the_least_to_the_greatest() -> None:
+    top, bottom = plot([100, 150, 200], rows=2, columns=12)
+    assert (top[:5], bottom[:5]) == ("200 ┤", "  0 ┤")
+    assert bottom.endswith("████")
+    assert plot([1_000, 1_001], rows=2, columns=9)[1].startswith("1,000 ┤")
+    assert plot([], rows=2, columns=9) == []
+    assert all(line == "0 ┤" or line.strip(" ┤▁0") == "" for line in plot([0], rows=3, columns=5))
+
+
+def test_of_more_values_than_fit_the_last_of_each_part_is_drawn() -> None:
+    (line,) = plot([9, 0, 9, 8], rows=1, columns=5)
+    assert line == "0 ┤▁▇"
+
+
+def test_a_column_is_as_wide_as_its_widest_cell_on_a_terminal() -> None:
+    assert table(("A", "N"), [("計", 1), ("b", -20)]) == "A     N\n計    1\nb   -20"
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    course = Course()
+    assert course.rate(0.0) == 0.0
+    for second in range(60):
+        course.see(float(second), second * 5 if second < 30 else 150)
+    assert course.rate(59.0) == 0.0
+    course.see(60.0, 170)
+    assert course.rate(60.0) == 2.0
+    changes = course.changes(60.0)
+    assert (len(changes), changes[-1], changes[0]) == (40, 20, 5)
+
+
+def test_a_count_that_goes_down_is_no_change_that_is_drawn() -> None:
+    course = Course()
+    course.see(0.0, 10)
+    course.see(1.0, 3)
+    assert set(course.changes(1.0)) == {0}
+    assert course.rate(1.0) == -7.0

@@ -1,0 +1,270 @@
+"""The commands against a running service: what each prints, and what it ends with."""
+
+import io
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+import pytest
+
+from counter.client import Token, Unfinished, UnreachableError
+from counter.client.transport import SyncTransport
+from tests.cli.shell import Shell
+from tests.support.server import Server
+
+COMMANDS = [
+    ["add"],
+    ["get"],
+    ["clear"],
+    ["watch"],
+    ["top"],
+    ["history"],
+    ["events"],
+    *(["namespace", each] for each in ("create", "change", "list", "show", "delete")),
+    *(["token", each] for each in ("new", "show", "derive", "resolve")),
+]
+#: The same at every collection: it is part of tests' names.
+TOKEN = "8fa0ccf7-4c84-42bc-b1e0-ff71bde8f6a3@2026-11-21T04:55:02.911482Z"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_has_examples_and_says_what_it_ends_with(
+    command: list[str], shell: Shell
+) -> None:
+    text = shell.said(*command, "--help")
+    assert f"  counter {' '.join(command)}" in text
+    assert "Exit codes: " in text
+
+
+def test_an_add_is_counted_and_read(shell: Shell, name: str) -> None:
+    assert shell.said("add", name) == f"{name}: 1 added"
+    assert shell.said("add", name, "-3") == f"{name}: -3 added"
+    assert shell.said("add", name, "10", "--get") == "8"
+    assert shell.said("get", name) == "8"
+    (added,) = shell.documents("add", name, "2", "--get")
+    assert (added["counter"], added["count"], added["replayed"]) == (name, 10, False)
+    assert shell.said("get", name, "other", "--max-staleness", "0s").splitlines()[1:] == [
+        f"{name}     10",
+        f"{'other':<{len(name)}}      0",
+    ]
+    counts = shell.documents("get", name, "other")
+    assert [(each["count"], each["accuracy"]) for each in counts] == [
+        (10, "accurate"),
+        (0, "accurate"),
+    ]
+    assert shell.said("clear", name) == f"{name}: cleared"
+    assert shell.said("get", name) == "0"
+
+
+def test_the_same_token_or_key_counts_once(shell: Shell, name: str) -> None:
+    """A token may be written as a UUIDv7 too."""
+    as_uuid = str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | 2 << 62))
+    for given in (["--token", str(Token.new())], ["--key", "order 1"], ["--token", as_uuid]):
+        assert shell.said("add", name, "5", *given) == f"{name}: 5 added"
+        assert shell.said("add", name, "5", *given).endswith("was counted before, and is not again")
+        assert shell.run("add", name, "6", *given)[0] == 1
+    assert shell.said("get", name) == "15"
+    token = str(Token.new())
+    assert shell.said("clear", name, "--token", token) == f"{name}: cleared"
+    assert shell.said("clear", name, "--token", token) == f"{name}: was cleared before"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["get"],
+        ["get", ""],
+        ["get", "c", "--max-staleness", "soon"],
+        ["add", "c", "1.5"],
+        ["add", "c", "9223372036854775808"],
+        ["add", "c", "--token", "t"],
+        ["add", "c", "--key", "k", "--token", TOKEN],
+        ["add", ""],
+        ["history", "c", "--csv", "--json"],
+        ["history", "c", "--from", "yesterday"],
+        ["history", "c", "--step", "1us"],
+        ["events", "c", "--limit", "-1"],
+        ["watch", "c", "--count", "0"],
+        ["watch", "c", "--for", "long"],
+        ["top", "--limit", "0"],
+        ["top", "--by", "name"],
+        ["top", "--span", "1ms"],
+        ["top", "--by", "count", "--live"],
+        ["namespace", "create", "made", "--counter-type", "X"],
+        ["namespace", "change", "default"],
+        ["namespace", "delete", "default"],
+        ["token", "new", "0"],
+        ["token", "show", "key:order"],
+        ["token", "resolve", TOKEN],
+        ["token", "resolve", "{}"],
+        ["token", "resolve", TOKEN, "c", "x"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_ends_with_2_and_one_message(words: list[str], shell: Shell) -> None:
+    code, out = shell.run(*words)
+    assert (code, out) == (2, "")
+    assert shell.err.startswith("counter: ")
+    assert "Traceback" not in shell.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["get", "c"], ["add", "c"], ["watch", "c"], ["history", "c"], ["events", "c"]],
+    ids=" ".join,
+)
+def test_what_is_not_there_ends_with_1(words: list[str], shell: Shell) -> None:
+    code, out = shell.run(*words, "--namespace", "nowhere")
+    assert (code, out) == (1, "")
+    assert "there is no namespace 'nowhere'" in shell.err
+    assert "counter namespace create makes one" in shell.err
+
+
+def test_an_add_that_reached_nobody_is_not_counted(shell: Shell) -> None:
+    """Ends with 2: it may be given again as it was. One that was given its token may have been
+    sent by another call, and ends with 4."""
+    nobody = ["--url", "http://127.0.0.1:9", "--timeout", "10ms"]
+    assert shell.run("add", "c", *nobody) == (2, "")
+    assert "nothing was sent: it is not counted" in shell.err
+    assert shell.run("add", "c", "--key", "k", *nobody) == (4, "")
+    assert shell.err.splitlines()[-1] == "counter add c 1 --key k --url http://127.0.0.1:9"
+
+
+@contextmanager
+def answers_lost(instead: BaseException | None = None) -> Iterator[None]:
+    """Requests arrive, and nobody hears of it; or *instead* is raised meanwhile."""
+    works = SyncTransport.send
+
+    def sends(transport: SyncTransport, send: Any) -> UnreachableError:
+        works(transport, send)
+        if instead is not None:
+            raise instead
+        return UnreachableError("the answer is lost")
+
+    with patch.object(SyncTransport, "send", sends):
+        yield
+
+
+def test_what_nobody_knows_is_finished_by_the_command_that_is_printed(
+    shell: Shell, service: Server, name: str
+) -> None:
+    with answers_lost():
+        code, out = shell.run("add", name, "-2", "--get", "--timeout", "20ms")
+        assert (code, out) == (4, "")
+        assert "nobody knows whether it is counted: the answer is lost" in shell.err
+    command = shlex.split(shell.err.splitlines()[-1])
+    assert command[:5] == ["counter", "add", name, "-2", "--get"]
+    assert command[-2:] == ["--url", service.url]
+    assert shell.said(*command[1:]) == "-2"
+    assert "-2 was counted before, and is not again" in shell.err
+
+
+def test_a_script_reads_it_on_standard_output(shell: Shell, name: str) -> None:
+    with answers_lost():
+        code, out = shell.run("clear", name, "--json", "--timeout", "20ms")
+    assert code == 4
+    told = json.loads(out)
+    assert (told["applied"], told["counter"]) == (None, name)
+    assert shell.said(*shlex.split(told["finish"])[1:]) == f"{name}: was cleared before"
+
+
+def test_an_add_that_is_interrupted_can_be_finished_too(shell: Shell, name: str) -> None:
+    with answers_lost(instead=KeyboardInterrupt()):
+        assert shell.run("add", name)[0] == 130
+    command = shlex.split(shell.err.splitlines()[-1])
+    assert shell.said(*command[1:]).endswith("was counted before, and is not again")
+
+
+def test_a_clock_that_is_behind_is_helped_once(shell: Shell, name: str) -> None:
+    """What the program chose is not replaced."""
+    old = Token.parse(f"{uuid4()}@2026-01-01T00:00:00Z")
+    with patch.object(Token, "new", return_value=old):
+        assert shell.said("add", name) == f"{name}: 1 added"
+    assert "clock is behind the service's" in shell.err
+    assert shell.run("add", name, "--token", str(old)) == (1, "")
+    assert "was not applied in time and never will be" in shell.err
+
+
+def test_what_became_of_a_token_is_found_or_decided(shell: Shell, name: str) -> None:
+    """Without what was sent nothing is decided: a token that is in time would be used up."""
+    token = shell.said("token", "new")
+    assert shell.run("token", "resolve", token, name) == (4, "")
+    *_, command = shell.err.splitlines()
+    assert command.endswith(" DELTA")
+    assert shell.said("events", name) == ""
+    words = shlex.split(command.replace("DELTA", "3"))[1:]
+    assert shell.said(*words).startswith("counted: once")
+    assert shell.said("get", name) == "3"
+    late = f"{uuid4()}@2026-01-01T00:00:00Z"
+    assert shell.run("token", "resolve", late, name, "3") == (1, "")
+    assert "not counted, and it never will be" in shell.err
+    assert shell.run("token", "resolve", late, name, "3", "--json")[1] == '{"applied": false}\n'
+    assert shell.run("token", "resolve", "key:never-sent", name)[0] == 4
+    assert shell.documents("token", "resolve", "key:never-sent", name, "1") == [{"applied": True}]
+
+
+def test_an_unfinished_add_of_a_program_is_resolved_as_it_was_stored(
+    shell: Shell, name: str
+) -> None:
+    stored = Unfinished("atomic/add", "default", ((name, -1), ("other", 1)), str(Token.new()))
+    assert shell.said("token", "resolve", str(stored)).startswith("counted")
+    assert shell.said("get", name) == "-1"
+
+
+def test_tokens_are_made_here_or_by_the_service(shell: Shell) -> None:
+    one, two = shell.said("token", "new", "2").splitlines()
+    assert Token.parse(one) != Token.parse(two)
+    (served,) = shell.documents("token", "new", "--served")
+    assert served["text"] == f"{served['token']}@{served['generation_time']}"
+
+
+def test_a_token_is_told_of(shell: Shell) -> None:
+    token = shell.said("token", "new", "--served")
+    text = shell.said("token", "show", token, "--accept-limit", "1h")
+    assert "in time: younger than 1h" in text
+    (shown,) = shell.documents("token", "show", f"{uuid4()}@2026-01-01T00:00:00Z")
+    assert (shown["in_time"], shown["accept_limit"]) == (False, "3s")
+    assert "late: older than 3s" in shell.said("token", "show", shown["text"])
+    steps = {shell.said("token", "derive", token, label) for label in ("a", "a", "b")}
+    assert len(steps) == 2
+    assert shell.said("token", "derive", "key:order", "stock").startswith("key:derived:")
+
+
+def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
+    made = f"made-{uuid4().hex}"
+    text = shell.said("namespace", "create", made, "--counter-type", "EVENTUAL", "--shards", "2")
+    settings = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert (settings["counter_type"], settings["shards"]) == ("EVENTUAL", "2")
+    assert shell.run("namespace", "create", made, "--counter-type", "EVENTUAL") == (1, "")
+    assert "exists already" in shell.err
+    (changed,) = shell.documents("namespace", "change", made, "--cache-ttl", "3s")
+    assert (changed["cache_ttl"], changed["shards"]) == ("3s", 2)
+    assert f"counter: warning: {changed.pop('warnings')[0]}" in shell.err
+    assert shell.documents("namespace", "show", made) == [changed]
+    assert changed in shell.documents("namespace", "list")
+    assert made in shell.said("namespace", "list")
+    assert shell.said("namespace", "delete", made, "--yes") == f"{made}: deleted"
+    assert shell.run("namespace", "show", made)[0] == 1
+
+
+def test_a_namespace_is_deleted_by_its_name_twice(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = f"made-{uuid4().hex}"
+    shell.said("namespace", "create", made, "--counter-type", "BEST_EFFORT")
+    for typed, code in (("yes", 1), (made, 0)):
+        monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
+        assert shell.run("namespace", "delete", made)[0] == code
+        assert "is deleted with its counters, events and tokens, for ever" in shell.err
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True

@@ -1,0 +1,216 @@
+"""What the commands against a running service share: the flags, the client, and each end."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from counter.cli_service import ServiceFlags, ended, exit_code, finishing, opened
+from counter.client import Token, Unfinished, UnknownOutcomeError
+from counter.client.failures import UnreachableError
+from counter.config_report import load
+from counter.errors import (
+    BadRequestError,
+    CounterError,
+    InvalidParameterError,
+    KeyMissingError,
+    NamespaceUnknownError,
+    NotSupportedError,
+    OverloadedError,
+    ScopeInsufficientError,
+    StartupError,
+    TokenConflictError,
+    TokenTooOldError,
+)
+
+TOKEN = "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-11-21T13:01:12.649416Z"
+NOBODY = ServiceFlags(url="http://127.0.0.1:9", timeout="20ms")
+
+
+def parsed(*words: str) -> ServiceFlags:
+    """The flags that *words* give."""
+    found: list[ServiceFlags] = []
+    app = App()
+
+    @app.default
+    def keep(flags: ServiceFlags | None = None) -> None:
+        found.append(flags or ServiceFlags())
+
+    app(list(words), result_action="return_value")
+    return found[0]
+
+
+def end_of(error: BaseException, flags: ServiceFlags | None = None) -> int:
+    """The exit code that *error* leads to."""
+    with pytest.raises(SystemExit) as end, ended(flags):
+        raise error
+    return int(end.value.code or 0)
+
+
+def test_flags_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed() == ServiceFlags()
+    monkeypatch.setenv("COUNTER_URL", "http://there:1")
+    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
+    assert parsed() == ServiceFlags(url="http://there:1", namespace="videos")
+    assert parsed("--url", "http://here:2").url == "http://here:2"
+
+
+def test_what_a_client_reads_is_no_mistake_of_a_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COUNTER_URL", "COUNTER_NAMESPACE", "COUNTER_API_KEY"):
+        monkeypatch.setenv(name, "x")
+    assert load({}).warnings == ()
+
+
+def test_the_key_is_of_its_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error about it tells where it came from, and never what it is."""
+    monkeypatch.setenv("COUNTER_API_KEY", "no key at all")
+    with pytest.raises(InvalidParameterError) as error, opened(NOBODY):
+        pass
+    assert "no key at all" not in error.value.detail
+    path = tmp_path / "key"
+    path.write_text("ck_1\n")
+    with opened(replace(NOBODY, api_key_file=path)):
+        pass
+    with (
+        pytest.raises(StartupError, match="No such file"),
+        opened(replace(NOBODY, api_key_file=tmp_path / "gone")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ServiceFlags(timeout="soon"),
+        ServiceFlags(timeout="0s"),
+        ServiceFlags(url="ftp://x"),
+        ServiceFlags(url=""),
+    ],
+    ids=["no time", "none", "another scheme", "nowhere"],
+)
+def test_what_no_client_can_have_ends_with_2(
+    flags: ServiceFlags, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, ended(), opened(flags):
+        pass
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("counter: ")
+
+
+def test_nobody_there_is_told_at_once_and_again_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end, ended(NOBODY), opened(NOBODY) as client:
+        client.get("c")
+    assert end.value.code == 2
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "counter: http://127.0.0.1:9 does not answer; trying again for 20ms"
+    assert "start one with counter serve, or say where it is with --url" in last
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NamespaceUnknownError("n"), 1),
+        (TokenConflictError("n"), 1),
+        (ScopeInsufficientError("n"), 1),
+        (NotSupportedError("n"), 1),
+        (TokenTooOldError("n", applied=False), 1),
+        (TokenTooOldError("n", applied=None), 4),
+        (BadRequestError("n"), 2),
+        (KeyMissingError("n"), 2),
+        (OverloadedError("n"), 2),
+        (UnreachableError("n"), 2),
+        (CounterError("n"), 2),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, CounterError) else None,
+)
+def test_each_error_has_its_exit_code(error: CounterError, code: int) -> None:
+    assert exit_code(error) == code == end_of(error)
+
+
+def test_what_is_no_answer_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of(KeyboardInterrupt()) == 130
+    assert end_of(StartupError("no")) == 2
+    assert end_of(FileNotFoundError(2, "No such file", "here")) == 2
+    assert capsys.readouterr().err.endswith("counter: here: No such file\n")
+
+
+def test_a_reader_that_went_away_is_no_success_and_no_trace(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert end_of(BrokenPipeError()) == 141
+    sys.stdout.flush()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_answer_that_finds_no_room_is_none_that_was_not_done(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: an add that was counted ended with 2, which says that nothing was sent."""
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as caught, ended():
+            print("counted")
+    assert caught.value.code == 141
+    assert capfd.readouterr().err == "counter: standard output: No space left on device\n"
+
+
+def unfinished(operation: str, *items: tuple[str, int], token: str = TOKEN) -> Unfinished:
+    return Unfinished(operation, "videos", items, token)
+
+
+def test_what_nobody_knows_is_told_with_the_command_that_finds_it_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = UnknownOutcomeError("after a while", unfinished("add", ("views", -5)))
+    assert end_of(error, ServiceFlags(url="http://there:1")) == 4
+    *_, command = capsys.readouterr().err.splitlines()
+    assert command == (
+        f"counter add views -5 --token {TOKEN} --url http://there:1 --namespace videos"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (unfinished("add-and-get", ("a b", 1)), ["add", "a b", "1", "--get", "--token", TOKEN]),
+        (unfinished("clear", ("c", 0)), ["clear", "c", "--token", TOKEN]),
+        (unfinished("add", ("c", 1), token="key:o 1"), ["add", "c", "1", "--key", "o 1"]),
+        (unfinished("add", ("c", 1), token="key:-o"), ["add", "c", "1", "--key=-o"]),
+    ],
+    ids=["add-and-get", "clear", "key", "a key like a flag"],
+)
+def test_the_command_is_ready_for_a_shell(what: Unfinished, words: Sequence[str]) -> None:
+    given = shlex.split(finishing(what, ServiceFlags()))
+    assert given == ["counter", *words, "--namespace", "videos"]
+
+
+def test_a_name_like_a_flag_comes_after_the_flags() -> None:
+    text = finishing(unfinished("add", ("--help", 1)), ServiceFlags())
+    assert text.endswith("--namespace videos -- --help 1")
+
+
+def test_an_atomic_add_is_finished_by_its_text() -> None:
+    what = unfinished("atomic/add", ("a", -1), ("b", 1))
+    _, command, verb, text, *_ = shlex.split(finishing(what, ServiceFlags()))
+    assert (command, verb) == ("token", "resolve")
+    assert Unfinished.parse(text) == what
+    assert isinstance(Unfinished.parse(text).token, Token)
+
+
+def test_where_there_is_no_standard_output_what_was_done_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: an add that was counted ended with 1, which says that it is not."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with ended():
+        pass

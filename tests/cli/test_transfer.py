@@ -1,0 +1,335 @@
+"""``counter export`` and ``counter import`` at a real service: exact, and taken up anywhere."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter.cli import app
+from counter.client import CounterClient, Options
+from counter.import_file import COUNT_MAX, examine
+from counter.limits import INT64_MAX, INT64_MIN
+from tests.support.server import ROOT, Server, served
+from tests.support.waiting import eventually
+
+OPTIONS = Options(trust_env=False)
+COUNTS = {
+    "plain": 5,
+    "negative": -7,
+    "zero": 0,
+    "greatest": 3 * INT64_MAX,
+    "least": 2 * INT64_MIN,
+    "a/b, \"c\" 'd'": 11,
+    "日本語 👍": 13,
+    **{f"many-{number:04}": number for number in range(1_010)},
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``counter serve`` with all of COUNTS in the namespace ``default``."""
+    place = tmp_path_factory.mktemp("service")
+    # Tokens in time on a machine that has much to do.
+    with served(place, {"accept_limit": "5s"}) as server:
+        with CounterClient(server.url, options=OPTIONS) as client:
+            small = iter([each for each in COUNTS.items() if abs(each[1]) < INT64_MAX])
+            while part := list(islice(small, 1_000)):
+                client.batch(part)
+            client.atomic([("greatest", INT64_MAX)] * 3 + [("least", INT64_MIN)] * 2)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def exported(service: Server, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An export of the namespace ``default``."""
+    path = tmp_path_factory.mktemp("export") / "whole.ndjson"
+    assert run("export", str(path), "--url", service.url) == 0
+    return path.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def here(service: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of its own, and the service where commands look for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COUNTER_URL", service.url)
+    monkeypatch.delenv("COUNTER_API_KEY", raising=False)
+
+
+@pytest.fixture
+def target(service: Server, request: pytest.FixtureRequest) -> str:
+    """An empty namespace."""
+    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    with CounterClient(service.url, name, options=OPTIONS) as client:
+        client.create_namespace(counter_type="EVENTUAL")
+    return name
+
+
+def run(*words: str) -> int:
+    """The exit code of ``counter`` with *words*."""
+    try:
+        app([*words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def counts(service: Server, namespace: str) -> dict[str, int]:
+    """All counts of a namespace, its ledgers too."""
+    with CounterClient(service.url, namespace, options=OPTIONS) as client:
+        names = list(client.counters())
+        found: dict[str, int] = {}
+        for first in range(0, len(names), 1_000):
+            part = names[first : first + 1_000]
+            found |= {x.counter: x.count for x in client.get_many(part, max_staleness="0s")}
+    return found
+
+
+def without_ledgers(found: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in found.items() if not name.startswith("imported:")}
+
+
+def written() -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path("out.ndjson").read_text("utf-8").splitlines()]
+
+
+def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
+    service: Server, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names in any script, counts past 64 bits, zeros; a second and a third import do nothing."""
+    assert run("export", "out.ndjson", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    header, *lines, trailer = written()
+    assert [each["counter"] for each in lines] == sorted(COUNTS)
+    assert told["lines"] == trailer["lines"] == len(COUNTS)
+    assert told["sum"] == trailer["sum"] == sum(COUNTS.values())
+    for _ in range(3):
+        assert run("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["lines"], told["verified"]) == (len(COUNTS), True)
+    assert told["counted_now"] == 0
+    found = counts(service, target)
+    assert without_ledgers(found) == COUNTS
+    assert found[f"imported:{header['export_id']}"] == len(COUNTS)
+
+
+def test_an_export_that_was_cut_anywhere_goes_on(
+    exported: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = exported.index(b"\n") + 1
+    for cut in [first // 2, first, random.randrange(first, len(exported)), len(exported)]:
+        Path("out.ndjson.part").write_bytes(exported[:cut])
+        assert run("export", "out.ndjson") == 0
+        assert [line.get("count") for line in written()[1:-1]] == [
+            COUNTS[name] for name in sorted(COUNTS)
+        ]
+        is_same = written()[0]["export_id"] == json.loads(exported[:first])["export_id"]
+        assert is_same == (cut >= first)
+        assert examine(Path("out.ndjson"), lambda *_: None).lines == len(COUNTS)
+        assert not Path("out.ndjson.part").exists()
+        Path("out.ndjson").unlink()
+    assert "going on with out.ndjson.part" in capsys.readouterr().err
+
+
+def test_a_part_of_another_export_is_left_alone(
+    target: str, exported: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out.ndjson.part").write_bytes(exported[:500])
+    for flags in (["--namespace", target], ["--prefix", "many"]):
+        assert run("export", "out.ndjson", *flags) == 2
+        assert "no part of an export of this namespace" in capsys.readouterr().err
+    assert len(Path("out.ndjson.part").read_bytes()) == 500
+    Path("whole.ndjson").touch()
+    assert run("export", "whole.ndjson") == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[: text.rindex("\n", 0, -1) + 1], "has no trailer"),
+        (lambda text: text.replace('"count":13', '"count":14'), "was changed after"),
+        (lambda text: text.replace('"many-0001"', '"many-0000"', 1), "comes after"),
+        (lambda text: text + "{}\n", "something after the trailer"),
+        (lambda text: text.replace('"version":1', '"version":2'), "of version 2"),
+    ],
+    ids=["no trailer", "another count", "a name twice", "more after it", "a newer format"],
+)
+def test_an_export_that_was_changed_is_refused_whole(
+    exported: bytes, change: Callable[[str], str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out.ndjson").write_text(change(exported.decode()), "utf-8")
+    assert run("import", "out.ndjson") == 2
+    assert why in capsys.readouterr().err
+
+
+def test_files_of_others_are_counted_by_their_content(service: Server, target: str) -> None:
+    """CSV with a header or without one, NDJSON; lines of one counter add up. The same content is
+    the same import, whatever the file is called; another --id is another one."""
+    Path("a.csv").write_text("name,count,counter\r\nx,3,c\r\ny,-1,d\r\n")
+    Path("b.csv").write_text('c,4\n"d, e",5\nc,6\n')
+    Path("c.ndjson").write_text('{"count": 7, "counter": "c", "by": "us"}\n\n')
+    for name in ("a.csv", "b.csv", "c.ndjson", "a.csv"):
+        assert run("import", name, "--namespace", target, "--add") == 0
+    Path("a.csv").rename("again.csv")
+    assert run("import", "again.csv", "--namespace", target, "--add") == 0
+    assert without_ledgers(counts(service, target)) == {"c": 20, "d": -1, "d, e": 5}
+    assert run("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
+    assert counts(service, target)["c"] == 23
+    Path("again.csv").write_text("c,100\nd,200\n")
+    assert run("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
+    assert counts(service, target)["c"] == 123
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"counter": "a", "count": 1}\n{"counter": "b", "count": 1.5}\n', ":2: it must be"),
+        ('{"counter": "a", "count": true}\n', ":1: it must be"),
+        ('{"counter": ' + "[" * 30_000 + "}\n", ":1: it must be"),
+        ("counter,count\na,1\nb,x\n", ":3: it must be name,count"),
+        ("a,1\n,2\n", ":2: a counter's name has 1 to 256"),
+        (f"a,{COUNT_MAX + 1}\n", f"at most {COUNT_MAX}"),
+        ("a\x00b,1\n", "holds U+0000"),
+    ],
+    ids=[
+        "a fraction",
+        "no number",
+        "too deep",
+        "no number in CSV",
+        "no name",
+        "too many",
+        "no text",
+    ],
+)
+def test_a_line_that_is_no_count_is_named_and_nothing_is_counted(
+    service: Server, text: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in").write_text(text)
+    assert run("import", "in") == 2
+    assert why in capsys.readouterr().err
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert list(client.counters(prefix="imported:")) == []
+
+
+def test_a_directory_is_no_file_to_export_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: it ended with a traceback."""
+    assert run("export", ".") == 2
+    assert "no name of a file" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    writer = os.open("pipe", os.O_RDWR)
+    try:
+        assert run("import", "pipe") == 2
+    finally:
+        os.close(writer)
+    assert run("import", "-") == 2
+    assert run("import", ".") == 2
+    assert capsys.readouterr().err.count("read") >= 3
+
+
+def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
+    service: Server, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.csv").write_text("a,1\nb,2\n")
+    with CounterClient(service.url, target, options=OPTIONS) as client:
+        client.add("b", 40)
+        assert run("import", "in.csv", "--namespace", target) == 1
+        assert "  b: 40" in capsys.readouterr().err
+        assert "a" not in counts(service, target)
+        assert run("import", "in.csv", "--namespace", target, "--add") == 0
+        client.add("a", 1)
+    assert without_ledgers(counts(service, target)) == {"a": 2, "b": 42}
+    assert run("import", "in.csv", "--namespace", target, "--verify") == 1
+    assert "'b' is 42, and 2 in the file" in capsys.readouterr().err
+
+
+def test_where_no_retry_is_safe_nothing_is_moved(
+    service: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CounterClient(service.url, "rough", options=OPTIONS) as client:
+        client.create_namespace(counter_type="BEST_EFFORT")
+    Path("in.csv").write_text("a,1\n")
+    assert run("export", "out.ndjson", "--namespace", "rough") == 1
+    assert run("import", "in.csv", "--namespace", "rough") == 1
+    assert capsys.readouterr().err.count("is BEST_EFFORT") == 2
+    assert not Path("out.ndjson").exists()
+
+
+def test_after_an_interrupt_both_go_on(
+    service: Server,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterClient, "get_many", interrupted(CounterClient.get_many, after=1))
+        assert run("export", "out.ndjson") == 130
+    assert "the same command goes on with it" in capsys.readouterr().err
+    assert not Path("out.ndjson").exists()
+    assert run("export", "out.ndjson") == 0
+    assert "it has 1,000 counters" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
+        assert run("import", "out.ndjson", "--namespace", target) == 130
+    assert "195 of 1,017 lines are counted; the same command" in capsys.readouterr().err
+    assert run("import", "out.ndjson", "--namespace", target, "--json") == 0
+    # The third piece was counted, and nobody was told.
+    assert json.loads(capsys.readouterr().out)["counted_before"] == 294
+    assert without_ledgers(counts(service, target)) == COUNTS
+
+
+def interrupted(method: Callable[..., Any], after: int) -> Callable[..., Any]:
+    """*method*, with Ctrl-C when its call number *after* has had its effect."""
+    left = iter(range(after))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        answer = method(*arguments, **named)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return answer
+
+    return call
+
+
+async def test_imports_that_are_killed_and_run_side_by_side_count_each_line_once(
+    service: Server, target: str, tmp_path: Path
+) -> None:
+    """kill -9 as soon as some of it is counted; then two at once, one of them killed as well."""
+    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
+    print(f"CRASH_SEED={seed}")
+    draw = random.Random(seed)
+    lines = {f"c{number}": number for number in range(3_000)}
+    path = tmp_path / "in.csv"
+    path.write_text("".join(f"{name},{count}\n" for name, count in lines.items()))
+    ledger = examine(path, lambda *_: None).ledger
+    with CounterClient(service.url, target, options=OPTIONS) as client:
+
+        async def kill_at(process: subprocess.Popen[bytes], at: int) -> None:
+            async def has_come_so_far() -> bool:
+                ended = process.poll() is not None
+                return ended or client.get(ledger, max_staleness="0s").count >= at
+
+            await eventually(has_come_so_far, f"{at} lines are counted")
+            process.kill()
+            process.wait()
+
+        await kill_at(importing(path, target), draw.randrange(1, 1_000))
+        first, second = importing(path, target), importing(path, target)
+        await kill_at(first, draw.randrange(1_000, 2_900))
+        assert second.wait(60) == 0
+        assert client.get(ledger, max_staleness="0s").count == len(lines)
+    assert without_ledgers(counts(service, target)) == lines
+
+
+def importing(path: Path, namespace: str) -> subprocess.Popen[bytes]:
+    words = ["-m", "counter", "import", str(path), "--namespace", namespace]
+    return subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL)
