@@ -1,0 +1,81 @@
+"""The page at /console and its files, as they lie in this package: no build, no other host."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from api.answers import problem_reply
+from api.call import AsgiScope, Reply, header_of
+from counter.errors import MethodNotAllowedError, NotFoundError
+
+PATH: Final = "/console"
+#: Nothing but this package's own files runs or shapes the page, and it talks to this service only.
+POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES: Final[Mapping[str, bytes]] = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+_INDEX: Final = "index.html"
+
+
+def is_of_console(path: str) -> bool:
+    """Whether *path* is the console's."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def console_reply(scope: AsgiScope) -> Reply:
+    """The answer to a request for the page or one of its files."""
+    path: str = scope["path"]
+    if scope["method"] != "GET":
+        detail = f"the method {scope['method'][:20]} is not supported here; use GET"
+        return problem_reply(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
+    if path == f"{PATH}/":
+        # Relative, so that it holds behind a proxy that serves this under a path of its own.
+        return Reply(308, b"", b"text/plain", ((b"location", b"../console"),))
+    found = files().get(_INDEX if path == PATH else path.removeprefix(f"{PATH}/"))
+    if found is None:
+        return problem_reply(NotFoundError(f"there is nothing at {path[:200]!r}"))
+    headers = found.headers
+    if found.headers[0][1] in (header_of(scope, b"if-none-match") or b""):
+        return Reply(304, b"", found.content_type, headers)
+    return found
+
+
+@cache
+def files() -> Mapping[str, Reply]:
+    """Every file of the page by its path below the console's: they are few and never change."""
+    return dict(_replies(resources.files("api.console") / "static", ""))
+
+
+def _replies(folder: Traversable, prefix: str) -> list[tuple[str, Reply]]:
+    found: list[tuple[str, Reply]] = []
+    for each in folder.iterdir():
+        name = f"{prefix}{each.name}"
+        if each.is_dir():
+            found += _replies(each, f"{name}/")
+            continue
+        content_type = _TYPES.get(f".{each.name.rpartition('.')[2]}")
+        if content_type is not None:
+            found.append((name, _reply(each.read_bytes(), content_type)))
+    return found
+
+
+def _reply(body: bytes, content_type: bytes) -> Reply:
+    etag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
+    headers = (
+        (b"etag", etag),
+        # Asked for anew each time, and sent anew only where it changed: no page of two versions.
+        (b"cache-control", b"no-cache"),
+        (b"content-security-policy", POLICY),
+    )
+    return Reply(200, body, content_type, headers)

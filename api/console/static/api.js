@@ -1,0 +1,101 @@
+// Asking the service. Paths are relative, so that the page works behind a proxy with a path of its own.
+
+let key = null; // In memory only: never in storage, never in a URL.
+let whenRefused = () => {};
+let aheadMs = 0; // How far the service's clock is ahead of this one.
+
+export const hasKey = () => key !== null;
+export const setKey = (text) => (key = text || null);
+export const onRefused = (act) => (whenRefused = act);
+export const now = () => Date.now() + aheadMs;
+export const noteClock = (instant) => (aheadMs = Date.parse(instant) - Date.now());
+
+export class Problem extends Error {
+  constructor(body) {
+    super(body.title);
+    this.body = body;
+  }
+}
+
+const NO_ANSWER = {
+  code: "no_answer", title: "The service does not answer", status: 0, retry: "same_token", applied: null,
+  detail: "No answer came: the process may have ended, or the network may be down.",
+};
+
+// Numbers past 2^53 would lose digits: they become text.
+export function parse(text) {
+  return JSON.parse(text.replace(/"(count|delta)":\s*(-?\d{16,})/g, '"$1":"$2"'));
+}
+
+export const counterPath = (namespace, counter) =>
+  `v1/namespaces/${namespace}/counters/${encodeURIComponent(counter).replaceAll(".", "%2E")}`;
+
+const headers = () => (key === null ? {} : { Authorization: `Bearer ${key}` });
+
+async function problemOf(answer) {
+  let body;
+  try {
+    body = await answer.json();
+  } catch {
+    body = { ...NO_ANSWER, status: answer.status, title: `HTTP ${answer.status}`, detail: "The answer is no problem document; something between here and the service may have made it." };
+  }
+  if (answer.status === 401) whenRefused(body);
+  return new Problem(body);
+}
+
+// Whatever was answered, with its status, and how long it took.
+export async function exchange(method, path, body, signal) {
+  const began = performance.now();
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method, signal, cache: "no-store", credentials: "omit",
+      headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(NO_ANSWER);
+  }
+  if (!answer.ok) throw await problemOf(answer);
+  const text = await answer.text();
+  return { status: answer.status, body: text ? parse(text) : null, ms: performance.now() - began };
+}
+
+export const get = async (path, signal) => (await exchange("GET", path, undefined, signal)).body;
+
+// Server-sent events by fetch: EventSource cannot send a key. Begins anew when a stream ends, until aborted.
+export async function listen(path, signal, hear) {
+  let wait = 500;
+  while (!signal.aborted) {
+    try {
+      const answer = await fetch(path, { signal, cache: "no-store", credentials: "omit", headers: headers() });
+      if (!answer.ok) throw await problemOf(answer);
+      wait = 500;
+      await read(answer.body, hear);
+    } catch (error) {
+      if (signal.aborted) return;
+      const problem = error instanceof Problem ? error.body : NO_ANSWER;
+      hear("problem", problem);
+      if (problem.status >= 400 && problem.status < 500 && problem.status !== 429) return;
+      wait = Math.min(wait * 2, 5000);
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+async function read(stream, hear) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    let end;
+    while ((end = text.indexOf("\n\n")) >= 0) {
+      const [kind, data] = text.slice(0, end).split("\n");
+      text = text.slice(end + 2);
+      if (data) hear(kind.slice("event: ".length), parse(data.slice("data: ".length)));
+    }
+  }
+}

@@ -1,0 +1,116 @@
+// The page: which view is shown, the key, and light or dark.
+import { hasKey, onRefused, Problem, setKey } from "./api.js";
+import { h, say } from "./dom.js";
+import { problemBox } from "./problems.js";
+import { counterView } from "./counter.js";
+import { healthView } from "./health.js";
+import { labView } from "./lab.js";
+import { namespacesView, namespaceView } from "./namespaces.js";
+
+const main = document.getElementById("main");
+let ending = new AbortController(); // Ends what the view that is shown does.
+let shown = 0;
+
+const ROUTES = [
+  [/^#\/$/, "counters", "Counters", namespacesView],
+  [/^#\/health$/, "health", "Health", healthView],
+  [/^#\/lab$/, "lab", "Retry lab", labView],
+  [/^#\/ns\/([^/]+)$/, "counters", "$1", namespaceView],
+  [/^#\/ns\/([^/]+)\/c\/([^/]+)$/, "counters", "$2", counterView],
+];
+
+async function show({ focus = true } = {}) {
+  const hash = location.hash || "#/";
+  const route = ROUTES.find(([pattern]) => pattern.test(hash));
+  ending.abort();
+  ending = new AbortController();
+  const { signal } = ending;
+  const turn = ++shown;
+  const place = h("div", { class: "view" });
+  main.replaceChildren(place);
+  for (const each of document.querySelectorAll("[data-nav]")) {
+    if (route && each.dataset.nav === route[1]) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+  }
+  const names = route && namesIn(hash.match(route[0]).slice(1));
+  if (!names) {
+    document.title = "Counter console";
+    place.append(h("h1", {}, "There is nothing here"), h("p", {}, h("a", { href: "#/" }, "All namespaces")));
+    return;
+  }
+  const title = route[2].replace(/^\$(\d)$/, (_, place) => names[place - 1]);
+  document.title = `${title} · Counter console`;
+  try {
+    await route[3](place, signal, ...names);
+  } catch (error) {
+    if (signal.aborted) return;
+    if (!(error instanceof Problem)) throw error;
+    if (!place.querySelector("h1")) place.append(h("h1", {}, title));
+    place.append(problemBox(error.body, () => show()));
+  }
+  if (focus && turn === shown && document.activeElement === document.body) main.focus({ preventScroll: true });
+}
+
+// What stands in an address, or null where somebody mistyped it.
+function namesIn(parts) {
+  try {
+    return parts.map(decodeURIComponent);
+  } catch {
+    return null;
+  }
+}
+
+function themes() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null; // In memory only.
+  const isDark = () => (chosen === null ? dark.matches : chosen === "dark");
+  const paint = () => {
+    document.documentElement.classList.toggle("dark", isDark());
+    document.documentElement.classList.toggle("light", !isDark());
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Change to ${isDark() ? "light" : "dark"} colours`);
+    window.dispatchEvent(new Event("themed"));
+  };
+  button.addEventListener("click", () => {
+    chosen = isDark() ? "light" : "dark";
+    paint();
+  });
+  dark.addEventListener("change", paint);
+  paint();
+}
+
+function keys() {
+  const [dialog, form, input, wrong] = ["ask", "ask-form", "ask-key", "ask-wrong"].map((id) => document.getElementById(id));
+  const ask = (why) => {
+    wrong.textContent = why ?? "";
+    document.getElementById("ask-forget").hidden = !hasKey();
+    if (!dialog.open) dialog.showModal();
+  };
+  const use = (text) => {
+    setKey(text);
+    input.value = "";
+    dialog.close();
+    say(text ? "The key is used from now on." : "The key is forgotten.");
+    document.getElementById("key").textContent = hasKey() ? "API key ✓" : "API key";
+    show();
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (input.value.trim()) use(input.value.trim());
+    else wrong.textContent = "Enter a key; it begins with ck_.";
+  });
+  document.getElementById("key").addEventListener("click", () => ask());
+  document.getElementById("ask-close").addEventListener("click", () => dialog.close());
+  document.getElementById("ask-forget").addEventListener("click", () => use(null));
+  onRefused((problem) => ask(`${problem.title}. ${hasKey() ? "The one in use was refused." : "This service asks for one."}`));
+}
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+window.addEventListener("hashchange", () => show());
+themes();
+keys();
+show({ focus: false });

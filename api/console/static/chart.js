@@ -1,0 +1,121 @@
+// Charts over time by uPlot, in the page's own colours, with a table of the same numbers.
+import { grouped, h, signed, table } from "./dom.js";
+
+const HEIGHT = 260;
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const narrow = () => matchMedia("(max-width: 700px)").matches;
+
+function compact(value) {
+  const size = Math.abs(value);
+  if (size >= 1e15) return value.toExponential(1).replace("e+", "e");
+  for (const [least, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= least) return `${+(value / (unit === "k" ? 1e3 : least)).toFixed(1)}${unit}`;
+  }
+  return String(+value.toFixed(2));
+}
+
+const axis = (more) => ({
+  size: 34, stroke: colour("--fine"), font: "12px system-ui, sans-serif", gap: 6,
+  grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, ...more,
+});
+
+// The room that the widest label takes, in pixels.
+const room = (_, labels) => (labels ? 14 + 7 * Math.max(...labels.map((each) => String(each).length)) : 40);
+
+// Counts are whole: no line of the grid lies between two of them.
+const WHOLE = Array.from({ length: 300 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
+const CURSOR = { y: false, points: { size: 6 }, drag: { x: false, y: false } };
+
+// A chart in *box*, drawn anew when the colours or the width change, until *signal* ends it.
+function keep(box, signal, make) {
+  let plot = null;
+  const draw = () => {
+    plot?.destroy();
+    const { options, data } = make();
+    plot = new window.uPlot({ width: Math.max(240, box.clientWidth), height: HEIGHT, ...options }, data, box);
+    // What is drawn is told by the caption, the legend and the table.
+    plot.root.querySelector("canvas").setAttribute("aria-hidden", "true");
+  };
+  const watch = new ResizeObserver(() => plot && plot.setSize({ width: Math.max(240, box.clientWidth), height: HEIGHT }));
+  watch.observe(box);
+  window.addEventListener("themed", draw, { signal });
+  signal.addEventListener("abort", () => (watch.disconnect(), plot?.destroy(), (plot = null)));
+  draw();
+  return draw;
+}
+
+const clock = (span) => new Intl.DateTimeFormat(undefined, span > 2 * 86400
+  ? { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
+  : { hour: "2-digit", minute: "2-digit", ...(span < 1800 ? { second: "2-digit" } : {}), hourCycle: "h23" });
+
+// Bars for the change in each step, a line for the total.
+export function historyChart(points, span, signal) {
+  const format = clock(span);
+  const box = h("div", { class: "plot" });
+  const moments = points.map((each) => Date.parse(each.time) / 1000);
+  // The last step is under way: it is drawn as wide as the others, and told by its own time.
+  const step = points.length > 2 ? moments[1] - moments[0] : 0;
+  const times = moments.map((at, place) => (step && place === points.length - 1 ? moments[place - 1] + step : at));
+  const [totals, deltas] = ["count", "delta"].map((name) => points.map((each) => Number(each[name])));
+  const make = () => ({
+    data: [times, deltas, totals],
+    options: {
+      scales: { delta: { range: (_, low, high) => bounds(low, high, true) }, total: { range: (_, low, high) => bounds(low, high, false) } },
+      cursor: CURSOR,
+      axes: [
+        axis({ values: (_, at) => at.map((each) => format.format(each * 1000)), space: narrow() ? 70 : 90 }),
+        axis({ scale: "delta", size: room, incrs: WHOLE, values: (_, at) => at.map(compact) }),
+        axis({ scale: "total", side: 1, size: room, incrs: WHOLE, grid: { show: false }, values: (_, at) => at.map(compact) }),
+      ],
+      series: [
+        { label: "Time", value: (_, at, __, place) => (at == null ? "–" : format.format(moments[place] * 1000)) },
+        { label: "Change", scale: "delta", fill: colour("--bar"), stroke: colour("--bar"), width: 0, points: { show: false },
+          paths: window.uPlot.paths.bars({ size: [0.8, 24], align: -1 }), value: (_, each) => (each == null ? "–" : signed(each)) },
+        { label: "Total", scale: "total", stroke: colour("--accent"), width: 2, points: { show: false },
+          value: (_, each) => (each == null ? "–" : grouped(each)) },
+      ],
+    },
+  });
+  const rows = points.map((each) => h("tr", {}, h("th", { scope: "row" }, format.format(Date.parse(each.time))),
+    h("td", { class: "number" }, signed(each.delta)), h("td", { class: "number" }, grouped(each.count))));
+  const sum = points.reduce((total, each) => total + BigInt(each.delta), 0n);
+  const figure = h("figure", {},
+    h("figcaption", {}, `Change in each step (bars, left) and total (line, right): ${signed(sum)} in all, ${grouped(points.at(-1).count)} at the end.`),
+    box,
+    h("details", {}, h("summary", {}, "The same as a table"), table("History", ["Until", { text: "Change", number: true }, { text: "Total", number: true }], rows.reverse())));
+  requestAnimationFrame(() => signal.aborted || keep(box, signal, make));
+  return figure;
+}
+
+// From 0 where that is asked for, or near; with a little room above and below.
+function bounds(low, high, fromZero) {
+  const near = fromZero || (low >= 0 && low < high / 2) || (high <= 0 && high > low / 2);
+  const [least, most] = near ? [Math.min(0, low ?? 0), Math.max(0, high ?? 0)] : [low ?? 0, high ?? 0];
+  const pad = (most - least) * 0.08 || 1;
+  return [near && least === 0 ? 0 : least - pad, near && most === 0 && least < 0 ? 0 : most + pad];
+}
+
+// Lines of rates, of samples that grow while the page is open: give it the function that yields the data.
+export function ratesChart(series, samples, signal) {
+  const box = h("div", { class: "plot" });
+  const format = clock(600);
+  const make = () => ({
+    data: samples(),
+    options: {
+      scales: { y: { range: (_, __, high) => [0, Math.max(1, (high ?? 0) * 1.1)] } },
+      cursor: CURSOR,
+      axes: [
+        axis({ values: (_, at) => at.map((each) => format.format(each * 1000)), space: narrow() ? 80 : 100, incrs: [1, 5, 10, 30, 60, 120, 300] }),
+        axis({ size: room, values: (_, at) => at.map(compact) }),
+      ],
+      series: [
+        { label: "Time", value: (_, at) => (at == null ? "–" : format.format(at * 1000)) },
+        ...series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, dash: each.dash, points: { show: false },
+          value: (_, rate) => (rate == null ? "–" : `${compact(rate)}/s`) })),
+      ],
+    },
+  });
+  let draw = () => {};
+  requestAnimationFrame(() => signal.aborted || (draw = keep(box, signal, make)));
+  return { box, draw: () => draw() };
+}

@@ -1,0 +1,171 @@
+// One counter: its count, live; its history; its recent events.
+import { counterPath, exchange, get, listen, noteClock, now, Problem } from "./api.js";
+import { historyChart } from "./chart.js";
+import { code, grouped, h, micros, say, seconds, signed, table, time } from "./dom.js";
+import { problemBox } from "./problems.js";
+
+const SPANS = [["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
+const EVENTS = 20;
+const ACCURACY = {
+  accurate: "Every add that was acknowledged by then is in it.",
+  eventual: "From what is rolled up: exact as of then; adds since then follow within seconds.",
+  best_effort: "Rough: retries count twice, and it is lost with the cache.",
+};
+
+export async function counterView(place, signal, namespace, counter) {
+  if (/^\.\.?$/.test(counter)) return unaddressable(place, signal, namespace, counter);
+  const path = counterPath(namespace, counter);
+  const [settings, count] = await Promise.all([
+    get(`v1/namespaces/${encodeURIComponent(namespace)}`, signal),
+    get(`${path}?max_staleness=0s`, signal),
+  ]);
+  noteClock(count.as_of);
+  const rough = settings.counter_type === "BEST_EFFORT";
+  const main = h("div");
+  place.append(
+    h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
+      h("a", { href: `#/ns/${encodeURIComponent(namespace)}` }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
+    h("h1", { class: "name" }, counter), main);
+  const refresh = []; // What is read anew when the count changes.
+  const big = countPart(count, path, signal, () => refresh.forEach((each) => each()));
+  main.append(big);
+  if (rough) {
+    main.append(h("p", { class: "empty" }, "A BEST_EFFORT counter keeps no events, so there is no history to show."));
+    return;
+  }
+  main.append(await historyPart(path, settings, signal), await eventsPart(path, signal, refresh));
+}
+
+// A browser takes "." and ".." in a path for steps in it, however they are written: only a body can name them.
+async function unaddressable(place, signal, namespace, counter) {
+  const { body } = await exchange("POST", `v1/namespaces/${namespace}/batch/get`, { counters: [counter] }, signal);
+  place.append(h("h1", { class: "name" }, counter),
+    h("section", { class: "panel", "aria-label": "Count" }, h("p", { class: "count", id: "count" }, grouped(body.results[0].count)),
+      h("p", { class: "fine" }, "No browser can ask for the history of a counter with this name; curl --path-as-is can.")));
+}
+
+function countPart(first, path, signal, changed) {
+  const number = h("p", { class: "count", id: "count" });
+  const about = h("p", { class: "fine", id: "as-of" });
+  const state = h("span", { class: "state", id: "live" }, "Connecting");
+  const trouble = h("div");
+  let latest = first;
+  const paint = () => {
+    const age = (now() - Date.parse(latest.as_of)) / 1000;
+    about.replaceChildren("Exact as of ", time(latest.as_of), ` (${age < 1 ? "now" : `${seconds(age)} ago`}) · `,
+      h("strong", {}, latest.accuracy.replace("_", " ")), `. ${ACCURACY[latest.accuracy]}`);
+  };
+  const take = (count) => {
+    const isNew = count.count !== latest.count;
+    latest = count;
+    number.textContent = grouped(count.count);
+    number.classList.toggle("long", String(count.count).length > 12);
+    paint();
+    if (isNew) {
+      // At most one in a while, and only the last of them.
+      say(`The count is ${count.count}.`, 2000);
+      changed();
+    }
+  };
+  take(first);
+  listen(`${path}/live`, signal, (kind, data) => {
+    if (kind === "count") {
+      trouble.replaceChildren();
+      state.textContent = "Live";
+      state.className = "state on";
+      take(data);
+    } else if (kind === "problem") {
+      state.textContent = "Not live";
+      state.className = "state off";
+      trouble.replaceChildren(problemBox(data));
+    }
+  });
+  const timer = setInterval(paint, 1000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  return h("section", { class: "panel", "aria-label": "Count" }, h("div", { class: "row between" }, number, state), about, trouble);
+}
+
+// What is asked of the history: a step near the wished one that the namespace's windows fit into.
+function historyQuery(span, step, window) {
+  const width = Math.ceil((step * 1e6) / window) * window;
+  const to = now() + 1000;
+  return new URLSearchParams({ from: new Date(to - span * 1000).toISOString(), to: new Date(to).toISOString(), step: `${width}us` });
+}
+
+async function historyPart(path, settings, signal) {
+  const box = h("div", { class: "history" });
+  const window = micros(settings.rollup_window);
+  let chosen = SPANS[0];
+  let drawn = new AbortController();
+  let drawnFor = null;
+  const load = async () => {
+    const [name, span, step] = chosen;
+    try {
+      const { points } = await get(`${path}/history?${historyQuery(span, step, window)}`, signal);
+      if (chosen[0] !== name) return; // Another span was asked for meanwhile.
+      drawnFor = name;
+      drawn.abort();
+      drawn = new AbortController();
+      const ended = AbortSignal.any([signal, drawn.signal]);
+      box.replaceChildren(points.length
+        ? historyChart(points, span, ended)
+        : h("p", { class: "empty" }, `Nothing is rolled up in the last ${name} yet: a window is closed ${settings.accept_limit} after its end, and then some.`));
+    } catch (error) {
+      if (signal.aborted || chosen[0] !== name) return;
+      if (!(error instanceof Problem)) throw error;
+      // The count says so already: what was drawn stays.
+      if (error.body.code === "no_answer" && drawnFor === name) return;
+      drawnFor = null;
+      box.replaceChildren(problemBox(error.body, load));
+    }
+  };
+  const choose = (each, buttons) => {
+    chosen = each;
+    buttons.forEach((button, place) => button.setAttribute("aria-pressed", SPANS[place] === each));
+    return load();
+  };
+  const buttons = SPANS.map((each) => h("button", { type: "button", "aria-pressed": each === chosen ? "true" : "false", onclick: () => choose(each, buttons) }, each[0]));
+  const timer = setInterval(() => box.querySelector("details[open]") || load(), 10000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  await load();
+  return h("section", { "aria-labelledby": "history" },
+    h("div", { class: "row between" }, h("h2", { id: "history" }, "History"), h("div", { class: "choice", role: "group", "aria-label": "Span of the history" }, buttons)),
+    box,
+    h("p", { class: "fine" }, "Ends where the rollup has come to. Events older than the retention are known only as a sum."));
+}
+
+async function eventsPart(path, signal, refresh) {
+  const box = h("div", { id: "events" });
+  let busy = false;
+  let again = false;
+  const load = async () => {
+    if (busy) return void (again = true);
+    busy = true;
+    try {
+      const { events, next_page } = await get(`${path}/events?limit=${EVENTS}`, signal);
+      box.replaceChildren(events.length ? eventsTable(events, next_page) : h("p", { class: "empty" }, "No event is kept. The first add to this name makes the counter."));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof Problem)) throw error;
+      box.replaceChildren(problemBox(error.body, load));
+    } finally {
+      busy = false;
+    }
+    if (again) {
+      again = false;
+      setTimeout(load, 500);
+    }
+  };
+  refresh.push(load);
+  await load();
+  return h("section", { "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Recent events"), box);
+}
+
+function eventsTable(events, next) {
+  const rows = events.map((each) => h("tr", {},
+    h("td", {}, time(each.event_time)),
+    h("td", { class: "number" }, each.clear ? "clear" : signed(each.delta)),
+    h("td", {}, h("code", { class: "token" }, each.event_id), each.event_item_key ? ` item ${each.event_item_key}` : "")));
+  return h("div", {}, table("The latest events", ["Time", { text: "Change", number: true }, "Token"], rows),
+    next ? h("p", { class: "fine" }, `The latest ${events.length}; all of them by `, code("GET …/events"), ".") : null);
+}

@@ -1,0 +1,67 @@
+// Making elements, and writing numbers and times.
+
+// h("p", {class: "note"}, "text", child): text is always text, never markup.
+export function h(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children.flat().filter((each) => each != null && each !== false));
+  return made;
+}
+
+// Counts may be larger than a number can be: they stay text from the answer to the screen.
+export function grouped(count) {
+  return String(count).replace(/^-/, "\u2212").replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
+export const signed = (delta) => (/^(-|0$)/.test(String(delta)) ? grouped(delta) : `+${grouped(delta)}`);
+
+export function seconds(value) {
+  const s = Math.max(0, value);
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 120) return `${Math.round(s)} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const DAY = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+
+// An RFC 3339 instant as people read it, with all of it where they point at it.
+export function time(instant) {
+  const moment = new Date(instant);
+  const far = Math.abs(Date.now() - moment) > 20 * 3600 * 1000;
+  const text = (far ? `${DAY.format(moment)}, ` : "") + CLOCK.format(moment);
+  return h("time", { datetime: instant, title: instant }, text);
+}
+
+const UNITS = { us: 1, ms: 1e3, s: 1e6, m: 60e6, h: 3600e6, d: 86400e6 };
+
+// "1h30m" in microseconds.
+export function micros(duration) {
+  let sum = 0;
+  for (const [, number, unit] of duration.matchAll(/(\d+)(us|ms|s|m|h|d)/g)) sum += number * UNITS[unit];
+  return sum;
+}
+
+// What changed, for who does not see it; the last of several within a few seconds is enough.
+let saying = 0;
+export function say(text, wait = 0) {
+  clearTimeout(saying);
+  saying = setTimeout(() => (document.getElementById("said").textContent = text), wait);
+}
+
+// Makes a table that scrolls by itself where it is wider than the page.
+export function table(caption, heads, rows, options = {}) {
+  return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", { class: options.class },
+      h("caption", { class: "unseen" }, caption),
+      h("thead", {}, h("tr", {}, heads.map((each) => h("th", { scope: "col", class: each.number ? "number" : null }, each.text ?? each)))),
+      h("tbody", {}, rows)));
+}
+
+export const code = (text) => h("code", {}, text);

@@ -1,0 +1,130 @@
+// How the service does: what became of adds, while this page looks on; and how far the rollup has come.
+import { get, Problem } from "./api.js";
+import { ratesChart } from "./chart.js";
+import { grouped, h, seconds, table, time } from "./dom.js";
+import { problemBox } from "./problems.js";
+
+const EVERY_MS = 2000;
+const SAMPLES = 300;
+const NAMESPACES = 10; // Each is a request every five seconds.
+const LINES = [
+  { label: "Originals", colour: "--accent", of: ["original"] },
+  { label: "Duplicates", colour: "--second", dash: [6, 4], of: ["replayed"] },
+  { label: "Conflicts", colour: "--bad", dash: [2, 3], of: ["conflict"] },
+  { label: "Late, resolved", colour: "--late", dash: [10, 3, 2, 3], of: ["late_applied", "voided"] },
+];
+const ABOUT = {
+  original: "counted, for the first time",
+  replayed: "duplicates: there already, answered and not counted again",
+  untold: "counted once; the store could not say whether before",
+  conflict: "a token used again with another payload: refused",
+  late_applied: "late tokens that turned out to be counted",
+  voided: "late tokens that will never count",
+  best_effort: "added to rough counters, retries and all",
+  refused: "refused before anything was written",
+  unknown: "ended without an answer: the same token finds out",
+};
+
+export async function healthView(place, signal) {
+  const told = h("div");
+  place.append(h("h1", {}, "Health"), told);
+  try {
+    told.append(await outcomesPart(signal));
+  } catch (error) {
+    if (signal.aborted || !(error instanceof Problem)) throw error;
+    told.append(h("section", {}, h("h2", {}, "What became of adds"), problemBox(error.body)));
+  }
+  const { namespaces } = await get("v1/namespaces", signal);
+  const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
+  for (const each of kept.slice(0, NAMESPACES)) {
+    place.append(await shardsPart(each.namespace, signal));
+    if (signal.aborted) return;
+  }
+  if (kept.length > NAMESPACES) {
+    place.append(h("p", { class: "fine" }, `The rollup of ${NAMESPACES} of ${kept.length} namespaces; `, h("a", { href: "#/" }, "the page of each"), " shows its own."));
+  }
+}
+
+async function outcomesPart(signal) {
+  const samples = [];
+  const sums = h("dl", { class: "settings sums" });
+  const take = async () => {
+    const found = await get("v1/outcomes", signal);
+    samples.push({ at: Date.parse(found.as_of) / 1000, ...found.outcomes });
+    if (samples.length > SAMPLES) samples.shift();
+    sums.replaceChildren(...Object.entries(found.outcomes).map(([name, count]) =>
+      h("div", {}, h("dt", {}, name.replace("_", " ")), h("dd", {}, h("strong", {}, grouped(count))), h("dd", { class: "fine" }, ABOUT[name] ?? ""))));
+  };
+  await take();
+  const plot = h("div", {}, h("p", { class: "empty" }, "The first rates come in a moment."));
+  const trouble = h("div");
+  let chart = null;
+  const look = async () => {
+    try {
+      await take();
+      trouble.replaceChildren();
+      // One rate alone makes no line.
+      if (signal.aborted || samples.length < 3) return;
+      if (chart) return chart.draw();
+      chart = ratesChart(LINES, () => rates(samples), signal);
+      plot.replaceChildren(chart.box);
+    } catch (error) {
+      if (!signal.aborted && error instanceof Problem) trouble.replaceChildren(problemBox(error.body));
+    }
+  };
+  const first = setTimeout(look, EVERY_MS / 4);
+  const timer = setInterval(look, EVERY_MS);
+  signal.addEventListener("abort", () => (clearTimeout(first), clearInterval(timer)));
+  return h("section", { "aria-labelledby": "outcomes" },
+    h("h2", { id: "outcomes" }, "What became of adds"),
+    h("figure", {}, h("figcaption", {}, "Adds and clears a second, sampled by this page every two seconds while it is open, ten minutes at most."), plot),
+    trouble,
+    h("h3", {}, "Since the process began"), sums);
+}
+
+// Rates between each two samples, a row for each line; a restart begins anew at 0.
+function rates(samples) {
+  const pairs = samples.slice(1).map((each, place) => [samples[place], each]);
+  const sum = (sample, line) => line.of.reduce((total, name) => total + sample[name], 0);
+  return [pairs.map(([, b]) => b.at),
+    ...LINES.map((line) => pairs.map(([a, b]) => Math.max(0, sum(b, line) - sum(a, line)) / Math.max(0.001, b.at - a.at)))];
+}
+
+export async function shardsPart(namespace, signal) {
+  const box = h("div");
+  const old = h("p", { class: "warn", hidden: true }, "No answer now: this is how it was.");
+  const load = async () => {
+    try {
+      const found = await get(`v1/namespaces/${encodeURIComponent(namespace)}/shards`, signal);
+      old.hidden = true;
+      box.replaceChildren(summary(found.shards), shardsTable(namespace, found.shards));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof Problem)) throw error;
+      old.hidden = !(error.body.code === "no_answer" && box.querySelector("table"));
+      if (old.hidden) box.replaceChildren(problemBox(error.body, load));
+    }
+  };
+  await load();
+  const timer = setInterval(() => box.contains(document.activeElement) || load(), 5000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  return h("section", {}, h("h2", {}, "Rollup of ", h("span", { class: "name" }, namespace)), old, box);
+}
+
+function summary(shards) {
+  const most = Math.max(...shards.map((each) => each.overdue_seconds));
+  const alone = shards.filter((each) => each.owner === null).length;
+  const text = [most < 5 ? "The rollup is on time." : `The worst shard is ${seconds(most)} behind where it should be.`];
+  if (alone) text.push(`${alone} of ${shards.length} shards have no owner now: counts stay right, and reads of them get slower.`);
+  return h("p", { class: most > 30 || alone ? "warn" : "fine" }, text.join(" "));
+}
+
+function shardsTable(namespace, shards) {
+  const rows = shards.map((each) => h("tr", {},
+    h("th", { scope: "row" }, each.shard),
+    h("td", {}, time(each.watermark)),
+    h("td", { class: "number" }, seconds(each.lag_seconds)),
+    h("td", { class: "number" }, each.overdue_seconds < 0.001 ? "none" : seconds(each.overdue_seconds)),
+    h("td", {}, each.owner === null ? h("em", {}, "nobody") : h("code", {}, each.owner))));
+  return table(`Shards of ${namespace}`, ["Shard", "Rolled up to", { text: "Lag", number: true }, { text: "Overdue", number: true }, "Owner"], rows);
+}

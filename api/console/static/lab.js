@@ -1,0 +1,218 @@
+// The retry lab: the same requests to a counter that counts tokens, and to one that counts requests.
+import { counterPath, exchange, get, Problem } from "./api.js";
+import { code, grouped, h, say } from "./dom.js";
+import { problemBox } from "./problems.js";
+
+const EXACT = { namespace: "lab", type: "ACCURATE" };
+const ROUGH = { namespace: "lab-rough", type: "BEST_EFFORT" };
+const TIMES = 10;
+
+export async function labView(place, signal) {
+  place.append(
+    h("h1", {}, "Retry lab"),
+    h("p", { class: "lead" }, "A client that hears no answer must send again, and then nobody knows: was that one add, or two? Here each add has a ",
+      h("strong", {}, "token"), ". Send it as often as you like: it counts once. Each step goes to a counter that minds tokens, and to a rough one that does not."));
+  await prepare(signal);
+  const lab = new Lab(place, signal);
+  await lab.begin();
+}
+
+// The namespaces are made when somebody first comes here, if the key may.
+async function prepare(signal) {
+  const { namespaces } = await get("v1/namespaces", signal);
+  for (const { namespace, type } of [EXACT, ROUGH]) {
+    if (namespaces.some((each) => each.namespace === namespace)) continue;
+    try {
+      await exchange("PUT", `v1/namespaces/${namespace}`, { counter_type: type }, signal);
+    } catch (error) {
+      if (error instanceof Problem && [403, 404].includes(error.body.status)) {
+        error.body = { ...error.body, title: `The lab needs the namespace “${namespace}”`,
+          detail: `It does not exist, and the key in use may not create it: ${error.body.detail}.`,
+          todo: "Ask whoever holds an admin key to open this page once, or to create “lab” (ACCURATE) and “lab-rough” (BEST_EFFORT)." };
+      }
+      throw error;
+    }
+  }
+}
+
+class Lab {
+  constructor(place, signal) {
+    this.signal = signal;
+    this.exact = h("output", { class: "count", id: "exact-count", "aria-live": "off" }, "0");
+    this.rough = h("output", { class: "count", id: "rough-count", "aria-live": "off" }, "0");
+    this.wanted = h("strong", {}, "0");
+    this.sent = h("strong", {}, "0");
+    this.log = h("ol", { class: "log", id: "log", reversed: true });
+    this.next = h("p", { class: "hint", id: "hint" });
+    this.steps = [
+      ["send", "Send an add", "An add of 1, with a token of its own.", () => this.send()],
+      ["again", "Send the very same again", "As a client does that heard no answer.", () => this.again()],
+      ["hedge", `Send one add ${TIMES} times at once`, "As a client does that cannot wait: a new token, hedged.", () => this.hedge()],
+      ["change", "Change the payload", "The first token again, now with 100 instead of 1.", () => this.change()],
+      ["anew", "Begin anew", "With new counters at 0.", () => this.begin()],
+    ];
+    this.buttons = Object.fromEntries(this.steps.map(([id, name, , act]) => [id, h("button", { type: "button", id: `do-${id}`, "aria-describedby": `about-${id}`, onclick: () => this.run(act), class: id === "anew" ? "quiet" : null }, name)]));
+    place.append(
+      h("div", { class: "scales" }, this.scale(EXACT, this.exact, "Counts each token once."), this.scale(ROUGH, this.rough, "Counts every request that comes.")),
+      h("p", { class: "tally" }, "You wanted ", this.wanted, " adds of 1, and sent ", this.sent, " requests to each counter."),
+      h("div", { class: "bench" },
+        h("section", { "aria-labelledby": "steps" }, h("h2", { id: "steps" }, "Steps"), this.next,
+          h("ul", { class: "steps" }, this.steps.map(([id, , about]) => h("li", {}, this.buttons[id], h("span", { class: "fine", id: `about-${id}` }, about))))),
+        h("section", { "aria-labelledby": "answers" }, h("h2", { id: "answers" }, "What was sent, and what came back"), this.log)));
+  }
+
+  scale(of, output, about) {
+    return h("section", { class: "panel", "aria-label": `${of.type} counter` },
+      h("h2", {}, h("span", { class: `badge ${of.type.toLowerCase()}` }, of.type)), output, h("p", { class: "fine" }, about));
+  }
+
+  async begin() {
+    this.counter = `try-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
+    this.token = null;
+    this.adds = 0;
+    this.requests = 0;
+    this.log.replaceChildren(h("li", { class: "empty" }, "Nothing yet."));
+    this.enable(["send"]);
+    this.hint("Begin with an add.");
+    await this.weigh();
+  }
+
+  // One step: nothing else can be pressed meanwhile, and the focus stays where it was.
+  async run(act) {
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      await act();
+    } catch (error) {
+      if (this.signal.aborted) return;
+      if (!(error instanceof Problem)) throw error;
+      this.tell("It did not work", [problemBox(error.body)]);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  enable(ids) {
+    for (const [id, button] of Object.entries(this.buttons)) {
+      if (id !== "anew") button.setAttribute("aria-disabled", ids.includes(id) ? "false" : "true");
+    }
+  }
+
+  allowed(id) {
+    return this.buttons[id].getAttribute("aria-disabled") !== "true";
+  }
+
+  hint(text) {
+    this.next.textContent = text;
+  }
+
+  async newToken() {
+    // By the service's clock: this machine's may be wrong, and a token's time matters.
+    const { body } = await exchange("POST", "v1/tokens", { count: 1 }, this.signal);
+    return body.tokens[0];
+  }
+
+  // One request to each of the two: answers are told apart, and a problem is an answer too.
+  async both(delta, token) {
+    this.requests += 1;
+    const body = { delta, idempotency_token: token };
+    const ask = async ({ namespace }) => {
+      try {
+        return await exchange("POST", `${counterPath(namespace, this.counter)}/add`, body, this.signal);
+      } catch (error) {
+        if (!(error instanceof Problem) || !error.body.status) throw error;
+        return { status: error.body.status, body: error.body };
+      }
+    };
+    const [exact, rough] = await Promise.all([ask(EXACT), ask(ROUGH)]);
+    return { body, exact, rough };
+  }
+
+  async send() {
+    this.token = await this.newToken();
+    const sent = await this.both(1, this.token);
+    this.adds += 1;
+    await this.weigh();
+    this.tell("Send an add", [request(sent.body), answers(sent)]);
+    this.enable(["send", "again", "hedge", "change"]);
+    this.hint("Now send the very same again, as if no answer had come.");
+  }
+
+  async again() {
+    if (!this.allowed("again")) return;
+    const sent = await this.both(1, this.token);
+    await this.weigh();
+    this.tell("The very same again", [request(sent.body), answers(sent),
+      sent.exact.body.replayed ? h("p", {}, "It was there already: answered, and not counted. The rough counter went up.") : null]);
+    this.hint("Press it again if you like. Then hedge: one add, ten requests at once.");
+  }
+
+  async hedge() {
+    if (!this.allowed("hedge")) return;
+    const token = await this.newToken();
+    const sent = await Promise.all(Array.from({ length: TIMES }, () => this.both(1, token)));
+    this.adds += 1;
+    await this.weigh();
+    const words = sent.map(({ exact }) => outcome(exact));
+    const told = [...new Set(words)].map((word) => `${words.filter((each) => each === word).length} ${word}`).join(", ");
+    this.tell(`One add, ${TIMES} times at once`, [request(sent[0].body),
+      h("p", {}, `ACCURATE: ${told}. BEST_EFFORT: ${sent.filter((each) => each.rough.status === 200).length} counted.`),
+      h("p", { class: "chips" }, sent.map((each) => chip(each.exact)))]);
+    this.hint("Now use the first token for something else: that is a bug in a client, and it is told.");
+  }
+
+  async change() {
+    if (!this.allowed("change")) return;
+    const sent = await this.both(100, this.token);
+    await this.weigh();
+    this.tell("Another payload under the first token", [request(sent.body), answers(sent),
+      h("p", {}, "What the token was first used for stands. The rough counter took it for another add.")]);
+    this.hint("That is all: a token makes any number of sends one add.");
+  }
+
+  // What each count is now.
+  async weigh() {
+    const [exact, rough] = await Promise.all([EXACT, ROUGH].map(({ namespace }) => get(counterPath(namespace, this.counter), this.signal)));
+    this.exact.textContent = grouped(exact.count);
+    this.rough.textContent = grouped(rough.count);
+    this.wanted.textContent = this.adds;
+    this.sent.textContent = this.requests;
+    this.exact.classList.toggle("right", exact.count === this.adds);
+    this.rough.classList.toggle("off", rough.count !== this.adds);
+    this.counts = { exact: exact.count, rough: rough.count };
+  }
+
+  tell(title, parts) {
+    this.log.querySelector(".empty")?.remove();
+    const { exact, rough } = this.counts;
+    this.log.prepend(h("li", {}, h("h3", {}, title), parts, h("p", { class: "fine after" }, `After it: ACCURATE ${exact}, BEST_EFFORT ${rough}.`)));
+    say(`${title}: the accurate count is ${exact}, the rough one ${rough}.`);
+  }
+}
+
+const request = (body) => h("pre", { tabindex: "0", "aria-label": "Request" }, `POST …/add\n${JSON.stringify(body, null, 1)}`);
+
+// In a word. Over several nodes the store cannot always tell a new add from one that was there.
+function outcome({ status, body }) {
+  if (status !== 200) return body.code;
+  if (body.replayed === true) return "replayed";
+  return body.replayed === false || body.retry_safe === false ? "counted" : "acknowledged";
+}
+
+function chip(answer) {
+  const word = outcome(answer);
+  const kind = { counted: "good", replayed: "same", acknowledged: "same" }[word] ?? "bad";
+  return h("span", { class: `chip ${kind}` }, `${answer.status} ${word}`);
+}
+
+function answers({ exact, rough }) {
+  return h("dl", { class: "answers" }, row("ACCURATE", exact), row("BEST_EFFORT", rough));
+}
+
+function row(name, answer) {
+  const { status, body } = answer;
+  const facts = status === 200
+    ? `replayed: ${body.replayed}${body.retry_safe === false ? ", retry_safe: false" : ""}`
+    : `applied: ${body.applied}, retry: ${body.retry}`;
+  return h("div", {}, h("dt", {}, name), h("dd", {}, chip(answer), " ", code(facts), status === 200 ? null : h("p", {}, body.detail)));
+}

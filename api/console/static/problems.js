@@ -1,0 +1,37 @@
+// A problem document, with what to do about it.
+import { code, h } from "./dom.js";
+
+const WHAT_TO_DO = {
+  no_answer: "See whether the process runs, then try again.",
+  key_missing: "Enter an API key: the button is at the top right.",
+  key_invalid: "Enter a key that is valid now. “counter key list” shows which are.",
+  scope_insufficient: "Use a key with a wider scope, or one for the namespace “*” where it says so.",
+  namespace_unknown: "Look at the list of namespaces. A key sees only those that it is for.",
+  not_supported: "This is what BEST_EFFORT does without: it keeps no events.",
+  token_conflict: "What the token was first used for stands. Find out why a client used it twice.",
+  token_too_old: "If the add is still wanted, send it with a new token.",
+  overloaded: "Wait a moment, then try again.",
+  rate_limited: "Wait a moment, then try again.",
+  store_unavailable: "Look at /readyz and at the service’s log; counts that were acknowledged are safe.",
+};
+const BY_RETRY = {
+  same_token: "Send the very same again.",
+  new_token: "Send it with a new token.",
+  never: "Repair what it names; the same request would be refused again.",
+};
+
+export function problemBox(body, again) {
+  // The button goes with the box: the focus must not go with it.
+  const retry = async () => {
+    await again();
+    if (document.activeElement === document.body) document.getElementById("main").focus({ preventScroll: true });
+  };
+  const wait = body.retry_after ? ` Wait ${body.retry_after} s first.` : "";
+  return h("section", { class: "problem", role: "alert" },
+    h("h2", {}, body.title),
+    h("p", {}, body.detail),
+    h("p", { class: "todo" }, (body.todo ?? WHAT_TO_DO[body.code] ?? BY_RETRY[body.retry] ?? "") + wait),
+    h("p", { class: "fine" }, code(body.code), body.status ? ` · HTTP ${body.status} · ` : " ",
+      body.status ? h("a", { href: `problems#${body.code}` }, "what it means") : null),
+    again ? h("button", { type: "button", onclick: retry }, "Try again") : null);
+}

@@ -1,0 +1,301 @@
+"""The console as its readers meet it: clicked, typed, watched and looked over in a real browser.
+
+Every page fails on any error in the browser's console, breaches of its policy among them, and on a
+request to any other host.
+"""
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.visits import Visits
+
+STEPS = ("send", "again", "hedge", "change")
+#: What the two counts are after each step.
+COUNTS = {"send": (1, 1), "again": (1, 2), "hedge": (2, 12), "change": (2, 112)}
+
+
+@pytest.fixture(scope="module")
+def http(service: str) -> Iterator[httpx.Client]:
+    """A client beside the page, and counters for it to show."""
+    with httpx.Client(base_url=f"{service}/v1/namespaces", trust_env=False) as client:
+        add(client, "likes", 41)
+        for name in ("a/b", "..", "big", "ünï 🙂", *(f"many-{each:02}" for each in range(50))):
+            add(client, name, 2**62 if name == "big" else 1)
+        for _ in range(4):
+            add(client, "big", 2**62)
+        for each in range(10):
+            assert client.put(f"/zz-{each}", json={"counter_type": "EVENTUAL"}).status_code == 201
+        yield client
+
+
+def add(http: httpx.Client, counter: str, delta: int) -> None:
+    """One add, under a key of its own."""
+    segment = "".join(f"%{byte:02X}" for byte in counter.encode())
+    key = {"Idempotency-Key": f"{counter.encode().hex()}-{add.__name__}-{next(NUMBERS)}"}
+    answer = http.post(f"/default/counters/{segment}/add", json={"delta": delta}, headers=key)
+    assert answer.status_code == 200, answer.text
+
+
+NUMBERS = iter(range(10**9))
+
+
+def walk(page: Page, press: str | None = None) -> None:
+    """All of the lab's steps, clicked; or by keyboard, each reached by tabs and pressed."""
+    for step in STEPS:
+        button = page.locator(f"#do-{step}")
+        expect(button).to_have_attribute("aria-disabled", "false")
+        if press is None:
+            button.click()
+        else:
+            tab_to(page, f"do-{step}")
+            page.keyboard.press(press)
+        exact, rough = COUNTS[step]
+        expect(page.locator("#exact-count")).to_have_text(str(exact))
+        expect(page.locator("#rough-count")).to_have_text(str(rough))
+
+
+def tab_to(page: Page, wanted: str) -> None:
+    """Press Tab until the element *wanted* has the focus."""
+    for _ in range(60):
+        if page.evaluate("document.activeElement.id") == wanted:
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"no way by Tab to #{wanted}")
+
+
+def test_the_way_from_all_namespaces_to_a_count(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        page = at.go()
+        page.get_by_role("link", name="default").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("default")
+        expect(page.locator("dl.settings")).to_contain_text("rollup_window")
+        page.get_by_role("link", name="a/b").click()
+        expect(page.locator("#count")).to_have_text("1")
+        expect(page).to_have_title("a/b · Counter console")
+        page.go_back()
+        page.get_by_label("exact name").fill("..")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("..")
+        expect(page.locator("#count")).to_have_text("1")
+
+
+def test_a_listing_goes_on_and_back_and_by_prefix(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        page = at.go("ns/default")
+        rows = page.locator("tbody th a")
+        expect(rows).to_have_count(50)
+        # Pressed twice before an answer came, it still goes one page on; and the focus stays.
+        page.locator("#page-next").focus()
+        page.evaluate("for (const _ of [1, 2]) document.getElementById('page-next').click()")
+        expect(rows.last).to_have_text("ünï 🙂")
+        expect(page.locator(".pager")).to_contain_text("Page 2")
+        expect(page.locator("#page-before")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(rows.first).to_have_text("..")
+        expect(page.locator("#page-next")).to_be_focused()
+        page.get_by_label("begin with").fill("many-4")
+        page.get_by_role("button", name="List", exact=True).click()
+        expect(rows).to_have_count(10)
+        rows.first.click()
+        expect(page.locator("#count")).to_be_visible()
+        page.go_back()
+        expect(page.get_by_label("begin with")).to_have_value("many-4")
+        expect(rows).to_have_count(10)
+        page.get_by_label("begin with").fill("nobody")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("No counter’s name begins with “nobody”.")).to_be_visible()
+
+
+def test_a_count_is_live_and_keeps_all_its_digits(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        page = at.go("ns/default/c/likes")
+        expect(page.locator("#live")).to_have_text("Live")
+        before = int(page.locator("#count").inner_text())
+        add(http, "likes", 1)
+        expect(page.locator("#count")).to_have_text(str(before + 1))
+        expect(page.locator("#events tbody tr").first).to_contain_text("+1")
+        expect(page.locator("#said")).to_have_text(f"The count is {before + 1}.")
+        at.go("ns/default/c/big")
+        expect(page.locator("#count")).to_have_text("23 058 430 092 136 939 520")
+
+
+def test_a_chart_shows_the_same_as_its_table(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        page = at.go("ns/default/c/likes")
+        # Behind the count by the accept limit and a window: it is read anew every ten seconds.
+        expect(page.locator("figcaption")).to_contain_text("in all, 4", timeout=30_000)
+        expect(page.locator(".uplot canvas")).to_be_visible()
+        page.get_by_text("The same as a table").click()
+        expect(page.locator("details tbody tr").first).to_contain_text("4")
+        for span in ("24 h", "7 d"):
+            page.get_by_role("button", name=span).click()
+            expect(page.get_by_role("button", name=span)).to_have_attribute("aria-pressed", "true")
+            expect(page.locator(".uplot canvas")).to_be_visible()
+        at.go("ns/default/c/big")
+        told = "+23 058 430 092 136 939 520 in all"
+        expect(page.locator("figcaption")).to_contain_text(told, timeout=30_000)
+
+
+def test_the_lab_is_walked_by_clicks_and_tells_each_answer(visit: Visits, service: str) -> None:
+    with visit(service) as at:
+        at.meant = {409}
+        page = at.go("lab")
+        walk(page)
+        log = page.locator("#log > li")
+        expect(log).to_have_count(4)
+        expect(log.nth(0)).to_contain_text("409 token_conflict")
+        expect(log.nth(1)).to_contain_text("1 counted")
+        expect(log.nth(1)).to_contain_text("9 replayed")
+        expect(log.nth(2)).to_contain_text("replayed: true")
+        expect(log.nth(3)).to_contain_text("replayed: false")
+        page.locator("#do-anew").click()
+        expect(page.locator("#exact-count")).to_have_text("0")
+        expect(page.locator("#do-again")).to_have_attribute("aria-disabled", "true")
+
+
+def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> None:
+    with visit(service) as at:
+        at.meant = {409}
+        page = at.go("")
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        for _ in range(4):
+            page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Retry lab", exact=True)).to_be_focused()
+        shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert shown == "solid"
+        page.keyboard.press("Enter")
+        walk(page, "Enter")
+        expect(page.locator("#do-change")).to_be_focused()
+        expect(page.locator("#said")).to_contain_text("the accurate count is 2, the rough one 112")
+
+
+def test_health_tells_outcomes_and_who_rolls_up(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        at.page.clock.install()
+        page = at.go("health")
+        expect(page.locator(".uplot canvas")).to_be_visible()
+        expect(page.locator("dl.sums")).to_contain_text("replayed")
+        row = page.get_by_role("region", name="Shards of default").locator("tbody tr")
+        expect(row).to_have_count(1)
+        expect(row.locator("code")).not_to_be_empty()
+        expect(page.get_by_role("region", name=re.compile("Shards of"))).to_have_count(10)
+        expect(page.get_by_text(re.compile(r"The rollup of 10 of \d\d namespaces"))).to_be_visible()
+        # Cut off, it goes on showing what it knew, and says so; with one alarm, not one for each.
+        old = page.get_by_text("No answer now: this is how it was.")
+        at.cut_off(True)
+        page.clock.fast_forward("00:05")
+        expect(old.first).to_be_visible()
+        expect(row).to_have_count(1)
+        expect(page.get_by_role("alert")).to_have_count(1)
+        at.cut_off(False)
+        page.clock.fast_forward("00:05")
+        expect(old.first).to_be_hidden()
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_problem_says_what_to_do(visit: Visits, service: str) -> None:
+    with visit(service) as at:
+        at.meant = {404}
+        page = at.go("ns/nowhere")
+        box = page.get_by_role("alert").filter(has_text="No such namespace")
+        expect(box).to_contain_text("there is no namespace 'nowhere'")
+        expect(box).to_contain_text("Look at the list of namespaces")
+        expect(box.get_by_role("link")).to_have_attribute("href", "problems#namespace_unknown")
+        at.go("ns/default/c/%zz")
+        expect(page.get_by_role("heading", level=1)).to_have_text("There is nothing here")
+
+
+def test_colours_change_and_are_forgotten(visit: Visits, service: str) -> None:
+    with visit(service) as at:
+        page = at.go()
+        background = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(background) == "rgb(255, 255, 255)"
+        page.locator("#theme").click()
+        assert page.evaluate(background) != "rgb(255, 255, 255)"
+        page.reload()
+        assert page.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_a_key_that_may_not_make_the_lab_is_told_who_can(
+    visit: Visits, guarded: tuple[str, list[str]]
+) -> None:
+    url, (_, writer) = guarded
+    with visit(url) as at:
+        at.meant = {401, 403}
+        page = at.go("lab")
+        page.get_by_label("Key", exact=True).fill(writer)
+        page.keyboard.press("Enter")
+        box = page.get_by_role("alert").filter(has_text="The lab needs the namespace")
+        expect(box).to_contain_text("has the scope write, and this takes admin")
+        expect(box).to_contain_text("Ask whoever holds an admin key")
+        at.go("health")
+        expect(page.get_by_role("alert").filter(has_text="does not allow")).to_be_visible()
+
+
+def test_a_key_is_asked_for_used_and_kept_nowhere(
+    visit: Visits, guarded: tuple[str, list[str]]
+) -> None:
+    url, (key, _) = guarded
+    with visit(url) as at:
+        at.meant = {401, 409}
+        page = at.go("lab")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("An API key is needed")
+        page.get_by_label("Key", exact=True).fill("ck_mistyped")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("The API key is not valid")
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+        walk(page)
+        at.go("ns/lab")
+        page.locator("tbody th a").first.click()
+        expect(page.locator("#live")).to_have_text("Live")
+        kept = page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]")
+        assert kept == ["", 0, 0]
+        assert key not in page.url
+        page.reload()
+        expect(dialog).to_contain_text("An API key is needed")
+
+
+@pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)], ids=["desk", "phone"])
+def test_every_page_is_for_everybody(
+    visit: Visits, service: str, http: httpx.Client, phone: bool, dark: bool
+) -> None:
+    """axe finds nothing, and no page is wider than its window."""
+    name = f"{'dark' if dark else 'light'}-{'phone' if phone else 'desk'}"
+    with visit(service, phone=phone, dark=dark) as at:
+        at.meant = {404, 409}
+        page = at.go("lab")
+        walk(page)
+        pages = {
+            "lab": page.locator("#do-anew"),
+            "": page.locator(".card").first,
+            "ns/default": page.locator("tbody tr").first,
+            "ns/default/c/likes": page.locator(".u-legend"),
+            "health": page.locator(".u-legend"),
+            "ns/nowhere": page.locator(".problem"),
+        }
+        for place, sign in pages.items():
+            at.go(place)
+            expect(sign).to_be_visible()
+            at.shot(f"{place.replace('/', '-') or 'home'}-{name}")
+            at.check_access()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+        page.locator("#key").click()
+        at.shot(f"key-{name}")
+        at.check_access()

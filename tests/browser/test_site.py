@@ -1,0 +1,179 @@
+"""The documentation as ``scripts/docs`` builds it: whole, without a warning, fit for everybody."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cyclopts import App
+from playwright.sync_api import expect
+
+from api.explained import EXPLAINED
+from api.problem_page import problems_page
+from api.problems import problem_types
+from counter import client
+from counter.cli import app
+from counter.config import Settings
+from scripts.docs_routes import anchor, openapi
+from tests.browser.visits import Visits
+from tests.support.server import ROOT
+
+CONFIG = ROOT / "mkdocs.yml"
+#: What of axe's findings the theme makes by itself, and is no hindrance.
+_OF_THE_THEME = {"landmark-unique", "empty-table-header"}
+
+
+def build(*flags: str, config: Path = CONFIG) -> subprocess.CompletedProcess[str]:
+    """As scripts/docs does."""
+    command = [sys.executable, "-m", "properdocs", "build", "--config-file", str(config), *flags]
+    environment = {"PATH": os.environ["PATH"], "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = build("--strict", "--site-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def anchors(site: Path, page: str) -> set[str]:
+    """What can be linked to on a page."""
+    return set(re.findall(r'\bid="([^"]+)"', (site / page).read_text(encoding="utf-8")))
+
+
+def commands(of: App, name: str = "counter") -> Iterator[str]:
+    """Every command and group of commands."""
+    for each in of:
+        if not each.startswith("-"):
+            yield f"{name}-{each}"
+            yield from commands(of[each], f"{name}-{each}")
+
+
+def test_every_code_has_a_section(site: Path) -> None:
+    """Here and at the service, under the same anchor: there a problem's ``type`` leads to it."""
+    codes = {each.code for each in problem_types()}
+    assert codes <= anchors(site, "reference/errors.html")
+    assert codes == set(re.findall(r'<section id="(\w+)">', problems_page().decode()))
+
+
+def test_a_problem_means_the_same_wherever_it_is_explained() -> None:
+    """In docs/http.md, on the service's page and in the reference."""
+    row = r"^\| `(\w+)` \| \d{3} \| \w+ \| \w+ \| (.*?) \| (.*?) \|$"
+    document = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    told: dict[str, tuple[str, str]] = {}
+    for code, when, do in re.findall(row, document, re.MULTILINE):
+        told.setdefault(code, (when, do))
+    assert told == {code: (each.when, each.do) for code, each in EXPLAINED.items()}
+
+
+def test_every_setting_has_a_section(site: Path) -> None:
+    text = (site / "reference/settings.html").read_text(encoding="utf-8")
+    # Of further datasets a part of the page tells.
+    for name in set(Settings.model_fields) - {"extra_datasets"}:
+        assert f'id="{name}"' in text
+        assert f"COUNTER_{name.upper()}" in text
+
+
+def test_every_route_has_a_section(site: Path) -> None:
+    _, document = openapi()
+    routes = {
+        anchor(f"{method} {path}") for path, each in document["paths"].items() for method in each
+    }
+    assert routes <= anchors(site, "reference/routes.html")
+
+
+def test_every_command_has_a_section(site: Path) -> None:
+    assert set(commands(app)) <= anchors(site, "reference/commands.html")
+
+
+def test_every_name_of_the_sdk_has_a_section_and_a_docstring(site: Path) -> None:
+    names = set(client.__all__)
+    assert {f"counter.client.{name}" for name in names} <= anchors(site, "reference/sdk.html")
+    undocumented = [
+        f"{name}.{each}"
+        for name in names
+        for each, member in vars(getattr(client, name)).items()
+        if not each.startswith("_")
+        and (callable(member) or isinstance(member, property | classmethod | staticmethod))
+        and not (getattr(member, "__func__", member).__doc__ or "").strip()
+    ]
+    assert undocumented == []
+
+
+def test_what_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+    """With the settings of the site, and nothing else of it."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "stray.md").write_text("# No part of the navigation\n")
+    (folder / "index.md").write_text(
+        "# One\n\n[page](gone.md) [anchor](#gone) [absolute](/gone) [unknown](gone/)\n"
+    )
+    ours = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config = {key: ours[key] for key in ("site_name", "strict", "validation")}
+    config |= {"nav": ["index.md"], "plugins": [], "theme": {"name": "material"}}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
+    done = build(config=tmp_path / "mkdocs.yml")
+    assert done.returncode != 0
+    for gone in ("stray.md", "'gone.md'", "'#gone'", "'/gone'", "'gone/'"):
+        assert gone in done.stderr
+    assert done.stderr.count("WARNING") == 5
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tells nobody."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    handler = functools.partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)], ids=["desk", "phone"])
+def test_it_is_for_everybody(visit: Visits, address: str, phone: bool, dark: bool) -> None:
+    """axe finds nothing that hinders, no page is wider than its window, no other host is asked."""
+    looked_over = {"index", "python" if phone else "http"}
+    with visit(address, phone=phone, dark=dark) as at:
+        for place in sorted({*looked_over, "reference/errors", "reference/sdk"}):
+            at.page.goto(f"{address}/{place}.html")
+            expect(at.page.locator("h1")).to_be_visible()
+            assert at.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+            name = f"docs-{place.replace('/', '-')}-{'dark-phone' if phone else 'light-desk'}"
+            at.shot(name, whole=False)
+            # The others are made of the same parts, only of many more.
+            if place in looked_over:
+                at.check_access(beside=_OF_THE_THEME)
+
+
+def test_it_is_searched_and_copied_from_without_a_network(visit: Visits, address: str) -> None:
+    permissions = ["clipboard-read", "clipboard-write"]
+    with visit(address, permissions=permissions) as at:
+        page = at.page
+        page.goto(f"{address}/index.html")
+        page.locator("pre").first.hover()
+        page.locator(".md-code__button").first.click()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert [line[:4] for line in copied.split("\n") if line] == ["curl"] * 3
+        page.get_by_role("textbox", name="Search").click()
+        page.keyboard.type("token_too_old")
+        expect(page.locator(".md-search-result__link").first).to_be_visible()
