@@ -17,6 +17,8 @@ RUN /opt/counter/bin/pip install --no-index --no-deps --no-build-isolation .
 FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="Distributed counter" \
       org.opencontainers.image.licenses="Apache-2.0"
+# It listens on all addresses of its container, and so wants API keys and TLS; where only this machine can reach it, say so
+# with COUNTER_INSECURE=true. Where it has a certificate of its own, give it a health check that speaks HTTPS.
 # A number, so that an orchestrator can see that it is not root. /data is for SQLite.
 RUN useradd --system --no-create-home --uid 10001 counter \
     && install --directory --owner=10001 --group=10001 /data

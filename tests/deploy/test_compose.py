@@ -7,11 +7,13 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
 import yaml
 
+from api.listening import check_exposure
 from counter.config import Settings
 from scripts.cluster_jars import CASSANDRA
 from tests.support.server import ROOT
@@ -68,8 +70,8 @@ def test_each_service_is_pinned_and_may_do_little(name: str) -> None:
     if name != "cassandra":
         assert each["read_only"]
         assert each["tmpfs"] == ["/tmp"]
-    for port in each.get("ports", ()):
-        assert port.startswith("127.0.0.1:"), "there is no authentication"
+    if each.get("environment", {}).get("COUNTER_INSECURE") == "true":
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"]), "anyone may ask"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -95,10 +97,25 @@ def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
     hosts = [host for host, _ in [*settings.contact_endpoints(), *settings.cache_servers()]]
     assert set(hosts) <= SERVICES.keys()
     grace_s = int(OURS[name]["stop_grace_period"].removesuffix("s"))
-    assert grace_s * 1_000_000 > 2 * settings.drain_timeout
+    assert grace_s * 1_000_000 > settings.shutdown_delay + 2 * settings.drain_timeout
     # What the image's health check asks.
     listens = settings.metrics_port if OURS[name]["command"] == ["rollup"] else settings.port
     assert f"127.0.0.1:{listens}/readyz" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_listens_where_it_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image listens on all addresses, so a service must say why that is well."""
+    host = re.search(r"COUNTER_HOST=(\S+)", DOCKERFILE)
+    assert host is not None
+    monkeypatch.setenv("COUNTER_HOST", host[1])
+    for variable, value in OURS[name]["environment"].items():
+        monkeypatch.setenv(variable, value)
+    listener = Mock(getsockname=lambda: (host[1], 8080))
+    if OURS[name]["command"] == ["serve"]:
+        check_exposure(Settings(), [listener], keys=False)
+    else:
+        assert not Settings().insecure, "it listens for nobody, or shows numbers alone"
 
 
 def test_cassandra_is_the_version_that_the_tests_run() -> None:

@@ -1,0 +1,107 @@
+"""All that the service ever tells Prometheus: of a real server, and of parts put together here."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.sharing import Board
+from counter.ports import Cache, Store
+from counter.skew import ClockGuard
+from counter.storage.memcached import MemcachedCache
+from counter.tallies import StoreTally
+from rollup.exposition import Exposition, text_of
+from rollup.metrics import RollupMetrics
+from rollup.partitions import Outlook
+from rollup.store_metrics import ClockMetrics, StoreMetrics
+from tests.rollup.world import CLOSING, World
+from tests.support.clock import FakeClock
+from tests.support.server import serving
+from tests.support.waiting import eventually
+
+
+async def of_a_server(folder: Path) -> str:
+    """What ``counter serve`` tells after some traffic, good and bad."""
+    async with serving(folder / "data", folder / "logs") as server, server.client() as rest:
+        for number in range(3):
+            answer = await rest.http.post(
+                "/v1/namespaces/default/counters/c/add",
+                json={"delta": number},
+                headers={"idempotency-key": f"order:{number}"},
+            )
+            assert answer.status_code == 200, answer.text
+        for path in ("/v1/namespaces/default/counters/c", "/v1/nothing", "/readyz", "/nothing"):
+            await rest.http.get(path)
+        told = ""
+
+        async def rolled_up() -> bool:
+            nonlocal told
+            told = (await rest.http.get("/metrics")).text
+            return 'counter_rollup_lag_seconds{namespace="default"' in told
+
+        await eventually(rolled_up, "a shard is rolled up")
+        await server.stop()
+    return told
+
+
+async def of_a_worker() -> str:
+    """What a worker of a cluster tells: leases, a clock that is compared, a cache over the network
+    and partitions that grow."""
+    world = World()
+    await world.begin()
+    guard = ClockGuard(world.store, world.clock)
+    await guard.measure()
+    process = world.process("a", guard=guard)
+    assert process.leases is not None
+    await process.leases.turn()
+    await world.add_many(3)
+    world.clock.advance(CLOSING)
+    await process.leases.turn()
+    await process.worker.tick()
+    process.worker.partitions.outlooks["default"] = Outlook(1, 2, 3_000_000, 5_000_000, 1)
+    store = SimpleNamespace(
+        tally=StoreTally(("write", "read", "compare_and_set")),
+        queues=lambda: {"store_statements": 0},
+    )
+    cache = MemcachedCache([("127.0.0.1", 1)], FakeClock(0))
+    parts = (
+        RollupMetrics(process.worker, world.clock, process.leases),
+        StoreMetrics(cast(Store, store), cast(Cache, cache)),
+        ClockMetrics(guard),
+    )
+    told = Exposition(parts).text().decode()
+    await cache.close()
+    return told
+
+
+def of_several(folder: Path) -> str:
+    """What a process tells that shares its port with another."""
+    nothing: Iterable[Metric] = ()
+    return text_of(Board(folder, 0, 2, FakeClock(0)).gathered(nothing)).decode()
+
+
+def everything(folder: Path) -> str:
+    """All of it, one after the other: families may come twice."""
+    told = asyncio.run(of_a_server(folder)) + asyncio.run(of_a_worker())
+    return told + of_several(folder)
+
+
+def families_of(text: str) -> dict[str, Any]:
+    """Type, labels and names of samples of each family, by its name as it is documented."""
+    found: dict[str, Any] = {}
+    for part in text.split("# HELP ")[1:]:
+        for family in text_string_to_metric_families(f"# HELP {part}"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            each = found.setdefault(
+                name, SimpleNamespace(kind=family.type, labels=set(), samples={name})
+            )
+            for sample in family.samples:
+                each.labels |= sample.labels.keys() - {"le"}
+                each.samples.add(sample.name)
+            if family.type == "histogram":
+                each.samples |= {f"{name}_{end}" for end in ("bucket", "count", "sum")}
+    return found

@@ -1,0 +1,88 @@
+"""The alert rules, judged by promtool: each fires where it should, and nowhere else."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.alert_cases import CASES, Case, Series
+from tests.support.promtool import promtool
+from tests.support.server import ROOT
+
+RULES = ROOT / "deploy" / "prometheus" / "counter.rules.yaml"
+GROUPS = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+ALERTS: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule for group in GROUPS for rule in group["rules"]
+}
+
+
+def expected(case: Case) -> dict[str, Any]:
+    """The alert of *case* as it fires, with its rule's texts filled in."""
+    rule = ALERTS[case.alert]
+
+    def filled(text: str) -> str:
+        return re.sub(r"{{ \$labels\.(\w+) }}", lambda found: case.labels[found[1]], text)
+
+    return {
+        "exp_labels": {**case.labels, **rule["labels"]},
+        "exp_annotations": {name: filled(text) for name, text in rule["annotations"].items()},
+    }
+
+
+def judged() -> Iterator[dict[str, Any]]:
+    """All cases, in promtool's form."""
+
+    def one(case: Case, series: Series, alerts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "interval": "1m",
+            "name": f"{case.alert} {'fires' if alerts else 'is quiet'}",
+            "input_series": [{"series": k, "values": v} for k, v in series.items()],
+            "alert_rule_test": [
+                {"eval_time": case.at, "alertname": case.alert, "exp_alerts": alerts}
+            ],
+        }
+
+    for case in CASES:
+        yield one(case, case.firing, [expected(case)])
+        for quiet in case.quiet:
+            yield one(case, quiet, [])
+
+
+def test_the_rules_are_what_prometheus_reads() -> None:
+    found = promtool("check", "rules", str(RULES))
+    assert f"{len(ALERTS)} rules found" in found
+
+
+def test_each_alert_fires_where_it_should_and_nowhere_else(tmp_path: Path) -> None:
+    assert sorted(case.alert for case in CASES) == sorted(ALERTS)
+    assert all(case.quiet for case in CASES)
+    path = tmp_path / "tests.yaml"
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": list(judged())}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    promtool("test", "rules", str(path))
+
+
+def test_a_case_that_is_wrong_is_told(tmp_path: Path) -> None:
+    """Else all of the above may say nothing."""
+    case = next(case for case in CASES if case.alert == "CounterStoreDown")
+    wrong = [each for each in judged() if each["name"] == "CounterStoreDown fires"]
+    wrong[0]["input_series"] = [{"series": k, "values": v} for k, v in case.quiet[0].items()]
+    path = tmp_path / "tests.yaml"
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": wrong}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError):
+        promtool("test", "rules", str(path))
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_each_says_how_urgent_it_is_and_what_to_do(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"]["summary"]
+    document, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / document).read_text(encoding="utf-8"), re.M)
+    assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]

@@ -1,0 +1,127 @@
+"""Every metric: clean, documented, and the only ones that alerts and dashboard ask for."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from tests.deploy.expositions import everything, families_of
+from tests.deploy.test_alerts import ALERTS
+from tests.support.promtool import promtool
+from tests.support.server import ROOT
+
+DASHBOARD = json.loads((ROOT / "deploy/grafana/counter.json").read_text(encoding="utf-8"))
+#: A row of docs/metrics.md: name, type, labels.
+_ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
+#: Prometheus itself makes it of each scrape.
+_OF_PROMETHEUS = {"up"}
+_NAME = re.compile(r"\b(?:counter|process)_\w+|\bup\b")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return everything(tmp_path_factory.mktemp("told"))
+
+
+@pytest.fixture(scope="module")
+def families(told: str) -> dict[str, SimpleNamespace]:
+    return families_of(told)
+
+
+def queries() -> list[str]:
+    """All that the dashboard asks Prometheus for, with its variables filled in."""
+    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    for each in DASHBOARD["templating"]["list"]:
+        found += re.findall(r"label_values\((.*), \w+\)", each.get("definition", ""))
+    filled = {"$__rate_interval": "5m", "$job": "counter.*", "$route": ".*"}
+    for name, value in filled.items():
+        found = [expression.replace(name, value) for expression in found]
+    return found
+
+
+def names_in(expression: str) -> set[str]:
+    """The metrics of *expression*; what stands in quotes is none."""
+    plain = re.sub(r'"[^"]*"', '""', expression)
+    plain = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", "", plain)
+    return set(_NAME.findall(plain))
+
+
+def test_promtool_finds_no_fault_with_any(told: str) -> None:
+    parts = re.split(r"(?=# HELP )", told)
+    once = {part.split()[2]: part for part in parts if part}
+    promtool("check", "metrics", given="".join(once.values()))
+
+
+def test_a_metric_that_is_named_badly_is_told() -> None:
+    with pytest.raises(Exception, match="promtool"):
+        promtool("check", "metrics", given="# TYPE seconds counter\nseconds 1\n")
+
+
+def test_each_is_documented_as_it_is_and_nothing_else_is(
+    families: dict[str, SimpleNamespace],
+) -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = {
+        name: (kind, set(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in _ROW.findall(text)
+    }
+    shown = {name: (each.kind, each.labels) for name, each in families.items()}
+    assert documented == shown
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_asks_for_what_is_there(alert: str, families: dict[str, SimpleNamespace]) -> None:
+    there = {name for each in families.values() for name in each.samples}
+    asked = names_in(ALERTS[alert]["expr"])
+    assert asked
+    assert asked <= there | _OF_PROMETHEUS
+
+
+def test_the_dashboard_asks_for_what_is_there(families: dict[str, SimpleNamespace]) -> None:
+    there = {name for each in families.values() for name in each.samples}
+    for query in queries():
+        asked = names_in(query)
+        assert asked, query
+        assert asked <= there | _OF_PROMETHEUS, query
+
+
+def test_the_dashboard_shows_every_family(families: dict[str, SimpleNamespace]) -> None:
+    """But for what says nothing by itself."""
+    asked = set().union(*map(names_in, queries()))
+    unseen = {name for name, each in families.items() if not each.samples & asked}
+    assert unseen == {
+        "counter_audit_failures_total",
+        "counter_audit_rounds_total",
+        "process_max_fds",
+        "process_start_time_seconds",
+        "process_virtual_memory_bytes",
+    }
+
+
+def test_prometheus_can_read_each_query_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{n}", "expr": each} for n, each in enumerate(queries())]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(path))
+
+
+def test_the_dashboard_works_with_any_data_source() -> None:
+    """It is asked for when the dashboard is imported, and named nowhere else."""
+    first = DASHBOARD["templating"]["list"][0]
+    assert (first["name"], first["type"], first["query"]) == (
+        "datasource",
+        "datasource",
+        "prometheus",
+    )
+    panels = [each for each in DASHBOARD["panels"] if each["type"] != "row"]
+    sources = [each["datasource"] for each in panels]
+    sources += [target["datasource"] for each in panels for target in each["targets"]]
+    assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in sources)
+    idents = [each["id"] for each in DASHBOARD["panels"]]
+    assert len(idents) == len(set(idents))
+    rows = [each["title"] for each in DASHBOARD["panels"] if each["type"] == "row"]
+    for name in ("Traffic", "Adds by outcome", "Latency", "Write path", "Rollup", "Clock", "Audit"):
+        assert name in rows
