@@ -27,12 +27,15 @@ from benchmarks import (
     cluster_quorum,
     cluster_rollups,
     cluster_workers,
+    comparison,
     gets,
     growth_adds,
     growth_memory,
     growth_rollup,
     half_load,
+    keys_cost,
     memory,
+    overload,
     peers,
     results,
     rollups,
@@ -54,7 +57,9 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "accurate-gets": accurate_gets.run,
     "best-effort": best_effort.run,
     "half-load": half_load.run,
+    "overload": overload.run,
     "start": start.run,
+    "operating-cost": keys_cost.run,
     "rollups": rollups.run,
     "memory": memory.run,
     "growth-counters": growth_adds.counters,
@@ -67,6 +72,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-quorum": cluster_quorum.run,
     "cluster-gets": cluster_gets.run,
     "cluster-half-load": half_load.over_cassandra,
+    "cluster-overload": overload.over_cassandra,
     "cluster-workers": cluster_workers.run,
     "cluster-growth-buckets": cluster_growth.run,
     "cluster-rollups": cluster_rollups.run,
@@ -110,12 +116,13 @@ def main(
     folder
         Where the data directories go; it is left empty. A temporary folder if not given.
     write
-        Write benchmarks/results.json and docs/benchmarks.md. A quick run never does.
+        Write benchmarks/results.json, docs/benchmarks.md and what docs/explanation/comparison.md
+        quotes of them. A quick run never does.
     render
-        Only write docs/benchmarks.md anew from benchmarks/results.json.
+        Only write the documents anew from benchmarks/results.json.
     """
     if render:
-        results.write_document()
+        _write_documents()
         return 0
     # In a log there is no terminal to ask for its width, and 80 columns break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -148,8 +155,13 @@ def main(
     console.print(results.table(reports))
     if write and not quick:
         results.store(reports, list(SUBJECTS))
-        results.write_document()
+        _write_documents()
     return 0
+
+
+def _write_documents() -> None:
+    results.write_document()
+    comparison.write(results.stored())
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _report(one: _Loads, many: _Loads, gets: _Loads) -> Report:
             " is promised where adds go to many counters: most rows have a partition of their own"
             " in any case. One counter's adds share a batch for each partition, so more buckets"
             " make smaller batches, and a get that sums what is not rolled up asks every bucket:"
-            " that is what buckets cost, and why there is one unless a counter has more than 80,000"
+            " that is what buckets cost, and why there is one unless a counter has more than 65,000"
             " events a time bucket. Afterwards all rows are read back. Bands are the rounds' range."
         ),
         figures=tuple(_figures(most, hot, spread, read)),

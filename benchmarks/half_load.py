@@ -68,7 +68,7 @@ def over_cassandra(bench: Bench) -> Report:
             loads = [_adds(server, place.base, 1.0 if bench.quick else WARM_UP_S)]
             variants = {"one node": lambda: _halved(bench, server, place.base, loads)}
             (rounds,) = bench.alternate(variants).values()
-            _check_events(where, server, place, loads)
+            check_events(where, server, place, loads)
             rolled_up = worker.counters()
             check(bench.quick or rolled_up > 0, "the worker rolled nothing up meanwhile")
             worker.stop()
@@ -141,7 +141,7 @@ def _adds(server: Server, base: str, seconds: float, rate: float | None = None) 
     )
 
 
-def _check_events(where: Site, server: Server, place: Place, loads: list[Load]) -> None:
+def check_events(where: Site, server: Server, place: Place, loads: list[Load]) -> None:
     """Every acknowledged add is one event, one without an answer at most one; the API counts as
     many of a sample of counters as their events say."""
     server.settled_tally()

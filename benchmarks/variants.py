@@ -29,11 +29,12 @@ from api.front import Front, Route
 from api.metrics import Metrics
 from api.protocol import TimedProtocol, timed_protocol
 from counter.best_effort import Answered, BestEffort
-from counter.cli import ServeFlags
+from counter.cli_flags import ServeFlags
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.config_report import load
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
+from counter.keys import Scope
 from counter.outcomes import Add, Added, Credential
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
@@ -47,7 +48,7 @@ class UnstoredCounters(BestEffort):
     """Best-effort counters that nothing is added to."""
 
     def __init__(self, cache: Cache, clock: Clock, tally: dict[str, int]) -> None:
-        super().__init__(cache, clock)
+        super().__init__(cache, clock, tally)
         self._tally = tally
 
     def add_soon(self, namespace: Namespace, counter: str, delta: int, answered: Answered) -> bool:
@@ -126,9 +127,11 @@ def bare_app(settings: Settings, body: bytes) -> Application:
         return reply
 
     application.front = Front(
-        [Route("GET", "/v1/namespaces/{ns}/counters/{c}", constant)],
+        [Route("GET", "/v1/namespaces/{ns}/counters/{c}", constant, Scope.READ)],
         application.service.namespaces,
         application.front,
+        application.front.gate,
+        application.front.door,
         body_bytes_max=settings.body_bytes_max,
     )
     return application

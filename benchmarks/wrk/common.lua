@@ -19,6 +19,34 @@ function common.generation_time()
   return string.format("%s.%06dZ", second_text, latest_us % 1000000)
 end
 
+-- The time of now, and that of the last generation_time, in microseconds.
+function common.now_us()
+  ffi.C.clock_gettime(0, reading)
+  return tonumber(reading.s) * 1e6 + math.floor(tonumber(reading.ns) / 1e3)
+end
+
+function common.latest_us()
+  return latest_us
+end
+
+-- The value that a *share* of those in *histogram*, a table of how often each came, do not pass.
+function common.percentile(histogram, share)
+  local values, total = {}, 0
+  for value, times in pairs(histogram) do
+    table.insert(values, value)
+    total = total + times
+  end
+  table.sort(values)
+  local left = share * total
+  for _, value in ipairs(values) do
+    left = left - histogram[value]
+    if left <= 0 then
+      return value
+    end
+  end
+  return 0
+end
+
 local prefix, issued = "", 0
 
 -- 32 hexadecimal digits: 16 that the caller drew for this run, and a number.
@@ -44,10 +72,14 @@ function common.zipf(n)
   return math.floor(n ^ math.random()) - 1
 end
 
+-- Shown by every request, if there is one.
+local key = os.getenv("BENCH_API_KEY") or ""
+local shown = key ~= "" and "Authorization: Bearer " .. key .. "\r\n" or ""
+
 function common.post(path, body)
   return string.format(
-    "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-    path, #body, body)
+    "POST %s HTTP/1.1\r\nHost: bench\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+    path, shown, #body, body)
 end
 
 -- Have all connections together send *rate* requests a second, each at a turn of its own; whoever
@@ -64,6 +96,7 @@ function common.pacing(rate)
 end
 
 local threads = {}
+common.threads = threads
 
 function common.setup(thread)
   table.insert(threads, thread)

@@ -1,0 +1,155 @@
+"""What keys and limits cost a single add: with all of them on, against the same with none.
+
+Metrics are in both, for they cannot be turned off: what they cost shows only against a checkout of
+the time before them, as ``PYTHONPATH`` names one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness import (
+    ROOT,
+    Bench,
+    Load,
+    Server,
+    check,
+    check_adds,
+    counter_serve,
+    load,
+    python_module,
+)
+from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.single_adds import BASE, COUNTERS, WARM_S, WINDOWS
+
+_CONNECTIONS: Final = (64, 256)
+_AT_LEAST: Final = 0.9
+#: Loads of each, a round.
+_TURNS: Final = 3
+#: So many that nobody is refused: each add takes from the buckets all the same.
+_PER_S: Final = 1_000_000
+_LIMITS: Final = (
+    *(f"--requests-per-s={_PER_S}", f"--adds-per-s={_PER_S}"),
+    *(f"--reservations-per-s={_PER_S}", f"--resolutions-per-s={_PER_S}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A service, where its data are, and the keys of who administers it and of who adds."""
+
+    server: Server
+    data: Path
+    admin: str = ""
+    writer: str = ""
+
+    def add(self, connections: int, seconds: float) -> Load:
+        """Load it with single adds."""
+        if self.writer:
+            self.server.use_key(self.writer)
+        return load(
+            self.server, "adds.lua", BASE, COUNTERS, connections=connections, seconds=seconds
+        )
+
+    def check(self, bench: Bench, loads: Sequence[Load]) -> None:
+        """Every add is counted once, after a kill too."""
+        if self.admin:
+            self.server.use_key(self.admin)
+        check_adds(bench, self.server, BASE, self.data, COUNTERS, loads)
+
+
+def run(bench: Bench) -> Report:
+    """Load both in turn, many times for a short while, at each number of connections."""
+    figures: list[Figure] = []
+    turns = bench.rounds if bench.quick else _TURNS * bench.rounds
+    with _with_keys(bench) as on, _without(bench) as off:
+        made: dict[_Served, list[Load]] = {on: [], off: []}
+        for served, loads in made.items():
+            loads.append(served.add(_CONNECTIONS[0], 1.0 if bench.quick else WARM_S))
+        for connections in _CONNECTIONS:
+            for turn in range(turns):
+                # Each goes first in turn: what one leaves to be rolled up the other one feels.
+                for served in (on, off) if turn % 2 else (off, on):
+                    made[served].append(served.add(connections, max(1.0, bench.seconds / 2)))
+            figures += _figures(connections, made[on][-turns:], made[off][-turns:])
+            bench.say(f"{connections} connections: {figures[-2].value:.3f} a CPU second")
+        for served, loads in made.items():
+            served.check(bench, loads)
+    return Report(
+        subject="operating-cost",
+        title="What keys, limits and metrics cost",
+        method=(
+            f"`POST .../add` with a fresh token each, over {COUNTERS:,} counters (a few hot, most"
+            " rare), by wrk on the same machine, in turn to two servers that both run all the time;"
+            " they roll up meanwhile in windows of 2 s. *With*: every request shows an API key of"
+            " scope write, which is looked up among the valid ones, and takes from the buckets of"
+            " requests and of adds of its key and of its namespace, which allow"
+            f" {_PER_S:,} a second, more than come. *Without*: no key is on record and nothing is"
+            " limited. Metrics are kept in both, and cannot be turned off."
+        ),
+        figures=tuple(figures),
+    )
+
+
+def _figures(connections: int, on: Sequence[Load], off: Sequence[Load]) -> list[Figure]:
+    cpu = ratios([x.per_cpu_s for x in on], [x.per_cpu_s for x in off])
+    wall = ratios([x.per_s for x in on], [x.per_s for x in off])
+    return [
+        Figure(
+            f"adds a CPU second with keys and limits, {connections} connections, of without",
+            median(cpu),
+            at_least=_AT_LEAST,
+            rounds=tuple(cpu),
+            note=(
+                f"{median([x.per_cpu_s for x in on]):,.0f}/s against"
+                f" {median([x.per_cpu_s for x in off]):,.0f}/s"
+            ),
+        ),
+        Figure(
+            f"adds a second with keys and limits, {connections} connections, of without",
+            median(wall),
+            at_least=_AT_LEAST,
+            rounds=tuple(wall),
+            note=(
+                f"{median([x.per_s for x in on]):,.0f}/s (p99"
+                f" {median([x.p99_ms for x in on]):.1f} ms) against"
+                f" {median([x.per_s for x in off]):,.0f}/s (p99"
+                f" {median([x.p99_ms for x in off]):.1f} ms)"
+            ),
+        ),
+    ]
+
+
+@contextmanager
+def _with_keys(bench: Bench) -> Iterator[_Served]:
+    data = bench.fresh_folder("data")
+    # What the metrics tell is of all namespaces, and takes a key for all of them.
+    admin, writer = _new_key(data, "admin", "*"), _new_key(data, "write", "default")
+    with counter_serve(bench, data, *WINDOWS, *_LIMITS) as server:
+        check(server.client.get(BASE).status_code == 401, "nobody is asked for a key")
+        server.use_key(admin)
+        answer = server.client.put(BASE, json={"requests_per_s": _PER_S, "adds_per_s": _PER_S})
+        check(answer.is_success, f"no limits: {answer.status_code} {answer.text[:300]}")
+        yield _Served(server, data, admin, writer)
+
+
+@contextmanager
+def _without(bench: Bench) -> Iterator[_Served]:
+    data = bench.fresh_folder("data")
+    with counter_serve(bench, data, *WINDOWS) as server:
+        yield _Served(server, data)
+
+
+def _new_key(data: Path, scope: str, namespace: str) -> str:
+    """A key, made as an operator makes one."""
+    flags = [f"--namespace={namespace}", f"--scope={scope}", f"--data={data}", "--json"]
+    command = python_module("counter", "key", "create", *flags)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    check(done.returncode == 0, f"no key: {done.stdout}{done.stderr}")
+    return str(json.loads(done.stdout)["key"])

@@ -1,0 +1,330 @@
+"""What the service still does when three times as much comes as it can bear."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from benchmarks.cluster import conditions, site
+from benchmarks.cluster_loads import DATASET, WARM_UP_S
+from benchmarks.half_load import check_events
+from benchmarks.harness import (
+    WRK_SCRIPTS,
+    Bench,
+    BenchError,
+    Load,
+    Server,
+    check,
+    check_adds,
+    counter_serve,
+    cpu_s_of,
+    find_wrk,
+)
+from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.single_adds import BASE, COUNTERS
+from counter.clock import to_rfc3339
+
+_TIMES: Final = 3
+#: How long a client waits for its answer; twice ``write_wait_max``.
+_PATIENCE_S: Final = 1.0
+_NO_RATE: Final = 1_000_000
+_GOODPUT_TARGET: Final = 0.8
+_PROBED_TARGET: Final = 0.99
+_RECOVERY_TARGET_S: Final = 5.0
+#: Recovered: so many adds, one after the other, are each answered in so much time.
+_CALM_ADDS: Final = 20
+_CALM_S: Final = 0.1
+_PROBE_EVERY_S: Final = 0.03
+_COUNTER: Final = "counters/c0000001"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind: the adds of each, and the connections that they come over."""
+
+    name: str
+    adds: int
+    at_peak: int
+    in_flood: int
+
+
+_KINDS: Final = (Kind("batches of 1,000", 1_000, 32, 512), Kind("single adds", 1, 256, 1_024))
+_OVER_CASSANDRA: Final = Kind("single adds over Cassandra", 1, 64, 1_024)
+_METHOD: Final = (
+    "The peak is what wrk gets through, each connection sending its next request when the last one"
+    f" is answered. Then {_TIMES} times as many requests a second are to go out over 4 to 16 times"
+    " as many connections, whether answers come or not; one whose turn finds no connection free is"
+    f" given up by its client. Goodput is what is answered 200 within {_PATIENCE_S:g} s, twice"
+    " `write_wait_max`; a refused request is not sent again. Meanwhile `/healthz` (over new"
+    " connections), `/readyz`, a get and an accurate get are asked for every"
+    f" {_PROBE_EVERY_S * 1e3:.0f} ms. At last single adds are sent, one after the other, until"
+    f" {_CALM_ADDS} in a row are answered within {_CALM_S * 1e3:.0f} ms: all is as before when the"
+    " first of them is."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """What became of the requests of a load; ``load`` are those that were answered 200."""
+
+    load: Load
+    #: Requests that were to go out, those that were answered 200 in time, and the refused ones.
+    offered: int
+    good: int
+    refused: int
+
+    @property
+    def good_per_s(self) -> float:
+        """Adds a second that were answered in time."""
+        return self.good * self.load.weight / self.load.seconds
+
+    def __str__(self) -> str:
+        seconds = self.load.seconds
+        return (
+            f"{self.good / seconds:,.0f} of {self.offered / seconds:,.0f} requests a second in"
+            f" time, {self.refused / seconds:,.0f} refused, p99 {self.load.p99_ms:.0f} ms"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The peak, a flood, what else was asked for during it, and how long it took to recover."""
+
+    peak: Flood
+    flood: Flood
+    probed: int
+    probed_in_time: int
+    slowest_probe_s: float
+    recovery_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peak.good_per_s:,.0f} adds/s at the peak; flooded: {self.flood};"
+            f" {self.probed_in_time} of {self.probed} reads in time; recovered in"
+            f" {self.recovery_s:.2f} s"
+        )
+
+
+def run(bench: Bench) -> Report:
+    """Both kinds of requests."""
+    variants: dict[str, Callable[[], Round]] = {
+        kind.name: partial(_round, bench, kind) for kind in _KINDS
+    }
+    rounds = bench.alternate(variants)
+    return Report(
+        subject="overload",
+        title="Overload",
+        method=f"`counter serve`, embedded. {_METHOD}",
+        figures=tuple(figure for name in rounds for figure in _figures(name, rounds[name])),
+    )
+
+
+def over_cassandra(bench: Bench) -> Report:
+    """Single adds over one Cassandra node and memcached."""
+    kind = _OVER_CASSANDRA
+    with site(bench, *DATASET) as where, where.api() as server:
+        place = where.create(server, shards=16)
+        warm_s = 1.0 if bench.quick else WARM_UP_S
+        loads = [_load(server, place.base, kind, kind.at_peak, _NO_RATE, warm_s).load]
+
+        def flooded() -> Round:
+            found, added = _flooded(bench, server, place.base, kind)
+            loads.extend(added)
+            return found
+
+        (rounds,) = bench.alternate({kind.name: flooded}).values()
+        check_events(where, server, place, loads)
+    return Report(
+        subject="cluster-overload",
+        title="Overload over Cassandra",
+        method=(
+            "`counter serve --store cassandra` over one Cassandra node and memcached, all on the"
+            f" same machine, without a rollup worker. {_METHOD} Afterwards every row is read back:"
+            " each acknowledged add is one event, each unanswered one at most one."
+        ),
+        figures=tuple(_figures(kind.name, rounds)),
+        conditions=conditions(),
+    )
+
+
+def _figures(what: str, rounds: Sequence[Round]) -> list[Figure]:
+    shares = ratios([x.flood.good_per_s for x in rounds], [x.peak.good_per_s for x in rounds])
+    p99 = [x.flood.load.p99_ms for x in rounds]
+    probed = [x.probed_in_time / x.probed for x in rounds]
+    recovery = [x.recovery_s for x in rounds]
+    return [
+        Figure(
+            f"adds answered in time at {_TIMES} times the peak load, of the peak; {what}",
+            median(shares),
+            at_least=_GOODPUT_TARGET,
+            rounds=tuple(shares),
+            note=(
+                f"{median([x.flood.good_per_s for x in rounds]):,.0f}/s of"
+                f" {median([x.peak.good_per_s for x in rounds]):,.0f}/s"
+            ),
+        ),
+        Figure(
+            f"p99 of those that were let in; {what}",
+            median(p99),
+            "ms",
+            at_most=_PATIENCE_S * 1e3,
+            rounds=tuple(p99),
+        ),
+        Figure(
+            f"gets and health checks answered within {_PATIENCE_S:g} s meanwhile; {what}",
+            median(probed),
+            at_least=_PROBED_TARGET,
+            rounds=tuple(probed),
+            note=f"the slowest took {median([x.slowest_probe_s for x in rounds]):.2f} s",
+        ),
+        Figure(
+            f"from the end of the flood until all is as before; {what}",
+            median(recovery),
+            "s",
+            at_most=_RECOVERY_TARGET_S,
+            rounds=tuple(recovery),
+        ),
+    ]
+
+
+def _round(bench: Bench, kind: Kind) -> Round:
+    """A round on a service of its own, embedded."""
+    data = bench.fresh_folder("data")
+    with counter_serve(bench, data) as server:
+        loads = []
+        if not bench.quick:
+            loads.append(_load(server, BASE, kind, kind.at_peak, _NO_RATE, 1.0).load)
+        found, added = _flooded(bench, server, BASE, kind)
+        check_adds(bench, server, BASE, data, COUNTERS, (*loads, *added), may_refuse=True)
+    return found
+
+
+def _flooded(bench: Bench, server: Server, base: str, kind: Kind) -> tuple[Round, Sequence[Load]]:
+    """What was seen, and all that was sent."""
+    peak = _load(server, base, kind, kind.at_peak, _NO_RATE, bench.seconds)
+    rate = _TIMES * peak.good_per_s / kind.adds
+    with _probing(server, base) as probes:
+        flood = _load(server, base, kind, kind.in_flood, rate, bench.seconds)
+    recovery_s, calm = _recovery(server, base)
+    took = [took_s for took_s in probes if took_s is not None]
+    found = Round(
+        peak=peak,
+        flood=flood,
+        probed=len(probes),
+        probed_in_time=sum(took_s <= _PATIENCE_S for took_s in took),
+        slowest_probe_s=max(took, default=float("inf")),
+        recovery_s=recovery_s,
+    )
+    return found, (peak.load, flood.load, calm)
+
+
+def _load(
+    server: Server, base: str, kind: Kind, connections: int, rate: float, seconds: float
+) -> Flood:
+    """Send *rate* requests a second over *connections*."""
+    command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
+    command += ["--duration", f"{max(1, round(seconds))}s"]
+    command += ["--script", str(WRK_SCRIPTS / "flood.lua"), server.url, "--", secrets.token_hex(8)]
+    command += map(str, (base, COUNTERS, kind.adds, rate, int(_PATIENCE_S * 1e3)))
+    before_s = cpu_s_of(server.pid)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    cpu_s = cpu_s_of(server.pid) - before_s
+    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+    if done.returncode != 0 or line is None:
+        raise BenchError(f"wrk failed: {done.stdout}{done.stderr}")
+    found = json.loads(line.removeprefix("RESULT "))
+    check(found["broken"] == 0, f"{found['broken']} connections broke\n{server.log()}")
+    check(found["accepted"] > 0, f"not one request was answered with success\n{server.log()}")
+    load = Load(
+        requests=found["accepted"],
+        sent=found["sent"],
+        seconds=found["seconds"],
+        bytes_read=0,
+        p50_ms=found["p50_ms"],
+        p99_ms=found["p99_ms"],
+        cpu_s=cpu_s,
+        client_cpu_s=0.0,
+        weight=kind.adds,
+        failed=found["refused"],
+    )
+    return Flood(load, found["offered"], found["good"], found["refused"])
+
+
+@contextmanager
+def _probing(server: Server, base: str) -> Iterator[list[float | None]]:
+    """Ask for what must be answered in a flood too: how long each answer took, in seconds; None
+    for one that was no success."""
+    took: list[float | None] = []
+    over = threading.Event()
+
+    def probe(path: str, anew: bool) -> None:
+        connection = _connection(server)
+        while not over.wait(_PROBE_EVERY_S):
+            began_s = time.monotonic()
+            try:
+                if anew:
+                    connection.close()
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                took.append(None)
+            else:
+                took.append(time.monotonic() - began_s if answer.status == 200 else None)
+        connection.close()
+
+    one = f"{base}/{_COUNTER}"
+    probes = {"/healthz": True, "/readyz": False, one: False, f"{one}?max_staleness=0s": False}
+    threads = [threading.Thread(target=probe, args=each) for each in probes.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _recovery(server: Server, base: str) -> tuple[float, Load]:
+    """How long until the first add that is answered as if nothing had been, and so are all after
+    it; and those that were sent to find out."""
+    began_s = calm_since_s = time.monotonic()
+    sent = good = calm = 0
+    connection, path = _connection(server), f"{base}/{_COUNTER}/add"
+    while calm < _CALM_ADDS:
+        sent_s = time.monotonic()
+        check(sent_s - began_s < 10 * _RECOVERY_TARGET_S, "it does not recover from the flood")
+        token = {"token": uuid.uuid4().hex, "generation_time": to_rfc3339(time.time_ns() // 1_000)}
+        body = json.dumps({"delta": 1, "idempotency_token": token})
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        sent += 1
+        good += answer.status == 200
+        answered_s = time.monotonic()
+        if answer.status != 200 or answered_s - sent_s > _CALM_S:
+            calm = 0
+            continue
+        calm += 1
+        if calm == 1:
+            calm_since_s = answered_s
+    connection.close()
+    seconds = time.monotonic() - began_s
+    added = Load(good, sent, seconds, 0, 0.0, 0.0, 0.0, 0.0, failed=sent - good)
+    return calm_since_s - began_s, added
+
+
+def _connection(server: Server) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
