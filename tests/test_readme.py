@@ -10,7 +10,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from tests.support.needs import miss
 from tests.support.server import ROOT, SMALL_WINDOWS, serving
 
 README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "index.md"
 HTTP = ROOT / "docs" / "http.md"
 #: Where the documents say that the service listens.
 WRITTEN_URL = "http://127.0.0.1:8080"
@@ -35,9 +39,11 @@ _END_OF_ANSWER = "\x1e"
 _MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "<time>"),
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<id>"),
+    (re.compile(r"(?<=x-request-id: )\S+"), "<id>"),
     (re.compile(r'"next_page":"[\w-]+"'), '"next_page":"<page>"'),
     (re.compile(r'(?<=retry-after: )\d+|(?<="retry_after": )\d+'), "<seconds>"),
     (re.compile(r"\d+(\.\d+)? s\b"), "<seconds> s"),
+    (re.compile(r"\d+(\.\d+)? [kM]B\b"), "<size>"),
 )
 
 
@@ -89,12 +95,24 @@ async def answers(commands: list[str], urls: Mapping[str, str], home: Path) -> l
         script,
         cwd=home,
         # A configuration of curl, or a proxy, is none of the documents' business.
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "LC_ALL": "C"},
+        env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "LC_ALL": "C",
+            # Where the command line asks, if nothing says otherwise.
+            "COUNTER_URL": urls.get(WRITTEN_URL, WRITTEN_URL),
+        },
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
-    out, err = await shell.communicate()
+    try:
+        out, err = await shell.communicate()
+    finally:
+        # What a document starts beside itself ends with it, also where an example never does.
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
     text = out.decode().replace("\r\n", "\n")
     for written, real in urls.items():
         text = text.replace(real, written)
@@ -138,9 +156,23 @@ def flags_of(document: str) -> dict[str, str]:
 
 
 async def test_every_example_of_the_readme_is_true(tmp_path: Path) -> None:
-    """Those of "Grow" are in tests/test_grow.py: they need a cluster."""
-    before, _, rest = read(README).partition("\n## Grow\n")
-    await check(before + rest[rest.index("\n## ") :], defaults(), tmp_path)
+    """Those of "Grow" and "Operate" have tests of their own: they need a cluster, and make keys.
+    The first page of the documentation has an example of the same kind."""
+    text = without(read(README), "Grow", "Operate") + read(INDEX)
+    await check(text, defaults(), tmp_path)
+
+
+def section(text: str, heading: str) -> str:
+    """A section of a document, from its heading on."""
+    start = text.index(f"\n## {heading}\n")
+    return text[start : text.index("\n## ", start + 1)]
+
+
+def without(text: str, *headings: str) -> str:
+    """A document without some of its sections."""
+    for heading in headings:
+        text = text.replace(section(text, heading), "")
+    return text
 
 
 @pytest.mark.slow
@@ -186,9 +218,12 @@ def told(error: CounterError) -> tuple[str, str, str, str]:
         "README.md",
         "docs/architecture.md",
         "docs/configuration.md",
+        "docs/console.md",
         "docs/http.md",
+        "docs/operations.md",
         "docs/planning.md",
         "docs/python.md",
+        "docs/security.md",
     ],
 )
 def test_what_it_points_at_is_there(document: str) -> None:

@@ -1,0 +1,82 @@
+"""The reference of errors: a section for each code, from what the service's own page is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from api.explained import EXPLAINED
+from api.problem_page import example_text, shapes
+from api.problems import problem_types
+from counter.errors import CounterError
+
+#: Where more is said of some of them.
+_MORE: Final[Mapping[str, str]] = {
+    "invalid_parameter": "[Conventions](../http.md#conventions)",
+    "key_invalid": "[API keys](../security.md#api-keys)",
+    "key_missing": "[API keys](../security.md#api-keys)",
+    "namespace_immutable": "[Namespaces](../http.md#namespaces)",
+    "overloaded": "[Overload](../operations.md#overload)",
+    "rate_limited": "[Limits](../http.md#limits)",
+    "scope_insufficient": "[Every route](routes.md), with its scope",
+    "token_conflict": "[Idempotency](../http.md#idempotency)",
+    "token_missing": "[Idempotency](../http.md#idempotency)",
+    "token_pending": "[Idempotency](../http.md#idempotency)",
+    "token_too_old": "[When nobody knows](../python.md#when-nobody-knows)",
+}
+
+_HEAD: Final = """# Errors
+
+Whatever the service answers that is no success is a problem document ([RFC
+9457](https://www.rfc-editor.org/rfc/rfc9457), `application/problem+json`), and so is a failed item
+of a batch. Its `type` is `/problems#<code>`: a page of the service itself, which says the same as
+this one under the same anchors. The SDK raises the class that is named; all are
+`counter.errors.CounterError`.
+
+- `applied` speaks of the *token*: `false` only where it was decided, for ever, that its add is not
+  counted; `null` where this answer does not know.
+- `retry` says what to do: `same_token` (send the very same again, after `retry_after` seconds where
+  that is there), `new_token` (this token is done with; another one is safe) or `never`.
+
+| code | status | applied | retry |
+|---|---|---|---|
+"""
+
+
+def errors_page() -> str:
+    """The page, in Markdown."""
+    kinds = problem_types()
+    rows = [
+        f"| [`{kind.code}`](#{kind.code}) | {kind.status} | {_applied(each)} | `{each.retry}` |"
+        for kind in kinds
+        for each in shapes(kind)
+    ]
+    return _HEAD + "\n".join([*rows, "", *map(_section, kinds)])
+
+
+def _applied(error: CounterError) -> str:
+    return f"`{json.dumps(error.applied)}`"
+
+
+def _section(kind: type[CounterError]) -> str:
+    told = EXPLAINED[kind.code]
+    both = shapes(kind)
+    meanings = " or ".join(f"applied {_applied(each)}, retry `{each.retry}`" for each in both)
+    examples = "\n\n".join(f"```json\n{example_text(each)}\n```" for each in both)
+    more = f"\n\nMore: {_MORE[kind.code]}." if kind.code in _MORE else ""
+    return f"""
+## `{kind.code}` {{ #{kind.code} }}
+
+**{kind.status}** · {meanings} · `{kind.__name__}`
+
+{kind.title}.
+
+**When:** {told.when}.
+
+**What to do:** {told.do}.
+
+{told.more}{more}
+
+{examples}
+"""

@@ -1,0 +1,198 @@
+"""The reference of the HTTP API: every route of the service's own OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Final
+
+from api.app import create_app
+from api.documents import documents_of
+from api.front import Route
+from api.problems import problem_types
+from api.schemas import DURATION, PROBLEM
+from counter.clock import SystemClock
+from counter.limits import INT64_MAX, INT64_MIN
+from counter.storage.memory import MemoryStore
+from scripts.docs_settings import Defaults
+
+Schema = Mapping[str, Any]
+
+_HEAD: Final = """# HTTP, every route
+
+Made from the OpenAPI document that every service has at `/openapi.json`, with a page to try things
+out at `/docs`; [HTTP, by example](../http.md) shows each in use. Where the service asks for keys, a
+route takes one of the scope that is named, or of a wider one: `read`, `write`, `admin`. Whatever is
+not 2xx is a [problem](errors.md).
+
+| route | what it does |
+|---|---|
+"""
+_FORMS: Final[Mapping[str, str]] = {"date-time": "RFC 3339 time", "uuid": "UUID"}
+#: The least and the most of it, and what is counted so.
+_BOUNDS: Final = (
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
+)
+#: Objects within objects that are laid open; examples show what is deeper.
+_DEPTH_MAX: Final = 4
+
+
+def openapi() -> tuple[Sequence[Route], Mapping[str, Any]]:
+    """The routes under ``/v1``, and the document of all of them, as a service has it."""
+    settings, clock = Defaults(), SystemClock()
+    store = MemoryStore(clock, (settings.dataset(),))
+    routes = create_app(settings, store=store, clock=clock).front.routes
+    return routes, documents_of(routes, nullcontext).openapi()
+
+
+def routes_page() -> str:
+    """The page, in Markdown."""
+    routes, document = openapi()
+    scopes = {each.name: each.scope.name.lower() for each in routes}
+    found = {
+        f"{method.upper()} {path}": operation
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    listed = [f"| [`{name}`](#{anchor(name)}) | {found[name]['summary']} |" for name in found]
+    sections = [_section(name, each, scopes.get(name)) for name, each in found.items()]
+    return _HEAD + "\n".join([*listed, "", *sections, *_problems()])
+
+
+def anchor(name: str) -> str:
+    """The anchor of the route *name*, such as ``get-v1-namespaces-ns``."""
+    words = "".join(each if each.isalnum() else " " for each in name.lower()).split()
+    return "-".join(words)
+
+
+def _section(name: str, operation: Schema, scope: str | None) -> str:
+    label = name.replace("/v1/namespaces/{ns}/", "…/")
+    heading = f'## `{name}` {{ #{anchor(name)} data-toc-label="{label}" }}'
+    parts = [heading, f"{operation['summary']}."]
+    if scope is not None:
+        parts.append(f"Scope: `{scope}`.")
+    elif name == "GET /metrics":
+        parts.append("Scope: `read`, of a key for all namespaces.")
+    if given := operation.get("parameters"):
+        parts.append("\n".join(_parameters(given)))
+    if body := operation.get("requestBody"):
+        need = "" if body.get("required") else " (may be left out)"
+        parts.append(f"**Body**{need}")
+        parts += _contents(body["content"])
+    problems = []
+    for status, answer in operation["responses"].items():
+        if "application/problem+json" in answer.get("content", {}):
+            problems.append(f"[`{status}`](#problems)")
+        else:
+            parts.append(f"**Answer `{status}`**")
+            parts += _contents(answer.get("content", {}))
+    if problems:
+        parts.append(f"**Problems**: {', '.join(problems)}")
+    return "\n\n".join([*parts, ""])
+
+
+def _problems() -> Iterator[str]:
+    """What every problem has, and which there are of each status."""
+    yield "## Problems { #problems }\n"
+    members = {key: each for key, each in PROBLEM["properties"].items() if key != "code"}
+    code = {"type": "string", "description": "Which one: below, by their status."}
+    schema = {**PROBLEM, "properties": {"code": code, **members}}
+    yield "\n\n".join(_contents({"application/problem+json": {"schema": schema}}))
+    yield "\n| status | codes |\n|---|---|"
+    kinds = problem_types()
+    for status in sorted({each.status for each in kinds}):
+        codes = [f"[`{k.code}`](errors.md#{k.code})" for k in kinds if k.status == status]
+        yield f"| `{status}` | {', '.join(codes)} |"
+
+
+def _parameters(given: Sequence[Schema]) -> Iterator[str]:
+    yield "| parameter | in | kind | meaning |"
+    yield "|---|---|---|---|"
+    for each in given:
+        need = "required" if each.get("required") else "optional"
+        yield (
+            f"| `{each['name']}` | {each['in']}, {need} | {_kind(each['schema'])}"
+            f" | {_cell(each.get('description', ''))} |"
+        )
+
+
+def _contents(content: Mapping[str, Schema]) -> Iterator[str]:
+    for media, each in content.items():
+        yield f"`{media}`"
+        if rows := list(_members(each.get("schema", {}))):
+            yield "\n".join(["| member | kind | meaning |", "|---|---|---|", *rows])
+        example = each.get("example")
+        if isinstance(example, str):
+            yield f"```text\n{example.rstrip()}\n```"
+        elif example is not None:
+            yield f"```json\n{json.dumps(example, ensure_ascii=False, indent=2)}\n```"
+
+
+def _members(schema: Schema, prefix: str = "", depth: int = 0) -> Iterator[str]:
+    """A row for each member of *schema*, those of objects and lists within it too."""
+    for name, each in schema.get("properties", {}).items():
+        plain = _without_null(each)
+        need = "" if name in schema.get("required", ()) else "optional; "
+        told = _cell(each.get("description") or plain.get("description") or "")
+        yield f"| `{prefix}{name}` | {need}{_kind(each)} | {told} |"
+        inner = _without_null(plain.get("items", {}))
+        if depth < _DEPTH_MAX:
+            # What may be a problem instead is told by its own form.
+            inner = inner.get("anyOf", [inner])[0]
+            yield from _members(plain, f"{prefix}{name}.", depth + 1)
+            yield from _members(inner, f"{prefix}{name}[].", depth + 1)
+
+
+def _without_null(schema: Schema) -> Schema:
+    """*schema*, or the one besides null that it may be."""
+    others = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return others[0] if len(others) == 1 else schema
+
+
+def _kind(schema: Schema) -> str:
+    """What a value of *schema* is, with its bounds."""
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return " or ".join(f"`{each}`" for each in schema["enum"])
+    if "anyOf" in schema:
+        kinds = dict.fromkeys(_kind(each) for each in schema["anyOf"])
+        return " or ".join(kinds)
+    if schema.get("pattern") == DURATION["pattern"] or schema.get("examples") == ["5s"]:
+        return "duration such as `5s`"
+    types = schema.get("type", "anything")
+    types = [types] if isinstance(types, str) else types
+    form = _FORMS.get(schema.get("format", ""))
+    names = [form if each == "string" and form else _name(each, schema) for each in types]
+    return _cell(", ".join([" or ".join(names), *_bounds(schema)]))
+
+
+def _bounds(schema: Schema) -> Iterator[str]:
+    for least, most, what in _BOUNDS:
+        low, high = schema.get(least), schema.get(most)
+        if (low, high) == (INT64_MIN, INT64_MAX):
+            yield "signed, 64 bits"
+        elif low is not None and high is not None:
+            yield f"{low:,.0f} to {high:,.0f}{what}"
+        elif low is not None:
+            yield f"at least {low:,.0f}{what}"
+        elif high is not None:
+            yield f"at most {high:,.0f}{what}"
+    if "pattern" in schema:
+        yield f"`{schema['pattern']}`"
+
+
+def _name(kind: str, schema: Schema) -> str:
+    if kind == "array":
+        items = schema.get("items", {})
+        inner = _name(str(items.get("type", "object")), items)
+        return f"list of {inner}s"
+    return {"string": "text", "null": "`null`"}.get(kind, kind)
+
+
+def _cell(text: str) -> str:
+    """*text* for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")

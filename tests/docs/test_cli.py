@@ -1,0 +1,99 @@
+"""The page of the command line: its examples are run, in this process, and its table is whole."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from counter.cli import app
+from tests.cli.shell import Shell
+from tests.support.documents import page
+from tests.support.server import Server, served
+from tests.test_readme import flags_of, masked, steps
+
+_SAVED = re.compile(r"(\w+)=\$\((.*)\)")
+_CODES = re.compile(r"Exit codes: (.*)")
+#: What is another time every time, besides what all documents have.
+_MASKS = (
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<time>"),
+    (re.compile(r"(?<= )\d+\.\d(?= )"), "<rate>"),
+)
+#: What the rollup, or a look that others asked for, is waited for.
+_PATIENT = ("counter history", "counter top")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("service")
+    with served(place, flags_of(page("cli.md"))) as server:
+        yield server
+
+
+class Terminal:
+    """A shell that knows ``counter``, variables, and the exit code of the last command."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._known = {"?": "0"}
+
+    def answer(self, command: str) -> str:
+        """What is seen after *command*: standard output, then standard error."""
+        if saved := _SAVED.fullmatch(command):
+            self._known[saved[1]] = self.answer(saved[2]).strip()
+            return ""
+        words = [self._filled(word) for word in shlex.split(command)]
+        if words[0] == "echo":
+            return " ".join(words[1:])
+        assert words[0] == "counter"
+        code, out = self._shell.run(*words[1:])
+        self._known["?"] = str(code)
+        return (out + self._shell.err).rstrip("\n")
+
+    def _filled(self, word: str) -> str:
+        return self._known[word[1:]] if word.startswith("$") else word
+
+
+def plain(text: str) -> str:
+    """*text* without what is different every time."""
+    for pattern, name in _MASKS:
+        text = pattern.sub(name, text)
+    return masked(text)
+
+
+@pytest.mark.slow
+def test_every_example_is_true(
+    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTER_URL", service.url)
+    terminal = Terminal(Shell(capsys))
+    for step in steps(page("cli.md")):
+        deadline = time.monotonic() + 40
+        while True:
+            given = terminal.answer(step.command).replace(f" --url {service.url}", "")
+            told = f"line {step.line}: $ {step.command}\n{given}"
+            is_over = time.monotonic() > deadline or not step.command.startswith(_PATIENT)
+            if plain(given) == plain(step.answer) or is_over:
+                break
+            time.sleep(0.5)
+        assert plain(given) == plain(step.answer), told
+
+
+def codes_by_help() -> dict[str, set[str]]:
+    """The exit codes that the help of each command tells."""
+    text = app.generate_docs(heading_level=1)
+    parts = re.split(r"^#+ counter ?(.*)$", text, flags=re.MULTILINE)[1:]
+    found = zip(parts[::2], map(_CODES.search, parts[1::2]), strict=True)
+    return {name: set(re.findall(r"\b\d+\b", codes[1])) for name, codes in found if codes}
+
+
+def test_the_table_has_each_command_with_the_codes_that_its_help_tells() -> None:
+    head, _, *rows = re.findall(r"^\|(.*)\|$", page("cli.md").partition("## Exit codes")[2], re.M)
+    columns = [each.strip() for each in head.split("|")][1:]
+    written: dict[str, set[str]] = {}
+    for row in rows:
+        names, *cells = (cell.strip() for cell in row.split("|"))
+        codes = {column for column, cell in zip(columns, cells, strict=True) if cell}
+        written |= dict.fromkeys(re.findall(r"`([^`]+)`", names), codes)
+    assert written == codes_by_help()

@@ -1,0 +1,147 @@
+"""Pages that are followed step by step are followed here: commands, programs and all."""
+
+import asyncio
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from counter.client import Token
+from counter.config import Settings
+from tests.support.documents import page, python_of, save_programs
+from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
+from tests.test_readme import WRITTEN_URL, compare, defaults, steps
+
+#: What readers do with a service that others use too: each page has counters of its own.
+TOGETHER = (
+    "quick-start.md",
+    "tutorials/count-views.md",
+    "tutorials/saga.md",
+    "how-to/choose-a-counter-type.md",
+    "how-to/read-an-outage.md",
+    "how-to/size-it.md",
+)
+#: Ports of what pages start themselves.
+PORTS = ("8000", "8090", "8443")
+_PRINTED = re.compile(r"print\(.*\)  # (.*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("service")
+    with served(place, defaults()) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def commands_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_a_page_can_be_followed(name: str, service: Server, tmp_path: Path) -> None:
+    await _follow(name, {WRITTEN_URL: service.url}, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["how-to/secure-it.md", "how-to/back-up-and-restore.md"])
+async def test_a_page_about_a_service_of_ones_own_can_be_followed(
+    name: str, tmp_path: Path
+) -> None:
+    """Its data are in the directory where the reader is."""
+    async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
+        await _follow(name, {WRITTEN_URL: server.url}, tmp_path)
+
+
+async def test_counts_move_from_embedded_to_a_cluster(service: Server, tmp_path: Path) -> None:
+    """The servers of the cluster are tried by tests/test_grow.py; here another process is both."""
+    text = page("tutorials/three-nodes.md")
+    [file] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert set(tomllib.loads(file)) <= set(Settings.model_fields)
+    async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as new:
+        both = dict.fromkeys(["http://127.0.0.1:8081", "http://127.0.0.1:8082"], new.url)
+        places = {WRITTEN_URL: service.url, **both}
+        assert await _follow("tutorials/three-nodes.md", places, tmp_path) == ["sales.py"]
+        sales = (tmp_path / "sales.py").read_text(encoding="utf-8")
+        sales = sales.replace("2_001", "201").replace("% 500", "% 50")  # enough without a fault
+        (tmp_path / "sales.py").write_text(sales, encoding="utf-8")
+        said = await asyncio.to_thread(_said, tmp_path, "sales.py")
+    assert said == [f"{sold} acknowledged; counted: {sold + 15}" for sold in (50, 100, 150, 200)]
+
+
+async def test_an_order_that_was_left_for_long_is_finished_once(
+    service: Server, tmp_path: Path
+) -> None:
+    """Its token is too old to count under: each of its steps gets another one, and keeps it, also
+    where two run the order at once."""
+    text = page("tutorials/saga.md").replace(WRITTEN_URL, service.url)
+    text = text.replace('"shop"', '"late-shop"')
+    assert save_programs(text, tmp_path) == ["orders.py"]
+    async with service.client("late-shop") as rest:
+        await rest.http.put("/v1/namespaces/late-shop", json={"counter_type": "ACCURATE"})
+        first = await asyncio.to_thread(_said, tmp_path, "orders.py", "1001")
+        assert first == ["reserve: done", "charge: done", "count: done", "order 1001: done"]
+        _left_for_a_minute(tmp_path / "orders.sqlite3", "1002")
+        runs = [asyncio.to_thread(_said, tmp_path, "orders.py", "1002") for _ in range(2)]
+        await asyncio.gather(*runs)
+        said = await asyncio.to_thread(_said, tmp_path, "orders.py", "1002")
+        assert said == ["reserve: was done", "charge: was done", "count: was done", said[-1]]
+        answer = await rest.batch_get(["stock", "sold"])
+        assert [each["count"] for each in answer.json()["results"]] == [-2, 2]
+
+
+async def _follow(name: str, urls: Mapping[str, str], home: Path) -> list[str]:
+    """Save the programs that a page says to save, do what it says, and run the rest of its Python
+    as one program, each ``print`` of which writes what stands behind it. The programs saved."""
+    text = page(name)
+    first = ports_in_a_row(len(PORTS))
+    ports = {f"127.0.0.1:{each}": f"127.0.0.1:{first + at}" for at, each in enumerate(PORTS)}
+    ports |= {f"--port {each}": f"--port {first + at}" for at, each in enumerate(PORTS)}
+    places = {**urls, **{written: real for written, real in ports.items() if written in text}}
+    real = text
+    for written, place in places.items():
+        real = real.replace(written, place)
+    programs = save_programs(real, home)
+    async with asyncio.timeout(100):  # commands that wait may wait for what never comes
+        await compare(text, places, home)
+    program = python_of(real, without=[each for each in programs if each in _started(text)])
+    if expected := _PRINTED.findall(program):
+        (home / "page.py").write_text(program, encoding="utf-8")
+        assert await asyncio.to_thread(_said, home, "page.py") == expected
+    return programs
+
+
+def _started(text: str) -> str:
+    """The commands of a page, and the programs that they name: an application by its module."""
+    commands = " ".join(each.command for each in steps(text))
+    return re.sub(r"uvicorn (\w+):", r"\1.py ", commands)
+
+
+def _said(home: Path, *command: str) -> list[str]:
+    """What a program in *home* prints."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=home,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def _left_for_a_minute(database: Path, number: str) -> None:
+    """An order that was begun a minute ago, and no further."""
+    token = Token(uuid.uuid4().bytes, time.time_ns() // 1_000 - 60_000_000)
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("INSERT INTO orders VALUES (?, ?, 'open')", (number, str(token)))
