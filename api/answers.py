@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from http import HTTPStatus
+from math import ceil
 from typing import Any, Final
 
 from api.call import JSON, Reply, json_text
 from api.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from counter.clock import to_rfc3339
 from counter.durations import format_duration
-from counter.errors import CounterError
+from counter.errors import CounterError, RateLimitedError
 from counter.outcomes import Added
 from counter.reading import Count
 from counter.types import Accuracy, CounterType, Namespace
@@ -35,6 +37,14 @@ def problem_reply(error: CounterError) -> Reply:
     allow = error.fields.get("allow")
     if allow is not None:
         headers.append((b"allow", ", ".join(allow).encode()))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="counter"'))
+    elif isinstance(error, RateLimitedError):
+        # draft-ietf-httpapi-ratelimit-headers: what is allowed, and what is left of it.
+        policy, rate = error.fields["limit"].encode(), error.fields["rate"]
+        quota, window_s = (rate, 1) if rate >= 1 else (1, ceil(1 / rate))
+        headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
+        headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
     return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
 
 
@@ -120,10 +130,15 @@ def namespace_body(namespace: Namespace) -> dict[str, Any]:
         "payload_check": settings.payload_check,
         "key_ttl": format_duration(settings.key_ttl_us),
         "cache_ttl": format_duration(settings.cache_ttl_us),
+        "requests_per_s": settings.requests_per_s,
+        "adds_per_s": settings.adds_per_s,
     }
 
 
-def namespace_reply(namespace: Namespace, status: int = 200) -> Reply:
-    """A namespace with its ETag."""
+def namespace_reply(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Reply:
+    """A namespace with its ETag, and *warnings* if there are any."""
     etag = (b"etag", b'"v%d"' % namespace.version)
-    return json_reply(namespace_body(namespace), status, (etag,))
+    body = namespace_body(namespace)
+    if warnings:
+        body["warnings"] = list(warnings)
+    return json_reply(body, status, (etag,))

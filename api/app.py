@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from api.call import Receive, Scope, Send
+from api.call import AsgiScope, Receive, Send
+from api.connections import Connections
 from api.counters import CounterRoutes
+from api.door import Door
+from api.exposition import Exposition
 from api.front import Front, Route
+from api.gate import Gate
 from api.health import Health
+from api.insight import InsightRoutes
+from api.live import LiveRoutes
 from api.metrics import Metrics
 from api.namespaces import NamespaceRoutes
+from api.observing import Observer
 from api.reports import ReportRoutes
+from api.request_log import RequestLog
+from api.request_metrics import RequestMetrics
 from api.site import Site
+from counter.admin_log import AdminLog
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
+from counter.keys import KeyRing, Scope
 from counter.limits import SECOND
 from counter.namespaces import SETTLED_S
 from counter.patience import Patience
@@ -27,11 +40,17 @@ from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.skew import ClockGuard
 from counter.storage import open_cache, open_store
+from counter.tracing import Tracing, open_tracing
 from counter.types import Dataset
+from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
-from rollup.maintenance import Maintenance
+from rollup.metrics import RollupMetrics
+from rollup.store_metrics import ClockMetrics, StoreMetrics
 from rollup.worker import RollupWorker
 
+#: How long background work may take for its end even where answering took all of the drain.
+_END_S_MIN: Final = 1.0
+_COUNTER: Final = "/v1/namespaces/{ns}/counters/{c}"
 _log = logging.getLogger("counter.api")
 
 
@@ -49,8 +68,17 @@ class Application:
     #: None where the store's clock is this process's own.
     guard: ClockGuard | None
     health: Health
+    keys: KeyRing
+    requests: RequestMetrics
+    exposition: Exposition
+    connections: Connections
+    tracing: Tracing
+    live: LiveRoutes
+    #: Set when the rollup is to end; and since when what was admitted is only finished.
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    drains_since_s: float | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)
 
     @asynccontextmanager
@@ -62,30 +90,46 @@ class Application:
         # What ails a store of this process's own does not pass by waiting.
         patience = Patience(0 if self.store.transactional else self.settings.start_timeout)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.tracing.close)
             await patience.through(self.store.open)
             stack.push_async_callback(self.store.close)
             await self.cache.open()
             stack.push_async_callback(self.cache.close)
             await patience.through(self._prepare)
             stop = asyncio.Event()
-            tasks = []
+            tasks = [asyncio.create_task(self.keys.run(stop))]
             if self.guard is not None:
                 tasks.append(asyncio.create_task(self.guard.run(stop)))
             if not self.store.transactional:
                 tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
             if rollup:
-                tasks.append(asyncio.create_task(self.worker.run(stop)))
+                tasks.append(asyncio.create_task(self.worker.run(self.ending)))
             try:
                 yield
             finally:
                 stop.set()
+                self.ending.set()
                 await self._end(tasks)
 
+    def leave(self) -> None:
+        """Have /readyz tell that this process ends."""
+        self.health.is_leaving = True
+
+    def drain(self) -> None:
+        """Let the rollup end beside what is still answered."""
+        if self.drains_since_s is None:
+            self.drains_since_s = time.monotonic()
+            self.ending.set()
+            self.live.close()
+
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for *tasks*, which were asked to stop, for as long as a drain may take."""
+        """Wait for *tasks*, which were asked to stop, for what is left of the time of a drain."""
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=self.settings.drain_timeout / SECOND)
+        self.drain()
+        gone_s = time.monotonic() - (self.drains_since_s or 0)
+        left_s = max(_END_S_MIN, self.settings.drain_timeout / SECOND - gone_s)
+        _, late = await asyncio.wait(tasks, timeout=left_s)
         for task in late:
             _log.warning("background work did not end in time, and is left as it is")
             task.cancel()
@@ -96,6 +140,7 @@ class Application:
         may be done again."""
         if self.guard is not None:
             await self.guard.measure()
+        await self.keys.refresh()
         await self.service.namespaces.refresh()
         await self._have_default_namespace()
         now_us = self.clock.now_us()
@@ -106,7 +151,7 @@ class Application:
                 each.start_us <= now_us < each.end_us for each in slices
             ):
                 # Else a worker looks after them, one for all.
-                await Maintenance(self.store, self.clock, self.service.namespaces).run_once()
+                await self.worker.maintenance.run_once()
                 break
         self._tell_what_stands(datasets)
 
@@ -146,19 +191,81 @@ def create_app(
     cache: Cache | None = None,
     clock: Clock | None = None,
     rollup: bool = True,
+    tracing: Tracing | None = None,
 ) -> Application:
     """Wire everything. A test wires the same thing with other adapters.
 
     The lifespan opens store and cache; with ``rollup=False`` the worker is there and stands still.
     """
     clock = clock or SystemClock()
-    store = store or open_store(settings, clock)
+    tracing = tracing or open_tracing(settings)
+    store = tracing.watched(store or open_store(settings, clock))
     cache = cache or open_cache(settings, clock)
     guard = None if store.transactional else ClockGuard(store, clock)
     service = CounterService(store, cache, clock, guard)
+    service.load.wait_max_us = settings.write_wait_max
+    worker, leases = _worker(settings, store, cache, clock, service, guard)
+    worker.batches.tracing = tracing
+    worker.audits = audits_of(settings, store, clock, service.namespaces)
+    keys = KeyRing(store, clock)
+    health = Health(store, cache, worker, guard, clock, keys)
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        async with application.running(rollup=rollup):
+            yield
+
+    requests = RequestMetrics()
+    gate = Gate(keys, settings.rates(), lambda: clock.boottime_us() / SECOND)
+    connections = Connections()
+    door = Door(service.load)
+    exposition = Exposition(
+        (
+            Metrics(service, health, gate, door.bodies),
+            requests,
+            StoreMetrics(store, cache),
+            ClockMetrics(guard),
+            connections,
+            *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
+        )
+    )
+    live = LiveRoutes(service, gate)
+    routes = _routes(settings, service, store, clock)
+    routes += _insight_routes(service, store, clock, health, exposition, live)
+    site = Site(routes, health, exposition, lifespan)
+    front = Front(
+        routes,
+        service.namespaces,
+        site,
+        gate,
+        door,
+        body_bytes_max=settings.body_bytes_max,
+        observers=_observers(settings, tracing),
+        tally=requests,
+    )
+    application = Application(
+        *(front, service, worker, store, cache, settings, clock, guard, health),
+        requests=requests,
+        exposition=exposition,
+        connections=connections,
+        keys=keys,
+        tracing=tracing,
+        live=live,
+    )
+    return application
+
+
+def _worker(
+    settings: Settings,
+    store: Store,
+    cache: Cache,
+    clock: Clock,
+    service: CounterService,
+    guard: ClockGuard | None,
+) -> tuple[RollupWorker, Leases | None]:
+    """What rolls up, with leases where other processes do so too."""
     leases = None
     if settings.store == "cassandra":
-        # Other processes roll up too.
         leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time)
     worker = RollupWorker(
         store,
@@ -169,42 +276,74 @@ def create_app(
         leases=leases,
         guard=guard,
     )
-    health = Health(store, cache, worker, guard)
-    routes = _routes(settings, service, store, clock)
+    return worker, leases
 
-    @asynccontextmanager
-    async def lifespan(_: object) -> AsyncIterator[None]:
-        async with application.running(rollup=rollup):
-            yield
 
-    site = Site(routes, health, Metrics(service, health, guard), lifespan)
-    front = Front(routes, service.namespaces, site, body_bytes_max=settings.body_bytes_max)
-    application = Application(front, service, worker, store, cache, settings, clock, guard, health)
-    return application
+def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:
+    observers: list[Observer] = [RequestLog(settings.log_requests)]
+    if tracing.tracer is not None:
+        from api.request_spans import RequestSpans
+
+        observers.append(RequestSpans(tracing.tracer))
+    return observers
 
 
 def _routes(settings: Settings, service: CounterService, store: Store, clock: Clock) -> list[Route]:
     counters = CounterRoutes(service, batch_items_max=settings.batch_items_max)
-    reports = ReportRoutes(service, store, clock)
+    admin_log = AdminLog(settings.audit_log, clock)
+    reports = ReportRoutes(service, store, clock, admin_log)
     # Where other processes take adds too, each needs a moment to learn of a deletion.
-    settle_s = SETTLED_S if settings.store == "cassandra" else 0.0
-    namespaces = NamespaceRoutes(service, settings.default_namespace(), settle_s=settle_s)
-    one = "/v1/namespaces/{ns}/counters/{c}"
+    shared = settings.store == "cassandra"
+    namespaces = NamespaceRoutes(
+        service,
+        settings.default_namespace(),
+        admin_log,
+        settle_s=SETTLED_S if shared else 0.0,
+        lease_time_us=settings.lease_time,
+        shared=shared,
+    )
+    read, write, admin = Scope
+    one = _COUNTER
     return [
-        Route("POST", f"{one}/add", counters.add, writes=True),
-        Route("POST", f"{one}/add-and-get", counters.add_and_get, writes=True),
-        Route("POST", f"{one}/clear", counters.clear, writes=True),
-        Route("GET", one, counters.get),
-        Route("GET", f"{one}/events", reports.events),
-        Route("GET", f"{one}/history", reports.history),
-        Route("POST", f"{one}/recount", reports.recount, writes=True),
-        Route("GET", "/v1/namespaces/{ns}/counters", reports.counters),
-        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add, writes=True),
-        Route("POST", "/v1/namespaces/{ns}/batch/get", counters.batch_get),
-        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add, writes=True),
-        Route("GET", "/v1/namespaces", namespaces.list, latest=True),
-        Route("GET", "/v1/namespaces/{ns}", namespaces.get, latest=True),
-        Route("PUT", "/v1/namespaces/{ns}", namespaces.put, latest=True),
-        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete, latest=True),
-        Route("POST", "/v1/tokens", namespaces.tokens),
+        Route("POST", f"{one}/add", counters.add, write, writes=True, adds=1),
+        Route("POST", f"{one}/add-and-get", counters.add_and_get, write, writes=True, adds=1),
+        Route("POST", f"{one}/clear", counters.clear, write, writes=True, adds=1),
+        Route("GET", one, counters.get, read),
+        Route("GET", f"{one}/events", reports.events, read),
+        Route("GET", f"{one}/history", reports.history, read),
+        Route("POST", f"{one}/recount", reports.recount, admin, writes=True),
+        Route("GET", "/v1/namespaces/{ns}/counters", reports.counters, read),
+        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add, write, writes=True),
+        Route("POST", "/v1/namespaces/{ns}/batch/get", counters.batch_get, read),
+        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add, write, writes=True),
+        Route("GET", "/v1/namespaces", namespaces.list, read, latest=True),
+        Route("GET", "/v1/namespaces/{ns}", namespaces.get, read, latest=True),
+        Route("PUT", "/v1/namespaces/{ns}", namespaces.put, admin, latest=True),
+        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete, admin, latest=True),
+        Route("POST", "/v1/tokens", namespaces.tokens, write),
+    ]
+
+
+def _insight_routes(
+    service: CounterService,
+    store: Store,
+    clock: Clock,
+    health: Health,
+    exposition: Exposition,
+    live: LiveRoutes,
+) -> list[Route]:
+    """What tells how the service does."""
+    name = worker_id()
+    insight = InsightRoutes(
+        service,
+        store,
+        clock,
+        lambda: exposition.adds(service.tally),
+        lambda: name if health.rolls_up else None,
+    )
+    return [
+        Route("GET", f"{_COUNTER}/live", live.live, Scope.READ),
+        Route("GET", "/v1/namespaces/{ns}/shards", insight.shards, Scope.READ),
+        Route("GET", "/v1/namespaces/{ns}/busiest", insight.busiest, Scope.READ),
+        Route("GET", "/v1/outcomes", insight.outcomes, Scope.READ),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from pydantic import BaseModel, ValidationError
@@ -23,10 +23,15 @@ from counter.errors import (
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.names import check_counter_name
 from counter.outcomes import Credential
+from counter.overload import Bounded
 from counter.tokens import token_of_uuid7
 from counter.types import Token
 
-Scope = MutableMapping[str, Any]
+if TYPE_CHECKING:
+    from api.front import Route
+    from api.gate import Caller
+
+AsgiScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -36,6 +41,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
 NO_CONTENT: Final = 204
+_NOT_MODIFIED: Final = 304
 CSV: Final = b"text/csv; charset=utf-8"
 
 
@@ -54,7 +60,7 @@ class Reply(NamedTuple):
     async def send(self, send: Send) -> None:
         """Send it over ASGI."""
         head: list[tuple[bytes, bytes]] = []
-        if self.status != NO_CONTENT:
+        if self.status not in (NO_CONTENT, _NOT_MODIFIED):
             head = [
                 (b"content-type", self.content_type),
                 (b"content-length", b"%d" % len(self.body)),
@@ -64,26 +70,61 @@ class Reply(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
+def _free(_adds: int) -> None:
+    """Where nothing is limited."""
+
+
 class Call:
     """A request: its scope, and the parts of its path that name a namespace and a counter."""
 
-    __slots__ = ("body_bytes_max", "counter", "key_is_token", "namespace", "receive", "scope")
+    __slots__ = (
+        "admitted",
+        "body_bytes_max",
+        "caller",
+        "charge",
+        "counter",
+        "held",
+        "key_is_token",
+        "namespace",
+        "receive",
+        "request_id",
+        "room",
+        "route",
+        "scope",
+        "told",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive, body_bytes_max: int) -> None:
+    def __init__(
+        self, scope: AsgiScope, receive: Receive, body_bytes_max: int, request_id: str
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self.body_bytes_max = body_bytes_max
+        self.request_id = request_id
         self.namespace = ""
         self.counter = ""
+        #: Who sent it; None until that is known.
+        self.caller: Caller | None = None
+        self.route: Route | None = None
+        #: Whether what it takes of the caller's rates is taken already.
+        self.admitted = False
+        #: Takes so many adds of what the caller may have. Raises RateLimitedError.
+        self.charge: Callable[[int], None] = _free
+        #: Where room for its body is taken from as it comes, and how much is.
+        self.room: Bounded | None = None
+        self.held = 0
+        #: What a log should tell of it besides.
+        self.told: dict[str, Any] = {}
         #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
         self.key_is_token = False
 
+    def sees(self, namespace: str) -> bool:
+        """Whether there is, for the caller, a namespace of this name."""
+        return self.caller is None or self.caller.sees(namespace)
+
     def header(self, name: bytes) -> bytes | None:
         """The value of the header *name* (in lower case)."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return None
+        return header_of(self.scope, name)
 
     def query(self, *allowed: str) -> dict[str, str]:
         """The query's parameters. Raises InvalidParameterError for one that is not *allowed*."""
@@ -114,11 +155,12 @@ class Call:
         return media
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLargeError as soon as that is known."""
+        """The whole body. Raises BodyTooLargeError, as soon as that is known, OverloadedError."""
         message = await self.receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         body: bytes = message.get("body", b"")
+        self._hold(len(body))
         if message.get("more_body", False):
             body = await self._rest(body)
         elif len(body) > self.body_bytes_max:
@@ -154,11 +196,18 @@ class Call:
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             parts.append(message.get("body", b""))
+            self._hold(len(parts[-1]))
             size += len(parts[-1])
             if not message.get("more_body", False):
                 if size > self.body_bytes_max:
                     raise self._too_large(size)
                 return b"".join(parts)
+
+    def _hold(self, size: int) -> None:
+        """Have room for what came of the body. Raises OverloadedError."""
+        if self.room is not None:
+            self.room.take(size)
+            self.held += size
 
     def _too_large(self, size: int) -> BodyTooLargeError:
         return BodyTooLargeError(
@@ -197,6 +246,14 @@ def _bare_key(text: str) -> str:
             field="Idempotency-Key",
         )
     return key
+
+
+def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
+    """The value of the header *name* (in lower case)."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
 
 
 def counter_of_segment(segment: bytes) -> str:

@@ -27,6 +27,7 @@ from api.models import (
 )
 from api.problems import body_error, problem_bytes
 from api.quick import read_batch
+from api.request_log import Told
 from counter.clock import to_rfc3339
 from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
@@ -51,7 +52,9 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
+        call.told["of"] = Told(namespace, "add", call.counter, credential)
         added = await self._service.add(namespace, call.counter, body.delta, credential)
+        call.told["results"] = (added,)
         return added_reply(namespace, added)
 
     async def add_and_get(self, call: Call) -> Reply:
@@ -59,7 +62,9 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
+        call.told["of"] = Told(namespace, "add", call.counter, credential)
         added = await self._service.add(namespace, call.counter, body.delta, credential)
+        call.told["results"] = (added,)
         count = await self._service.get_one(namespace, call.counter, 0)
         extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
         return added_reply(namespace, added, extra)
@@ -69,9 +74,10 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(ClearBody)
         credential = call.credential(token_of(body.idempotency_token))
-        return cleared_reply(
-            namespace, await self._service.clear(namespace, call.counter, credential)
-        )
+        call.told["of"] = Told(namespace, "clear", call.counter, credential)
+        cleared = await self._service.clear(namespace, call.counter, credential)
+        call.told["results"] = (cleared,)
+        return cleared_reply(namespace, cleared)
 
     async def get(self, call: Call) -> Reply:
         """Read one counter."""
@@ -110,14 +116,18 @@ class CounterRoutes:
         events = None if ndjson else read_batch(body)
         if events is not None:
             self._check_items(len(events), "items")
-            texts = added_texts(namespace, await self._service.add_events(namespace, events))
+            call.charge(len(events))
+            results = call.told["results"] = await self._service.add_events(namespace, events)
+            texts = added_texts(namespace, results)
             return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
         items = self._batch_items(body, ndjson)
+        call.charge(len(items))
         adds = [item for item in items if isinstance(item, Add)]
         outcomes = await self._service.add_many(namespace, adds)
         if len(adds) < len(items):
             left = iter(outcomes)
             outcomes = [next(left) if isinstance(item, Add) else item for item in items]
+        call.told["results"] = outcomes
         texts = added_texts(namespace, outcomes)
         if ndjson:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
@@ -129,7 +139,9 @@ class CounterRoutes:
         body = await call.json(AtomicAddBody)
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
-        added = await self._service.add_atomic(namespace, items, credential)
+        call.charge(len(items))
+        call.told["of"] = Told(namespace, "atomic", "", credential)
+        added = call.told["results"] = await self._service.add_atomic(namespace, items, credential)
         texts = [added_text(namespace, each) for each in added]
         reply = Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
         return reply._replace(headers=added_reply(namespace, added[0]).headers)

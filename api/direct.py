@@ -12,17 +12,22 @@ import re
 import time
 from collections.abc import Coroutine, Mapping
 from functools import lru_cache
+from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.answers import added_reply, count_reply, problem_reply
-from api.call import JSON, NO_CONTENT, Call, Message, Reply, Scope
+from api.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
+from api.door import TIMEOUT_HEADER
 from api.front import Front
+from api.gate import Caller
+from api.labels import LABEL
 from api.protocol import TimedProtocol
 from api.quick import read_add, read_change
-from counter.errors import CounterError
+from counter.errors import CounterError, RateLimitedError
+from counter.keys import Scope
 from counter.outcomes import REPLAYED, Added
 from counter.service import CounterService
 from counter.types import CounterType, Namespace, Written
@@ -36,7 +41,16 @@ _PATH: Final = re.compile(
 )
 #: Longer ones have no such form, and what is remembered of them stays small.
 _PATH_BYTES_MAX: Final = 512
-_OK: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+_OK: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    + LABEL
+    + b"\r\n%s"
+)
+_SCOPES: Final[Mapping[bool, Scope]] = {True: Scope.WRITE, False: Scope.READ}
+_NAMES: Final[Mapping[bool, str]] = {
+    True: "POST /v1/namespaces/{ns}/counters/{c}/add",
+    False: "GET /v1/namespaces/{ns}/counters/{c}",
+}
 _STATUS_LINES: Final[Mapping[int, bytes]] = {
     each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
 }
@@ -71,6 +85,9 @@ class DirectCycle:
     """One request and its answer; to uvicorn, a cycle like its own."""
 
     __slots__ = (
+        "admitted",
+        "authorization",
+        "began_s",
         "body",
         "disconnected",
         "event",
@@ -80,8 +97,10 @@ class DirectCycle:
         "namespace",
         "protocol",
         "quick",
+        "request_id",
         "response_complete",
         "target",
+        "timeout",
     )
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
 
@@ -90,9 +109,17 @@ class DirectCycle:
         protocol: DirectProtocol,
         target: _Target,
         headers: list[tuple[bytes, bytes]],
-        *,
+        authorization: bytes | None,
+        request_id: bytes | None,
+        timeout: bytes | None,
         quick: bool,
     ) -> None:
+        self.began_s = protocol.began_s
+        self.authorization = authorization
+        ids = protocol.front.ids
+        self.request_id = ids.new() if request_id is None else ids.of(request_id)
+        self.timeout = timeout
+        self.admitted = False
         self.protocol = protocol
         self.target = target
         self.headers = headers
@@ -108,16 +135,43 @@ class DirectCycle:
         """Answer the request, at once if that can be."""
         self.more_body = False
         adds, name, counter, _ = self.target
+        if adds and self.protocol.front.door.refuses(self.timeout, self.answer):
+            return
         service = self.protocol.service
         namespace = service.namespaces.at_hand(name, writes=adds) if self.quick else None
-        if namespace is not None:
+        if namespace is not None and self._may_come_in(namespace, adds):
+            if self.response_complete:
+                return
             if adds:
                 if self._add(service, namespace, counter):
                     return
             elif (count := service.peek(namespace, counter, None)) is not None:
-                self.answer(count_reply(name, count))
+                reply = count_reply(name, count)
+                if self.protocol.front.door.keeps_waiting():
+                    self.protocol.loop.call_soon(self.answer, reply)
+                else:
+                    self.answer(reply)
                 return
         self.protocol.start(self._handle())
+
+    def _may_come_in(self, namespace: Namespace, adds: bool) -> bool:
+        """Whether the caller may do this, and nothing has to be said about it by the handler; who
+        has had too much is told at once."""
+        gate = self.protocol.front.gate
+        caller = gate.anyone
+        if gate.asks_for_keys:
+            known = self.protocol.caller(self.authorization)
+            if known is None or not known.may(_SCOPES[adds], namespace.name):
+                return False
+            caller = known
+        meters = caller.meters(namespace)
+        if not meters.is_empty:
+            try:
+                gate.count(meters, adds)
+            except RateLimitedError as error:
+                self._fail(error)
+        self.admitted = True
+        return True
 
     def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
         """Whether the add is under way."""
@@ -135,7 +189,7 @@ class DirectCycle:
 
     def _added(self, outcome: Written | CounterError) -> None:
         if isinstance(outcome, CounterError):
-            self.answer(problem_reply(outcome))
+            self._fail(outcome)
         elif outcome in REPLAYED:
             event = self.event
             added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
@@ -146,23 +200,39 @@ class DirectCycle:
 
     def _changed(self, outcome: Added | CounterError) -> None:
         if isinstance(outcome, CounterError):
-            self.answer(problem_reply(outcome))
+            self._fail(outcome)
         else:
             self.answer(added_reply(self.namespace, outcome))
 
+    def _fail(self, error: CounterError) -> None:
+        """Answer with *error*, which observers see where it is a failure of ours."""
+        reply = problem_reply(error)
+        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.protocol.front.show_failure(self._call(), self._parts, reply)
+        self.answer(reply)
+
+    @property
+    def _parts(self) -> list[bytes]:
+        return self.target.path.split(b"/")[2:]
+
     async def _handle(self) -> None:
         """Have the route's handler answer."""
-        front = self.protocol.front
-        scope: Scope = {
+        reply = await self.protocol.front.reply(self._call(), self._parts)
+        if reply is not None:
+            self.answer(reply)
+
+    def _call(self) -> Call:
+        """The request as handlers know it."""
+        scope: AsgiScope = {
             "method": "POST" if self.target.adds else "GET",
             "path": self.target.path.decode("ascii"),
             "query_string": b"",
             "headers": self.headers,
         }
-        call = Call(scope, self._receive, front.body_bytes_max)
-        reply = await front.reply(call, self.target.path.split(b"/")[2:])
-        if reply is not None:
-            self.answer(reply)
+        body_bytes_max = self.protocol.front.body_bytes_max
+        call = Call(scope, self._receive, body_bytes_max, self.request_id.decode())
+        call.admitted = self.admitted
+        return call
 
     async def _receive(self) -> Message:
         return {"type": "http.request", "body": self.body, "more_body": False}
@@ -174,16 +244,17 @@ class DirectCycle:
             return
         status, body, content_type, headers = reply
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
-            self.protocol.send(self, _OK % (len(body), body))
+            self.protocol.send(self, status, _OK % (len(body), self.request_id, body))
             return
         head = _STATUS_LINES[status]
         if status != NO_CONTENT:
             head += b"content-type: %s\r\ncontent-length: %d\r\n" % (content_type, len(body))
         for name, value in headers:
             head += b"%s: %s\r\n" % (name, value)
+        head += LABEL % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"
-        self.protocol.send(self, b"%s\r\n%s" % (head, body))
+        self.protocol.send(self, status, b"%s\r\n%s" % (head, body))
 
 
 class DirectProtocol(TimedProtocol):
@@ -191,10 +262,16 @@ class DirectProtocol(TimedProtocol):
 
     front: ClassVar[Front]
     service: ClassVar[CounterService]
+    #: When the request under way began to arrive.
+    began_s: float = 0.0
+    #: Who sent the last request, by which header, and by which keys that was found.
+    _caller: Caller | None = None
+    _authorization: bytes = b""
+    _version: int = -1
 
     def on_message_begin(self) -> None:
         # What uvicorn prepares here for every request, it does in on_headers_complete if need be.
-        self.waiting_since_s = time.monotonic()
+        self.waiting_since_s = self.began_s = time.monotonic()
         self.idle_since_s = None
         self.in_head, self.head_bytes = True, 0
         self.url = b""
@@ -233,6 +310,7 @@ class DirectProtocol(TimedProtocol):
             return None
         is_json: bool | None = None
         has_key = False
+        authorization = request_id = timeout = None
         for name, value in self.headers:
             if name == b"content-type":
                 is_json = value == JSON and is_json is None
@@ -243,8 +321,30 @@ class DirectProtocol(TimedProtocol):
                 return None
             elif name == b"idempotency-key":
                 has_key = True
+            elif name == b"authorization":
+                # Of several the first one counts, here as for the handlers.
+                authorization = value if authorization is None else authorization
+            elif name == b"x-request-id":
+                request_id = value if request_id is None else request_id
+            elif name == TIMEOUT_HEADER:
+                timeout = value if timeout is None else timeout
         quick = not target.adds or (is_json is True and not has_key)
-        return DirectCycle(self, target, self.headers, quick=quick)
+        quick = quick and not self.front.sees_all
+        return DirectCycle(self, target, self.headers, authorization, request_id, timeout, quick)
+
+    def caller(self, authorization: bytes | None) -> Caller | None:
+        """Who sends with this header; None where the handler must look, and say why not."""
+        if authorization is None:
+            return None
+        gate = self.front.gate
+        version = gate.ring.version
+        if version != self._version or not compare_digest(authorization, self._authorization):
+            self._version, self._authorization = version, authorization
+            try:
+                self._caller = gate.known(authorization)
+            except CounterError:
+                self._caller = None
+        return self._caller
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
         """Go on in a task that a shutdown waits for."""
@@ -252,9 +352,11 @@ class DirectProtocol(TimedProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def send(self, cycle: DirectCycle, reply: bytes) -> None:
+    def send(self, cycle: DirectCycle, status: int, reply: bytes) -> None:
         """Send the whole reply of *cycle*; then close, or go on to the next request."""
         self.transport.write_whole(reply)  # type: ignore[attr-defined]
+        now_s = time.monotonic()
+        self.front.tally.answered(_NAMES[cycle.target.adds], status, now_s - cycle.began_s)
         self.server_state.total_requests += 1
         if not cycle.keep_alive:
             self.transport.close()
@@ -263,7 +365,7 @@ class DirectProtocol(TimedProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self.waiting_since_s is None:
-            self.idle_since_s = time.monotonic()
+            self.idle_since_s = now_s
 
 
 def direct_protocol(
@@ -273,5 +375,10 @@ def direct_protocol(
     return type(
         "ApplicationProtocol",
         (DirectProtocol,),
-        {"front": front, "service": service, "request_timeout_us": request_timeout_us},
+        {
+            "front": front,
+            "service": service,
+            "ids": front.ids,
+            "request_timeout_us": request_timeout_us,
+        },
     )

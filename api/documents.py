@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -12,13 +12,21 @@ from fastapi_offline import FastAPIOffline
 from api.answers import problem_reply
 from api.front import Route
 from api.openapi import DOCS, operation, problem, responses
-from api.problems import problems_page
+from api.problem_page import POLICY, problems_page
 from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
 
 _DESCRIPTION: Final = (
     "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
     " one at most once, and a definite answer about a token stays true for ever."
 )
+
+_READY: Final[Mapping[str, str]] = {
+    "status": "ready",
+    "store": "ok",
+    "cache": "ok",
+    "rollup": "ok",
+}
+_METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 
 
 def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> FastAPI:
@@ -49,7 +57,7 @@ def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> Fas
 
     @app.get("/problems", summary="What each problem means", response_class=HTMLResponse)
     async def problems() -> HTMLResponse:
-        return HTMLResponse(problems_page())
+        return HTMLResponse(problems_page(), headers={"content-security-policy": POLICY})
 
     @app.exception_handler(404)
     async def not_found(request: Request, _error: Exception) -> Response:
@@ -70,20 +78,27 @@ def _describe_service(app: FastAPI) -> None:
         _answered_elsewhere,
         summary="The process is alive",
         response_model=dict[str, str],
+        responses={200: _example({"status": "alive"})},
     )
     app.add_api_route(
         "/readyz",
         _answered_elsewhere,
         summary="Requests may be sent here",
         response_model=None,
-        responses={503: problem()},
+        responses={200: _example(_READY), 503: problem()},
     )
     app.add_api_route(
         "/metrics",
         _answered_elsewhere,
         summary="Metrics for Prometheus",
         response_class=PlainTextResponse,
+        responses={200: _example(_METRIC, "text/plain")},
     )
+
+
+def _example(example: Any, media: str = "application/json") -> dict[str, Any]:
+    """An answer that looks so."""
+    return {"content": {media: {"example": example}}}
 
 
 def _response(error: CounterError) -> Response:

@@ -8,20 +8,29 @@ than trying regular expressions in turn. Everything else goes on to the framewor
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from api.answers import problem_reply
 from api.call import (
+    AsgiScope,
     Call,
     ClientGoneError,
     Message,
     Receive,
     Reply,
-    Scope,
     Send,
     counter_of_segment,
+    header_of,
 )
+from api.door import TIMEOUT_HEADER, Door
+from api.gate import Caller, Gate
+from api.labels import Label, RequestIds
+from api.observing import Ended, NoTally, Observer, RequestTally
+from api.streaming import StreamReply
 from counter.errors import (
     CounterError,
     MethodNotAllowedError,
@@ -30,16 +39,30 @@ from counter.errors import (
     TokenTooOldError,
     UnavailableError,
 )
+from counter.keys import Scope
 from counter.limits import SECOND
 from counter.namespaces import Namespaces
+from counter.rate_limits import ALLOWANCE
 
 Handler = Callable[[Call], Awaitable[Reply]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
 _UUID7_HINT = (
     "; the Idempotency-Key was read as a UUIDv7, whose time is part of it: prefix ids that only"
     " look like one, for example order:<id>"
 )
+#: What requests that lead nowhere are tallied as: their paths are as many as clients like.
+NOWHERE: Final = "other"
+#: Pages that tell of all namespaces.
+_GUARDED: Final = frozenset({"/metrics"})
+_PAGES: Final = _GUARDED | {
+    "/healthz",
+    "/readyz",
+    "/docs",
+    "/openapi.json",
+    "/problems",
+    "/console",
+}
 _log = logging.getLogger("counter.api")
 
 
@@ -48,55 +71,153 @@ class Route:
     """One route: ``path`` with ``{ns}`` and ``{c}`` for a namespace and a counter.
 
     One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
-    changes them, the *latest*.
+    changes them, the *latest*. *adds* are those that any request to it makes; a batch's handler
+    says for itself how many it brings.
     """
 
     method: str
     path: str
     handler: Handler
+    scope: Scope
     writes: bool = False
     latest: bool = False
+    adds: int = 0
+
+    @property
+    def name(self) -> str:
+        """As tallies and logs call it."""
+        return f"{self.method} {self.path}"
 
 
 class Front:
-    """An ASGI app that answers ``/v1`` itself and hands the rest to *rest*."""
+    """An ASGI app that answers ``/v1`` itself and hands the rest to *rest*.
+
+    What goes on to a route has passed the *gate*, and the *door* where it writes. Every answer
+    carries a request id and is counted in *tally*; *observers* look on.
+    """
 
     def __init__(
-        self, routes: list[Route], namespaces: Namespaces, rest: App, *, body_bytes_max: int
+        self,
+        routes: Sequence[Route],
+        namespaces: Namespaces,
+        rest: App,
+        gate: Gate,
+        door: Door,
+        *,
+        body_bytes_max: int,
+        observers: Sequence[Observer] = (),
+        tally: RequestTally | None = None,
     ) -> None:
+        self.routes = routes
         self._namespaces = namespaces
         self._rest = rest
+        self._observers = observers
+        self.gate = gate
+        self.door = door
+        self.tally = tally or NoTally()
+        self.ids = RequestIds()
         self.body_bytes_max = body_bytes_max
+        #: Whether no request may be answered before it comes here.
+        self.sees_all = any(each.wants_all for each in observers)
         # By the path's shape: how many segments, and those that are fixed.
         self._by_shape: dict[tuple[bytes, ...], dict[str, Route]] = {}
         for route in routes:
             shape = _shape(route.path.encode().split(b"/")[2:])
             self._by_shape.setdefault(shape, {})[route.method] = route
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        if scope["method"] == "HEAD":
+        began_s = time.monotonic()
+        label = Label(self.ids.of(header_of(scope, b"x-request-id")))
+        send = label.put_on(send, scope["path"])
+        only_head = scope["method"] == "HEAD"
+        if only_head:
             # What a GET would answer, without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         # The decoded path tells whose it is, or an encoded letter of /v1/ would lead past here.
-        if not scope["path"].startswith("/v1/"):
-            await self._rest(scope, receive, send)
-            return
-        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        call = Call(scope, receive, self.body_bytes_max)
-        reply = await self.reply(call, raw_path.partition(b"?")[0].split(b"/")[2:])
-        if reply is not None:
+        if scope["path"].startswith("/v1/"):
+            raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+            call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
+            reply = await self.reply(call, raw_path.partition(b"?")[0].split(b"/")[2:])
+            if reply is None:
+                return
+            route = NOWHERE if call.route is None else call.route.name
+            if isinstance(reply, StreamReply):
+                # It took as long as its first piece did: the rest is time that nobody waits.
+                self.tally.answered(route, reply.status, time.monotonic() - began_s)
+                await reply.serve(send, receive, only_head=only_head)
+                return
             await reply.send(send)
+        else:
+            route = await self._show(scope, receive, send)
+        self.tally.answered(route, label.status, time.monotonic() - began_s)
+
+    async def _show(self, scope: AsgiScope, receive: Receive, send: Send) -> str:
+        """Answer what is not of ``/v1``; the page's name for the tally."""
+        path: str = scope["path"]
+        if path in _GUARDED:
+            try:
+                caller = self.gate.caller(header_of(scope, b"authorization"))
+                caller.require_all_namespaces()
+            except CounterError as error:
+                await problem_reply(error).send(send)
+                return f"GET {path}"
+        await self._rest(scope, receive, send)
+        return f"GET {path}" if path in _PAGES else NOWHERE
 
     async def reply(self, call: Call, parts: list[bytes]) -> Reply | None:
         """The answer to *call* at a path of *parts*; None where nobody waits for it any more."""
+        found = self._let_in(call, parts)
+        watching = self._watch(call)
+        reply: Reply | None = None
         try:
+            if isinstance(found, CounterError):
+                reply = problem_reply(found)
+            else:
+                reply = await self._answer(call, *found)
+        finally:
+            # Where it is cancelled, too: a span that does not end is never told.
+            for ended in watching:
+                ended(reply)
+        return reply
+
+    def show_failure(self, call: Call, parts: list[bytes], reply: Reply) -> None:
+        """Have observers see a request that was answered directly, and failed."""
+        self._let_in(call, parts)
+        for ended in self._watch(call):
+            ended(reply)
+
+    def _watch(self, call: Call) -> list[Ended]:
+        """Whom to tell how *call* ends, the last one to look on first."""
+        began = [each.began(call) for each in self._observers]
+        return [ended for ended in reversed(began) if ended is not None]
+
+    def _let_in(self, call: Call, parts: list[bytes]) -> tuple[Route, Caller] | CounterError:
+        """The route and the caller of *call*, or why it may not come in."""
+        try:
+            # First of all: who has no key learns nothing of what there is.
+            caller = call.caller = self.gate.caller(call.header(b"authorization"))
             route = self._route(call, parts)
-            name = call.namespace
+            caller.require(route.scope, call.namespace)
+        except CounterError as error:
+            return error
+        return route, caller
+
+    async def _answer(self, call: Call, route: Route, caller: Caller) -> Reply | None:
+        name, call.room = call.namespace, self.door.bodies
+        try:
+            if route.writes:
+                call.receive = self.door.guarded(call.receive, call.header(TIMEOUT_HEADER))
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
+            # Who changes what a namespace may have is not held up by those who have had all of it.
+            namespace = None if route.latest else self._namespaces.find(name)
+            if not call.admitted:
+                self.gate.admit(caller, namespace, route.adds)
+            call.charge = partial(self.gate.charge, caller, namespace)
+            ALLOWANCE.set(caller)
             return await route.handler(call)
         except NamespaceUnknownError as error:
             return problem_reply(await self._unknown(call, error))
@@ -109,6 +230,8 @@ class Front:
         except Exception:
             _log.exception("a request failed in a way that it should not")
             return problem_reply(CounterError("the service met a fault of its own; see its log"))
+        finally:
+            self.door.bodies.give_back(call.held)
 
     async def _unknown(self, call: Call, error: NamespaceUnknownError) -> CounterError:
         """What to say where the store, or this process, does not know the call's namespace."""
@@ -126,7 +249,7 @@ class Front:
         )
 
     def _route(self, call: Call, parts: list[bytes]) -> Route:
-        """The route of a path, with the call's namespace and counter set."""
+        """The route of a path; it, and the path's namespace and counter, become the call's."""
         count = len(parts)
         methods = self._by_shape.get(_shape(parts))
         if methods is None:
@@ -138,6 +261,7 @@ class Front:
                 f"the method {method[:20]} is not supported here; use {' or '.join(methods)}",
                 allow=sorted({*methods, "HEAD"} if "GET" in methods else methods),
             )
+        call.route = route
         if count > 1:
             call.namespace = parts[1].decode("latin-1")
         if count > 3 and parts[2] == b"counters":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from counter.errors import (
     ClockSkewError,
@@ -12,12 +13,16 @@ from counter.errors import (
     StoreUnavailableError,
     UnavailableError,
 )
+from counter.keys import KeyRing
 from counter.limits import SECOND
-from counter.ports import Cache, Store
+from counter.ports import Cache, Clock, Store
 from counter.skew import ClockGuard
+from counter.troubles import Trouble, Troubles
 from rollup.worker import RollupWorker
 
 _PING_S: Final = 5.0
+_LOOK_EVERY_S: Final = 5.0
+_LEAVING: Final = "this process was told to end: send requests elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +34,35 @@ class Report:
     clock: str | None = None
     rollup: str | None = None
     cache: str | None = None
+    keys: str | None = None
+    is_leaving: bool = False
+    #: What of these is wrong, and since when.
+    troubles: tuple[Trouble, ...] = ()
 
     @property
     def failure(self) -> CounterError | None:
         """The problem that /readyz answers; None where the process is of use."""
+        failure = self._failure()
+        if failure is not None:
+            failure.fields["troubles"] = self.told
+        return failure
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The troubles as members of an answer."""
+        return [each.told() for each in self.troubles]
+
+    def _failure(self) -> CounterError | None:
+        if self.is_leaving:
+            return UnavailableError(_LEAVING)
         if self.store is not None:
             return self.store
         if self.clock is not None:
             return ClockSkewError(self.clock, retry_after_us=SECOND)
         if self.rollup is not None:
             return UnavailableError(f"the rollup does not work: {self.rollup}")
+        if self.keys is not None:
+            return StoreUnavailableError(self.keys, retry_after_us=SECOND)
         return None
 
 
@@ -46,25 +70,49 @@ class Health:
     """Looks at all that this process depends on."""
 
     def __init__(
-        self, store: Store, cache: Cache, worker: RollupWorker, guard: ClockGuard | None
+        self,
+        store: Store,
+        cache: Cache,
+        worker: RollupWorker,
+        guard: ClockGuard | None,
+        clock: Clock,
+        keys: KeyRing,
     ) -> None:
         self._store = store
         self._cache = cache
         self._worker = worker
         self._guard = guard
+        self._keys = keys
         #: Whether the worker runs in this process: else its trouble is none of ours.
         self.rolls_up = True
+        #: Whether the process was told to end.
+        self.is_leaving = False
         self.latest = Report()
+        self._troubles = Troubles(clock)
+
+    async def keep_looking(self, stop: asyncio.Event) -> None:
+        """Look every few seconds until *stop* is set."""
+        while not stop.is_set():
+            await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
 
     async def look(self) -> Report:
         """Ask the store and the cache, each for a bounded time."""
         store, cache = await asyncio.gather(self._ask_store(), self._ask_cache())
-        self.latest = Report(
-            store=store,
-            clock=None if self._guard is None else self._guard.trouble,
-            rollup=self._worker.trouble if self.rolls_up else None,
-            cache=cache,
-        )
+        clock = None if self._guard is None else self._guard.trouble
+        rollup = self._worker.trouble if self.rolls_up else None
+        found = {
+            "process": _LEAVING if self.is_leaving else None,
+            "store": None if store is None else store.detail,
+            "clock": clock,
+            "rollup": rollup,
+            "cache": cache,
+            "keys": self._keys.trouble,
+        }
+        troubles = self._troubles.note(found)
+        keys, leaving = self._keys.trouble, self.is_leaving
+        self.latest = Report(store, clock, rollup, cache, keys, leaving, troubles)
         return self.latest
 
     async def _ask_store(self) -> CounterError | None:

@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from api.gate import Gate
 from api.health import Health
+from counter import limits
 from counter.limits import SECOND
+from counter.overload import Bounded
 from counter.service import CounterService
-from counter.skew import ClockGuard
+from rollup.families import counter, counters, gauge, gauges
 
 
 class Metrics(Collector):
     """Reads the service's own tallies when asked: the hot path only adds to integers."""
 
-    def __init__(self, service: CounterService, health: Health, guard: ClockGuard | None) -> None:
+    def __init__(
+        self, service: CounterService, health: Health, gate: Gate, bodies: Bounded
+    ) -> None:
         self._service = service
         self._health = health
-        self._guard = guard
+        self._gate = gate
+        self._bodies = bodies
+        self._versions = (_version(), platform.python_version())
 
     def collect(self) -> Iterable[Metric]:
         """The families of this scrape."""
-        family = CounterMetricFamily(
-            "counter_adds", "Adds and clears by what became of them.", labels=["outcome"]
-        )
-        for outcome, number in self._service.tally.items():
-            family.add_metric([outcome], number)
-        yield family
+        yield gauges("build_info", "What runs here.", ("version", "python"), [(self._versions, 1)])
+        text = "Adds and clears by what became of them."
+        yield counters("adds", text, "outcome", self._service.tally)
+        text = "Counts that were looked for in the cache."
+        yield counters("cache_lookups", text, "result", self._service.reader.lookups)
         found = self._health.latest
-        yield _gauge("store_up", "Whether the store can be written.", found.store is None)
-        yield _gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
-        if self._health.rolls_up:
-            text = "Whether the rollup of this process works."
-            yield _gauge("rollup_up", text, found.rollup is None)
-        if self._guard is not None:
-            text = "How far the store's clock is ahead of this process's."
-            yield _gauge("clock_offset_seconds", text, self._guard.offset_us / SECOND)
-            text = "Whether this process writes nothing because of its clock."
-            yield _gauge("clock_out_of_bounds", text, self._guard.trouble is not None)
+        yield gauge("store_up", "Whether the store can be written.", found.store is None)
+        yield gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
+        text = "Whether API keys are known well enough to let their holders in."
+        yield gauge("keys_up", text, found.keys is None)
+        yield from self._load()
+        text = "Requests that were refused for want of a key or of what it may do."
+        yield counters("key_refusals", text, "reason", self._gate.turned_away)
+        text = "Requests past a rate of their key or namespace."
+        yield counters("rate_limited", text, "rate", self._gate.limited)
+
+    def _load(self) -> Iterator[Metric]:
+        load = self._service.load
+        depths = {
+            "adds": (load.ahead, limits.PENDING_WRITES_MAX),
+            "resolutions": (self._service.late.held, limits.RESOLUTIONS_MAX),
+            "body_bytes": (self._bodies.held, limits.BODIES_BYTES_MAX),
+        }
+        yield gauges(
+            "queue_depth",
+            "What waits: adds, late tokens to be resolved, bytes of bodies that are read.",
+            ("queue",),
+            (([name], depth) for name, (depth, _) in depths.items()),
+        )
+        yield gauges(
+            "queue_limit",
+            "How much may wait at most.",
+            ("queue",),
+            (([name], most) for name, (_, most) in depths.items()),
+        )
+        yield gauge("queue_room", "Adds that may wait now and be answered in time.", load.room)
+        text = "How long an add that comes now is expected to wait."
+        yield gauge("expected_wait_seconds", text, load.wait_us / SECOND)
+        text = "Requests that were refused at the door because they could not be answered in time."
+        yield counter("shed_requests", text, load.refused)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"counter_{name}", text, value=value)
+def _version() -> str:
+    try:
+        return version("distributed-counter")
+    except PackageNotFoundError:
+        # Run from its source, which was not installed.
+        return "unknown"

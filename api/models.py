@@ -28,8 +28,20 @@ def _duration(value: Any) -> Any:
     return parse_duration(value)
 
 
-CounterName = Annotated[str, AfterValidator(check_counter_name)]
-Delta = Annotated[int, Field(ge=limits.INT64_MIN, le=limits.INT64_MAX, examples=[1])]
+CounterName = Annotated[
+    str,
+    AfterValidator(check_counter_name),
+    Field(description="The counter: 1 to 256 printable Unicode characters."),
+]
+Delta = Annotated[
+    int,
+    Field(
+        ge=limits.INT64_MIN,
+        le=limits.INT64_MAX,
+        examples=[1],
+        description="How much to add; less than 0 takes away.",
+    ),
+]
 DurationText = Annotated[
     int,
     BeforeValidator(_duration, json_schema_input_type=str),
@@ -88,7 +100,9 @@ class BatchAddItem(TypedDict):
 
 class BatchAddBody(Body):
     # At the first bad item each is looked at by itself.
-    items: Annotated[list[BatchAddItem], FailFast()]
+    items: Annotated[list[BatchAddItem], FailFast()] = Field(
+        description="The adds, a token each: at most `batch_items_max` of them."
+    )
 
 
 class AtomicItem(Body):
@@ -98,33 +112,94 @@ class AtomicItem(Body):
 
 class AtomicAddBody(Body):
     idempotency_token: TokenBody | None = None
-    items: list[AtomicItem] = Field(min_length=1, max_length=limits.ATOMIC_ITEMS_MAX)
+    items: list[AtomicItem] = Field(
+        min_length=1,
+        max_length=limits.ATOMIC_ITEMS_MAX,
+        description="The adds: all of them are counted, or none.",
+    )
 
 
 class BatchGetBody(Body):
-    counters: Annotated[list[str], FailFast()]
-    max_staleness: DurationText | None = None
+    counters: Annotated[list[str], FailFast()] = Field(
+        description="The names, at most `batch_items_max` of them."
+    )
+    max_staleness: DurationText | None = Field(
+        default=None, description="How stale the counts may be; without it as the namespace has it."
+    )
 
 
 class RecountBody(Body):
-    from_: AwareDatetime | None = Field(default=None, alias="from")
-    to: AwareDatetime | None = None
+    from_: AwareDatetime | None = Field(
+        default=None, alias="from", description="The first instant; all there is without it."
+    )
+    to: AwareDatetime | None = Field(default=None, description="The instant after the last one.")
 
 
 class TokensBody(Body):
-    count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX)
+    count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX, description="How many.")
+
+
+class ClientsBody(Body):
+    """What the namespace's clients do. It is compared with the settings, and not kept."""
+
+    retry: DurationText | None = Field(
+        default=None, description="How long after its token was made an add may still be sent."
+    )
+    clock: DurationText | None = Field(
+        default=None, description="How far a client's clock may be off."
+    )
+    max_staleness: DurationText | None = Field(
+        default=None, description="How old a count they take by default."
+    )
+    hottest_per_s: int | None = Field(
+        default=None, ge=0, le=10**9, description="How often the busiest counter is added to."
+    )
 
 
 class NamespaceBody(Body):
     """A namespace's settings. What an update leaves out stays as it is."""
 
     # Enumerations come as text; strict mode would refuse it outside of JSON.
-    counter_type: CounterType | None = None
-    dataset: str | None = Field(default=None, max_length=63)
-    accept_limit: DurationText | None = None
-    future_limit: DurationText | None = None
-    rollup_window: DurationText | None = None
-    shards: int | None = Field(default=None, ge=1, le=limits.SHARDS_MAX)
-    payload_check: PayloadCheck | None = None
-    key_ttl: DurationText | None = None
-    cache_ttl: DurationText | None = None
+    counter_type: CounterType | None = Field(
+        default=None, description="How it counts; fixed, and needed to create one."
+    )
+    dataset: str | None = Field(
+        default=None, max_length=63, description="The event tables it shares; fixed."
+    )
+    accept_limit: DurationText | None = Field(
+        default=None, description="How old a token may be when its add arrives."
+    )
+    future_limit: DurationText | None = Field(
+        default=None, description="How far ahead a token's time may lie."
+    )
+    rollup_window: DurationText | None = Field(
+        default=None, description="How finely time is cut; fixed."
+    )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.SHARDS_MAX,
+        description="The parts that rollup workers share; fixed.",
+    )
+    payload_check: PayloadCheck | None = Field(
+        default=None, description="How hard to look for two payloads under one token."
+    )
+    key_ttl: DurationText | None = Field(
+        default=None, description="How long an arbitrary key is remembered."
+    )
+    cache_ttl: DurationText | None = Field(
+        default=None, description="How long a rolled-up count may be served from the cache."
+    )
+    requests_per_s: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.RATE_PER_S_MAX,
+        description="Requests that each process takes in a second; 0 for any number.",
+    )
+    adds_per_s: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.RATE_PER_S_MAX,
+        description="Adds that each process takes in a second; 0 for any number.",
+    )
+    clients: ClientsBody | None = None

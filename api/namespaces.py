@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, Final
 
+from api.acts import who_of
 from api.answers import json_reply, namespace_body, namespace_reply
 from api.call import Call, Reply
-from api.models import NamespaceBody, TokensBody
+from api.models import ClientsBody, NamespaceBody, TokensBody
+from counter.admin_log import AdminLog
 from counter.clock import to_rfc3339
 from counter.errors import InvalidBodyError, NamespaceUnknownError, PreconditionFailedError
+from counter.limits import LEASE_TIME_US
+from counter.planner_rules import Clients, creation_warnings
 from counter.service import CounterService
 from counter.tokens import format_nonce
 from counter.types import Namespace, NamespaceSettings
 
-_DURATIONS = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
+_log = logging.getLogger("counter.namespaces")
+_DURATIONS: Final = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
 
 
 class NamespaceRoutes:
     """Handlers of ``/v1/namespaces`` and ``/v1/tokens``."""
 
     def __init__(
-        self, service: CounterService, defaults: NamespaceSettings, *, settle_s: float = 0.0
+        self,
+        service: CounterService,
+        defaults: NamespaceSettings,
+        admin_log: AdminLog,
+        *,
+        settle_s: float = 0.0,
+        lease_time_us: int = LEASE_TIME_US,
+        shared: bool = False,
     ) -> None:
         self._service = service
         self._defaults = defaults
+        self._admin_log = admin_log
         self._settle_s = settle_s
+        self._lease_time_us = lease_time_us
+        self._shared = shared
 
     async def list(self, call: Call) -> Reply:
-        """All namespaces, by name."""
+        """All namespaces that there are for the caller, by name."""
         call.query()
-        found = [namespace_body(each) for each in self._service.namespaces.all()]
+        everything = self._service.namespaces.all()
+        found = [namespace_body(each) for each in everything if call.sees(each.name)]
         return json_reply({"namespaces": found})
 
     async def get(self, call: Call) -> Reply:
@@ -39,7 +59,7 @@ class NamespaceRoutes:
         return namespace_reply(self._service.namespaces.get(call.namespace))
 
     async def put(self, call: Call) -> Reply:
-        """Create a namespace, or change what may change of it."""
+        """Create a namespace, or change what may change of it; and say what does not fit."""
         body = await call.json(NamespaceBody)
         changes = _changes(body)
         namespaces = self._service.namespaces
@@ -59,14 +79,43 @@ class NamespaceRoutes:
             settings = replace(self._defaults, **changes)
             if "key_ttl_us" not in changes:
                 settings = await namespaces.fitted(settings)
-            return namespace_reply(await namespaces.create(call.namespace, settings), 201)
+            async with self._acts("namespace.create", call, None, settings):
+                created = await namespaces.create(call.namespace, settings)
+            return namespace_reply(created, 201, self._warnings(created, body.clients))
         if call.header(b"if-none-match") is not None:
             raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")
         _check_match(call, standing)
         settings = replace(standing.settings, **changes)
-        if settings == standing.settings:
-            return namespace_reply(standing)
-        return namespace_reply(await namespaces.update(standing, settings))
+        if settings != standing.settings:
+            async with self._acts("namespace.change", call, standing.settings, settings):
+                standing = await namespaces.update(standing, settings)
+        return namespace_reply(standing, warnings=self._warnings(standing, body.clients))
+
+    @asynccontextmanager
+    async def _acts(
+        self,
+        what: str,
+        call: Call,
+        before: NamespaceSettings | None,
+        after: NamespaceSettings | None,
+    ) -> AsyncIterator[None]:
+        """Around what the audit log tells."""
+        async with self._admin_log.act(what, who_of(call), namespace=call.namespace) as act:
+            act.changed(before, after)
+            yield
+
+    def _warnings(self, namespace: Namespace, clients: ClientsBody | None) -> tuple[str, ...]:
+        """Where its settings contradict each other, or what its clients do; logged too."""
+        found = creation_warnings(
+            namespace.settings,
+            namespace.dataset,
+            _clients(clients),
+            lease_time_us=self._lease_time_us,
+            shared=self._shared,
+        )
+        for each in found:
+            _log.warning("namespace %r: %s", namespace.name, each)
+        return found
 
     async def delete(self, call: Call) -> Reply:
         """Delete a namespace with its counters, events and tokens.
@@ -76,7 +125,8 @@ class NamespaceRoutes:
         """
         standing = self._service.namespaces.get(call.namespace)
         _check_match(call, standing)
-        await self._service.namespaces.delete(standing)
+        async with self._acts("namespace.delete", call, standing.settings, None):
+            await self._service.namespaces.delete(standing)
         await asyncio.sleep(self._settle_s)
         return Reply(204, b"")
 
@@ -96,11 +146,24 @@ class NamespaceRoutes:
 
 def _changes(body: NamespaceBody) -> dict[str, Any]:
     """The settings that a body names, by their names inside."""
-    given = body.model_dump(exclude_unset=True)
+    given = body.model_dump(exclude_unset=True, exclude={"clients"})
     for name, value in given.items():
         if value is None:
             raise InvalidBodyError(f"{name} is null; leave it out instead", field=name)
     return {f"{name}_us" if name in _DURATIONS else name: value for name, value in given.items()}
+
+
+def _clients(told: ClientsBody | None) -> Clients | None:
+    """What a body tells of a namespace's clients."""
+    if told is None:
+        return None
+    hottest = told.hottest_per_s
+    return Clients(
+        retry_us=told.retry,
+        clock_us=told.clock,
+        max_staleness_us=told.max_staleness,
+        hottest_per_s=None if hottest is None else Fraction(hottest),
+    )
 
 
 def _check_match(call: Call, standing: Namespace) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from api import models, schemas
 from counter import limits
+from counter.outcomes import TALLIES
 
 _TOKEN: Final[Mapping[str, str]] = {
     "token": "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b",
@@ -42,6 +43,8 @@ _NAMESPACE: Final[Mapping[str, Any]] = {
     "payload_check": "guard",
     "key_ttl": "1d",
     "cache_ttl": "10s",
+    "requests_per_s": 0,
+    "adds_per_s": 0,
 }
 
 
@@ -74,6 +77,8 @@ class Doc:
     status: int = 200
     query: Mapping[str, Parameter] = field(default_factory=dict)
     headers: Mapping[str, Parameter] = field(default_factory=dict)
+    #: What it answers in.
+    media: str = "application/json"
     #: Another form of the body.
     lines: Lines | None = None
     #: What else it answers in, with an example: where the request asks for it.
@@ -183,6 +188,12 @@ DOCS: Final[Mapping[tuple[str, str], Doc]] = {
         },
         other_media={"text/csv": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n"},
     ),
+    ("GET", f"{_COUNTER}/live"): Doc(
+        "A counter's count as it changes, by server-sent events",
+        f"event: count\ndata: {json.dumps(_COUNT)}\n\n",
+        schemas.STREAMED,
+        media="text/event-stream",
+    ),
     ("POST", f"{_COUNTER}/recount"): Doc(
         "Have a counter's windows counted anew from its events",
         {"namespace": "default", "counter": "views", "windows": 3},
@@ -196,6 +207,41 @@ DOCS: Final[Mapping[tuple[str, str], Doc]] = {
         {"counters": ["likes", "views"], "next_page": None},
         schemas.NAMES,
         query={**_PAGING, "prefix": Parameter("Only names that start with it.", _TEXT)},
+    ),
+    ("GET", "/v1/namespaces/{ns}/shards"): Doc(
+        "How far the rollup of each shard has come, and who does it",
+        {
+            "namespace": "default",
+            "as_of": _COUNT["as_of"],
+            "shards": [
+                {
+                    "shard": 0,
+                    "watermark": "2026-01-31T08:15:09.999999Z",
+                    "lag_seconds": 20.004712,
+                    "overdue_seconds": 0.0,
+                    "owner": "counter-1-4711-0a1b2c3d",
+                }
+            ],
+        },
+        schemas.SHARDS,
+    ),
+    ("GET", "/v1/namespaces/{ns}/busiest"): Doc(
+        "The counters that are added to the most just now",
+        {
+            "namespace": "default",
+            "since": "2026-01-31T08:15:20.000250Z",
+            "as_of": _COUNT["as_of"],
+            "complete": True,
+            "counters": [{"counter": "views", "adds_per_s": 120.3, "count": 42}],
+        },
+        schemas.BUSIEST,
+        query={
+            "limit": Parameter(
+                "At most so many counters: 1 to 100, 10 where it is left out.",
+                {"type": "integer", "minimum": 1, "maximum": 100},
+            ),
+            "span": Parameter("How long a time: 10s, at most 1m.", schemas.DURATION),
+        },
     ),
     ("POST", "/v1/namespaces/{ns}/batch/add"): Doc(
         "Add to many counters, a token each; an outcome for each item, in order",
@@ -232,7 +278,7 @@ DOCS: Final[Mapping[tuple[str, str], Doc]] = {
     ("PUT", "/v1/namespaces/{ns}"): Doc(
         "Create a namespace (201), or change what may change of it (200)",
         _NAMESPACE,
-        schemas.NAMESPACE,
+        schemas.NAMESPACE_PUT,
         models.NamespaceBody,
         {"counter_type": "EVENTUAL"},
         headers={
@@ -248,6 +294,11 @@ DOCS: Final[Mapping[tuple[str, str], Doc]] = {
         status=204,
         headers=_MATCH,
         problems=(412,),
+    ),
+    ("GET", "/v1/outcomes"): Doc(
+        "Adds and clears by what became of them",
+        {"as_of": _COUNT["as_of"], "outcomes": {**dict.fromkeys(TALLIES, 0), "original": 1}},
+        schemas.OUTCOMES,
     ),
     ("POST", "/v1/tokens"): Doc(
         "Tokens in strict order, never issued twice",
@@ -289,13 +340,13 @@ def responses(doc: Doc, path: str) -> dict[int | str, dict[str, Any]]:
     own: dict[str, Any] = {"description": "Done"}
     if doc.answer is not None:
         own["content"] = {
-            "application/json": {"schema": doc.schema, "example": doc.answer},
+            doc.media: {"schema": doc.schema, "example": doc.answer},
             **{
                 media: {"schema": _TEXT, "example": example}
                 for media, example in doc.other_media.items()
             },
         }
-    statuses = {400, 431, 500, 503, *doc.problems}
+    statuses = {400, 401, 403, 429, 431, 500, 503, *doc.problems}
     if "{ns}" in path:
         statuses.add(404)
     if doc.body is not None:

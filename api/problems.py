@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -25,17 +24,6 @@ def problem_types() -> list[type[CounterError]]:
         found.setdefault(each.code, each)
         waiting += each.__subclasses__()
     return [found[code] for code in sorted(found)]
-
-
-def problems_page() -> bytes:
-    """A page with a section for each code: what a problem's ``type`` leads to."""
-    sections = [
-        f'<section id="{each.code}"><h2><code>{each.code}</code> {each.status}</h2>'
-        f"<p>{escape(each.title)}. {escape(' '.join((each.__doc__ or '').split()))}</p></section>"
-        for each in problem_types()
-    ]
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Problems</title>'
-    return f"{head}<h1>Problems</h1>{''.join(sections)}</html>".encode()
 
 
 def problem_of(error: CounterError) -> dict[str, Any]:

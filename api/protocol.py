@@ -1,30 +1,41 @@
-"""uvicorn's HTTP protocol with one more rule: a request must arrive whole within a time.
+"""uvicorn's HTTP protocol with bounds: on how many connections there are, and how slow they may be.
 
-Header or body, slow or half-sent: past the limit the client gets 408 and the connection is closed.
-One look over the connections a second costs nothing per request.
+A request must arrive whole within a time: header or body, slow or half-sent, past the limit the
+client gets 408 and the connection is closed. A client that takes nothing of its answers for as long
+is cut off. One look over the connections a second costs nothing per request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.problems import problem_bytes
+from api.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections
+from api.labels import LABEL, RequestIds
+from api.problems import problem_bytes, retry_after_s
 from counter.errors import (
     BadRequestError,
     CounterError,
     HeadTooLargeError,
+    OverloadedError,
     RequestTimeoutError,
+    UriTooLongError,
 )
-from counter.limits import HEAD_BYTES_MAX, SECOND
+from counter.limits import CONNECTIONS_MAX, HEAD_BYTES_MAX, SECOND, URL_BYTES_MAX
 
 _LOOK_EVERY_S = 1.0
+#: A client that takes so much of its answers within the time is slow, and not gone.
+_TAKEN_BYTES_MIN = 64 * 1024
+_FAREWELL_S = 0.5
+_REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
+#: So much of what came is read before it is seen whether requests wait.
+_SLICE_BYTES = 8_192
 _HEAD_START = b"HTTP/1.1 "
 _CONTINUE_START = b"HTTP/1.1 100"
 
@@ -43,7 +54,10 @@ class WholeReplies:
 
     def write(self, data: bytes) -> None:
         """Hold back the head of a reply; send anything else, after what is held back."""
-        if self._head is not None:
+        if self._transport.is_closing():
+            # Of several requests that wait uvicorn tells one alone that the client has gone.
+            self._head = None
+        elif self._head is not None:
             head, self._head = self._head, None
             self._transport.write(head + data)
         elif data.startswith(_HEAD_START) and not data.startswith(_CONTINUE_START):
@@ -76,21 +90,38 @@ class PatientFlow(FlowControl):
     it sends would be kept.
     """
 
-    def __init__(self, transport: Any, waiting: Collection[object]) -> None:
+    def __init__(
+        self, transport: Any, waiting: Collection[object], has_more: Callable[[], bool]
+    ) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        self._has_more = has_more
 
     def resume_reading(self) -> None:
-        """Read on, unless requests wait: the last of them reads on when it has its turn."""
-        if not self._waiting:
+        """Read on, unless requests wait: the last of them reads on when it has its turn. What came
+        already is read first."""
+        if not self._waiting and not self._has_more():
             super().resume_reading()
 
 
 class TimedProtocol(HttpToolsProtocol):
     """An HTTP connection that knows since when it waits for the rest of a request."""
 
+    #: What names answers that no request was read for.
+    ids: ClassVar[RequestIds]
     request_timeout_us: ClassVar[int] = 10 * SECOND
+    connections_max: ClassVar[int] = CONNECTIONS_MAX
+    #: Where it is told why a connection was ended; None where nobody asks.
+    told: ClassVar[Connections | None] = None
+    #: Whether the process ends: each answer is then its connection's last.
+    draining: ClassVar[bool] = False
     waiting_since_s: float | None = None
+    #: What came and is not read yet, because requests wait.
+    _unread: bytes = b""
+    #: Since when its client takes nothing of what is sent, and how much that was then.
+    untaken: tuple[float, int] | None = None
+    #: Why the request that is being read is refused, where that is not for its form.
+    refusal: CounterError | None = None
     in_head: bool = False
     head_bytes: int = 0
     #: Since when a kept connection waits for its next request, where uvicorn has no timer for it.
@@ -99,9 +130,47 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
-        self.flow = PatientFlow(self.transport, self.pipeline)
+        self.flow = PatientFlow(self.transport, self.pipeline, self._has_more)
+        if len(self.connections) > self.connections_max:
+            self._refuse(
+                OverloadedError(
+                    f"this process has {self.connections_max} connections already; close some, or"
+                    " try another server",
+                    retry_after_us=SECOND,
+                )
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        self._unread = b""
 
     def data_received(self, data: bytes) -> None:
+        if self._unread or len(data) > _SLICE_BYTES:
+            self._unread += data
+            self._read_on()
+        else:
+            self._read(data)
+
+    def _read_on(self) -> None:
+        """Read what has come, a slice at a time, until requests wait: as bytes they are a fortieth
+        of what they become."""
+        unread, start = self._unread, 0
+        while start < len(unread) and not self.pipeline and not self.transport.is_closing():
+            self._read(unread[start : start + _SLICE_BYTES])
+            start += _SLICE_BYTES
+        self._unread = unread[start:]
+        if not self._unread and not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _has_more(self) -> bool:
+        """Whether something that came is still to be read; then it is, soon."""
+        if self._unread:
+            # Not at once: the parser may be at work.
+            self.loop.call_soon(self._read_on)
+        return bool(self._unread)
+
+    def _read(self, data: bytes) -> None:
         self.idle_since_s = None
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
             # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
@@ -134,7 +203,17 @@ class TimedProtocol(HttpToolsProtocol):
         ):
             # The parser takes what follows an Upgrade for the next request: refused as no HTTP.
             raise ValueError("an upgrade with a body")
+        if len(self.url) > URL_BYTES_MAX:
+            self.refusal = UriTooLongError(
+                f"the path and query have {len(self.url)} bytes; at most {URL_BYTES_MAX} are"
+                " allowed"
+            )
+            raise ValueError("a URL that is too long")
+        before = self.cycle
         super().on_headers_complete()
+        if self.draining and (before is None or before.response_complete):
+            # Else one before it waits for its answer, and that one must not be the last.
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
@@ -146,16 +225,60 @@ class TimedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP with a problem, as everything else."""
-        self.waiting_since_s = None
-        self._refuse(BadRequestError(f"{msg} Send HTTP/1.1."))
+        self._refuse(self.refusal or BadRequestError(f"{msg} Send HTTP/1.1."))
 
     def time_out(self) -> None:
         """Answer 408 and close. A handler that waits for the body learns that nobody is there."""
-        self.waiting_since_s = None
         seconds = self.request_timeout_us / SECOND
         self._refuse(RequestTimeoutError(f"the request did not arrive whole within {seconds:g} s"))
 
+    def resume_writing(self) -> None:
+        # What waited was taken, and what waits at the next look is something else.
+        self.untaken = None
+        super().resume_writing()
+
+    @classmethod
+    def drain(cls) -> None:
+        """From now on each answer of these connections is the last one, and says so."""
+        cls.draining = True
+        # What is answered directly could not tell.
+        cls._direct_cycle = TimedProtocol._direct_cycle  # type: ignore[method-assign]
+
+    def _direct_cycle(self) -> Any:
+        """What answers the request whose header is read without ASGI; None for ASGI."""
+        return None
+
+    def cut_if_untaken(self, now_s: float) -> None:
+        """Cut the connection off if its client has taken too little of its answers for too long.
+
+        What is left when the connection is closed must be taken within the time, too: nobody else
+        would ever end it.
+        """
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            self.untaken = None
+            return
+        size = self.transport.get_write_buffer_size()
+        if self.untaken is None or size <= self.untaken[1] - _TAKEN_BYTES_MIN:
+            self.untaken = now_s, size
+            return
+        limit_s = self.request_timeout_us / SECOND
+        if self.draining and not size:
+            # All is sent. TLS waits for a farewell, which a client that keeps connections in store
+            # does not send before it uses them again.
+            limit_s = min(limit_s, _FAREWELL_S)
+        if now_s - self.untaken[0] > limit_s:
+            if size:
+                self._tell(UNTAKEN)
+            self.transport.abort()
+
+    def _tell(self, why: str) -> None:
+        if self.told is not None:
+            self.told.end(why)
+
     def _refuse(self, error: CounterError) -> None:
+        self._tell(_REASONS.get(type(error), MALFORMED))
+        # Nothing is waited for any more.
+        self.waiting_since_s = None
         body = problem_bytes(error)
         cycle = self.cycle
         # A whole request of this connection that waits for its own answer: this one is not it.
@@ -165,21 +288,31 @@ class TimedProtocol(HttpToolsProtocol):
         )
         if not answering:
             phrase = HTTPStatus(error.status).phrase.encode()
+            wait_s = retry_after_s(error)
             self.transport.write(
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\n"
-                b"connection: close\r\ncontent-length: %d\r\n\r\n%s"
-                % (error.status, phrase, len(body), body)
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\n%s"
+                b"connection: close\r\ncontent-length: %d\r\n%s\r\n%s"
+                % (
+                    *(error.status, phrase),
+                    b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
+                    *(len(body), LABEL % self.ids.new(), body),
+                )
             )
         self.transport.close()
 
 
 def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
     """A protocol class with its limit; uvicorn takes a class and makes the instances."""
-    return type("BoundedProtocol", (TimedProtocol,), {"request_timeout_us": request_timeout_us})
+    return type(
+        "BoundedProtocol",
+        (TimedProtocol,),
+        {"ids": RequestIds(), "request_timeout_us": request_timeout_us},
+    )
 
 
 async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
-    """Look over *connections* once a second, for ever, and time out those that wait too long."""
+    """Look over *connections* once a second, for ever: time out those that wait too long, and cut
+    off those whose clients take nothing."""
     limit_s = request_timeout_us / SECOND
     while True:
         await asyncio.sleep(min(_LOOK_EVERY_S, limit_s / 2))
@@ -191,3 +324,6 @@ async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> No
             idle_s = each.idle_since_s
             if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
                 each.timeout_keep_alive_handler()
+            each.cut_if_untaken(now_s)
+            # Or the last one would live on until the next look.
+            del each

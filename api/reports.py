@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from api.acts import who_of
 from api.answers import json_reply
 from api.call import CSV, Call, Reply
 from api.models import RecountBody
 from counter import limits
+from counter.admin_log import AdminLog
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
@@ -29,17 +31,20 @@ _LIMIT_DIGITS_MAX: Final = 9
 class ReportRoutes:
     """Handlers of ``events``, ``history``, ``recount`` and the listing of counters."""
 
-    def __init__(self, service: CounterService, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, service: CounterService, store: Store, clock: Clock, admin_log: AdminLog
+    ) -> None:
         self._service = service
         self._store = store
         self._clock = clock
+        self._admin_log = admin_log
 
     async def events(self, call: Call) -> Reply:
         """A counter's events, latest first, a page at a time."""
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "the event log")
         query = call.query("limit", "page", "from", "to")
-        limit = _limit(query)
+        limit = limit_of(query)
         found = await self._store.scan(
             namespace,
             call.counter,
@@ -85,7 +90,14 @@ class ReportRoutes:
             raise InvalidBodyError(
                 f"from {to_rfc3339(from_us)} is not before to {to_rfc3339(until_us)}", field="from"
             )
-        windows = await self._service.recount(namespace, call.counter, from_us, until_us)
+        asked = {"from": to_rfc3339(from_us), "to": to_rfc3339(until_us)}
+        async with self._admin_log.act(
+            "counter.recount",
+            who_of(call),
+            **{"namespace": namespace.name, "counter": call.counter, **asked},
+        ) as act:
+            windows = await self._service.recount(namespace, call.counter, from_us, until_us)
+            act.to["windows"] = windows
         answer = {"namespace": namespace.name, "counter": call.counter, "windows": windows}
         return json_reply(answer, 202)
 
@@ -94,7 +106,7 @@ class ReportRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "a listing")
         query = call.query("prefix", "limit", "page")
-        limit = _limit(query)
+        limit = limit_of(query)
         prefix = query.get("prefix", "")
         after = None
         if "page" in query:
@@ -162,12 +174,17 @@ def _step(query: dict[str, str], from_us: int, to_us: int, window_us: int) -> in
     return step_us
 
 
-def _limit(query: dict[str, str]) -> int:
-    text = query.get("limit", str(limits.PAGE_ITEMS_DEFAULT))
+def limit_of(
+    query: Mapping[str, str],
+    default: int = limits.PAGE_ITEMS_DEFAULT,
+    most: int = limits.PAGE_ITEMS_MAX,
+) -> int:
+    """How many are asked for. Raises InvalidParameterError."""
+    text = query.get("limit", str(default))
     plain = text.isascii() and text.isdigit() and len(text) <= _LIMIT_DIGITS_MAX
-    if not (plain and 1 <= int(text) <= limits.PAGE_ITEMS_MAX):
+    if not (plain and 1 <= int(text) <= most):
         raise InvalidParameterError(
-            f"limit is {text[:40]!r}; it must be from 1 to {limits.PAGE_ITEMS_MAX}", field="limit"
+            f"limit is {text[:40]!r}; it must be from 1 to {most}", field="limit"
         )
     return int(text)
 

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import uvicorn
 
 from api.app import Application, create_app
+from api.cors import Cors, minding_origins, with_cors
 from api.direct import direct_protocol
-from api.protocol import cut_slow_clients
+from api.listening import check_exposure, connections_max, listen, say_where
+from api.server import Server
+from api.sharing import Board
+from api.tls import Certificates
 from api.workers import Parent, supervise
 from counter.config import Settings
 from counter.errors import StartupError
 from counter.limits import SECOND
+from counter.logs import load_soon
 
 #: How long a thread may hold the interpreter while another waits for it. The default of 5 ms would
 #: make the writer thread wait that long for a busy event loop, several times a commit.
 _SWITCH_INTERVAL_S: Final = 0.0005
 #: New objects between two looks for garbage cycles; a request makes hardly any.
 _GC_THRESHOLD: Final = 50_000
-_BACKLOG: Final = 2_048
-_PRIVILEGED_PORTS: Final = 1_024
+_TALKATIVE: Final = ("debug", "info")
+#: What log lines are made with is loaded so long after the start, which is not to wait for it.
+_LOAD_LOGS_S: Final = 1.0
 
 
 def serve(settings: Settings) -> None:
@@ -41,19 +46,17 @@ def serve(settings: Settings) -> None:
         )
     with listen(settings.host, settings.port) as listener:
         if settings.workers == 1:
-            _run(settings, [listener, *_own(settings, 0)], lambda: _say_where(listener))
+            _run(settings, [listener, *_own(settings, 0)], lambda: say_where(listener, settings))
             return
-        code = supervise(settings, listener, lambda: _say_where(listener))
+        code = supervise(settings, listener, lambda: say_where(listener, settings))
     if code:
         raise SystemExit(code)
 
 
-def serve_as_worker(
-    settings: Settings, listener: socket.socket, number: int, parent: Parent
-) -> None:
+def serve_as_worker(settings: Settings, listener: socket.socket, parent: Parent) -> None:
     """The same as one of several processes that share *listener*: it ends with *parent* too."""
     with listener:
-        _run(settings, [listener, *_own(settings, number)], parent.say_ready, parent)
+        _run(settings, [listener, *_own(settings, parent.number)], parent.say_ready, parent)
 
 
 def _run(
@@ -67,24 +70,9 @@ def _run(
     # What was imported lives as long as the process: the collector need not look at it again.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    loop_factory = uvicorn.Config(lambda *_: None, loop="auto").get_loop_factory()
+    loop_factory = uvicorn.Config(lambda *_: None, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve(settings, listeners, ready, parent))
-
-
-class _Server(uvicorn.Server):
-    """A server that ends in order: uvicorn would raise the signal again after its shutdown."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
 
 async def _serve(
@@ -94,33 +82,72 @@ async def _serve(
     parent: Parent | None,
 ) -> None:
     application = create_app(settings)
-    server = _Server(_config(application, settings))
-    if parent is not None:
-        parent.when_gone(lambda: server.handle_exit(signal.SIGTERM, None))
-    async with application.running(rollup=settings.rollup):
-        sweeper = asyncio.create_task(
-            cut_slow_clients(server.server_state.connections, settings.request_timeout)
-        )
+    server = make_server(application, settings)
+    async with AsyncExitStack() as stack:
+        if parent is not None:
+            parent.when_gone(lambda: server.handle_exit(signal.SIGTERM, None))
+        await stack.enter_async_context(application.running(rollup=settings.rollup))
+        if parent is not None:
+            await stack.enter_async_context(_told_together(application, parent))
+        # Only the store knows whether there are keys.
+        check_exposure(settings, listeners, keys=application.keys.required)
         ready()
+        asyncio.get_running_loop().call_later(_LOAD_LOGS_S, load_soon)
+        await server.serve(sockets=listeners)
+
+
+@asynccontextmanager
+async def _told_together(application: Application, parent: Parent) -> AsyncIterator[None]:
+    """Have a scrape of any of the processes on the port be told of all of them."""
+    settings, exposition = application.settings, application.exposition
+    if settings.metrics_port is not None:
+        exposition.own_port = settings.metrics_port + parent.number
+    board = Board(parent.folder, parent.number, settings.workers, application.clock)
+    exposition.board = board
+    stop = asyncio.Event()
+    # Only the one that is scraped looks by itself, and the others' state is told with its own.
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(application.health.keep_looking(stop))
+        tasks.create_task(board.run(exposition.collect, stop))
         try:
-            await server.serve(sockets=listeners)
+            yield
         finally:
-            sweeper.cancel()
+            stop.set()
 
 
-def _config(application: Application, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        application.front,
-        http=direct_protocol(application.front, application.service, settings.request_timeout),
+def make_server(application: Application, settings: Settings) -> Server:
+    """The server of *application*, with its limits. Raises StartupError."""
+    front, most = application.front, connections_max(settings)
+    made = direct_protocol(front, application.service, settings.request_timeout)
+    told = application.connections
+    made.connections_max, made.told = most, told
+    cors = Cors(settings.cors_origins) if settings.cors_origins else None
+    protocol = made if cors is None else minding_origins(made)
+    config = uvicorn.Config(
+        front if cors is None else with_cors(front, cors),
+        http=protocol,
         ws="none",
         lifespan="off",
-        log_level="warning",
+        # Its lines look like all others.
+        log_config=None,
+        # Its warnings are of what clients do wrong, who could fill the log with it. It is counted.
+        log_level="warning" if settings.log_level in _TALKATIVE else "error",
         access_log=False,
         server_header=False,
         date_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, settings.drain_timeout // SECOND),
     )
+    certificates = Certificates(settings) if settings.https_cert is not None else None
+    server = Server(
+        *(config, protocol, settings, certificates),
+        leaving=application.leave,
+        draining=application.drain,
+    )
+    told.open, told.most = server.server_state.connections, most
+    if certificates is not None:
+        told.certificate_ends_at_s = lambda: certificates.ends_at_s
+    return server
 
 
 def _own(settings: Settings, number: int) -> list[socket.socket]:
@@ -128,50 +155,3 @@ def _own(settings: Settings, number: int) -> list[socket.socket]:
     if settings.metrics_port is None:
         return []
     return [listen(settings.host, settings.metrics_port + number)]
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises StartupError, saying which of the two is wrong."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except (OSError, UnicodeError) as error:
-        listener.close()
-        said = getattr(error, "strerror", None) or error
-        hint = _hint(error, host, port)
-        raise StartupError(f"cannot listen on {host}:{port}: {said}; {hint}") from error
-    return listener
-
-
-def _hint(error: Exception, host: str, port: int) -> str:
-    """What to do about it."""
-    code = getattr(error, "errno", None)
-    if not isinstance(error, socket.gaierror):
-        if code == errno.EADDRINUSE:
-            return f"port {port} is taken: choose another one with --port, or 0 for a free one"
-        if code == errno.EACCES and 0 < port < _PRIVILEGED_PORTS:
-            return f"ports below {_PRIVILEGED_PORTS} are for root: choose another one with --port"
-        if code == errno.EADDRNOTAVAIL:
-            return (
-                f"this machine has no address {host}: choose one of its own with --host, or"
-                " 0.0.0.0 for all"
-            )
-    return (
-        f"{host!r} is no address or name of this machine: choose one with --host, such as"
-        " 127.0.0.1, or 0.0.0.0 for all"
-    )
-
-
-def _say_where(listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    one = f"{url}/v1/namespaces/default/counters/hello"
-    sys.stdout.write(
-        f"Serving on {url}\n\nTry:\n"
-        f"  curl --json '{{\"delta\": 1}}' -H 'Idempotency-Key: my-first-add' {one}/add\n"
-        f"  curl {one}\n"
-    )
-    sys.stdout.flush()

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.answers import json_reply, problem_reply
-from api.call import Receive, Reply, Scope, Send
+from api.call import AsgiScope, Receive, Reply, Send
+from api.console.pages import console_reply, is_of_console
+from api.exposition import Exposition
 from api.front import App, Route
 from api.health import Health
-from api.metrics import Metrics
 
 
 class Site:
@@ -27,25 +28,28 @@ class Site:
         self,
         routes: Sequence[Route],
         health: Health,
-        metrics: Metrics,
+        exposition: Exposition,
         lifespan: Callable[[Any], Any],
     ) -> None:
         self._routes = routes
         self._health = health
-        self._metrics = metrics
+        self._exposition = exposition
         self._lifespan = lifespan
-        self._pages: Mapping[str, Callable[[], Awaitable[Reply]]] = {
+        self._pages: Mapping[str, Callable[[AsgiScope], Awaitable[Reply]]] = {
             "/healthz": self._healthz,
             "/readyz": self._readyz,
-            "/metrics": self._exposition,
+            "/metrics": self._metrics,
         }
         self._documents: asyncio.Task[App] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_of_console(scope["path"]):
+            await console_reply(scope).send(send)
+            return
         if scope["type"] == "http" and scope["method"] == "GET":
             page = self._pages.get(scope["path"])
             if page is not None:
-                reply = await page()
+                reply = await page(scope)
                 await reply.send(send)
                 return
         if self._documents is None:
@@ -59,27 +63,27 @@ class Site:
 
         return documents_of(self._routes, self._lifespan)
 
-    async def _healthz(self) -> Reply:
+    async def _healthz(self, _: AsgiScope) -> Reply:
         """The process is alive."""
         return json_reply({"status": "alive"})
 
-    async def _readyz(self) -> Reply:
-        """Whether requests may be sent here."""
+    async def _readyz(self, _: AsgiScope) -> Reply:
+        """Whether requests may be sent here; what is missing, and since when."""
         found = await self._health.look()
         if found.failure is not None:
             return problem_reply(found.failure)
-        return json_reply(
-            {
-                "status": "degraded" if found.cache else "ready",
-                "store": "ok",
-                "cache": found.cache or "ok",
-                "rollup": "ok" if self._health.rolls_up else "elsewhere",
-            }
-        )
+        answer: dict[str, Any] = {
+            "status": "degraded" if found.cache else "ready",
+            "store": "ok",
+            "cache": found.cache or "ok",
+            "rollup": "ok" if self._health.rolls_up else "elsewhere",
+        }
+        if found.troubles:
+            answer["troubles"] = found.told
+        return json_reply(answer)
 
-    async def _exposition(self) -> Reply:
+    async def _metrics(self, scope: AsgiScope) -> Reply:
         """Metrics for Prometheus."""
         await self._health.look()
-        registry = CollectorRegistry()
-        registry.register(self._metrics)
-        return Reply(200, generate_latest(registry), CONTENT_TYPE_LATEST.encode())
+        _, port = scope.get("server") or (None, None)
+        return Reply(200, await self._exposition.text_at(port), CONTENT_TYPE_LATEST.encode())

@@ -17,10 +17,17 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Protocol
 
 from counter.config import Settings
+from counter.errors import StartupError
 from counter.limits import SECOND
+
+#: What a spawned process does with its settings, the listener, its number, its end of the pipe and
+#: the folder that the workers share.
+Work = Callable[[Settings, socket.socket, int, Connection, Path], None]
 
 _log = logging.getLogger("counter.workers")
 _READY: Final = b"ready"
@@ -31,10 +38,15 @@ _GRACE_S: Final = 5.0
 
 
 class Parent:
-    """A worker's end of the pipe to its supervisor."""
+    """A worker's end of the pipe to its supervisor.
 
-    def __init__(self, pipe: Connection) -> None:
+    *folder* is where the workers lay what they counted: see :mod:`api.sharing`.
+    """
+
+    def __init__(self, pipe: Connection, number: int, folder: Path) -> None:
         self._pipe = pipe
+        self.number = number
+        self.folder = folder
 
     def say_ready(self) -> None:
         """Tell that requests are taken."""
@@ -186,45 +198,62 @@ def supervise(
     settings: Settings,
     listener: socket.socket,
     ready: Callable[[], None],
-    work: Callable[[Settings, socket.socket, int, Connection], None] | None = None,
+    work: Work | None = None,
 ) -> int:
     """Run ``settings.workers`` processes that do *work* on *listener* until SIGTERM or SIGINT.
 
-    Returns the exit code. They are spawned, not forked: nothing of this process is in them but what
-    they are given.
+    Returns the exit code; raises StartupError. They are spawned, not forked: nothing of this
+    process is in them but what they are given.
     """
     context = get_context("spawn")
+    try:
+        folder = TemporaryDirectory(prefix="counter-workers-")
+    except OSError as error:
+        raise StartupError(
+            f"several processes need a folder for their metrics: {error}; name one that can be"
+            " written to with TMPDIR"
+        ) from error
 
     def start(number: int) -> _Process:
         ours, theirs = context.Pipe()
         with theirs:
             process = context.Process(
                 target=work or work_as_one,
-                args=(settings, listener, number, theirs),
+                args=(settings, listener, number, theirs, Path(folder.name)),
                 name=f"counter-{number}",
             )
             process.start()
         return _Process(process, ours)
 
     async def keep() -> int:
-        drain_s = 2 * settings.drain_timeout / SECOND + _GRACE_S
+        drain_s = (settings.shutdown_delay + 2 * settings.drain_timeout) / SECOND + _GRACE_S
         supervisor = Supervisor(settings.workers, start, drain_s=drain_s)
         loop = asyncio.get_running_loop()
+
+        def end(number: int) -> None:
+            supervisor.end(number)
+            # The port is open while any process has it: a client would wait here for nobody.
+            listener.close()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, supervisor.end, number)
+            loop.add_signal_handler(number, end, number)
         return await supervisor.run(ready)
 
-    return asyncio.run(keep())
+    with folder:
+        return asyncio.run(keep())
 
 
-def work_as_one(settings: Settings, listener: socket.socket, number: int, pipe: Connection) -> None:
+def work_as_one(
+    settings: Settings, listener: socket.socket, number: int, pipe: Connection, folder: Path
+) -> None:
     """What a spawned process does: serve, and tell why where it cannot."""
     from api.serve import serve_as_worker
-    from counter.cli import log_to_stderr, told
+    from counter.cli import told
+    from counter.logs import log_to_stderr
 
     log_to_stderr(settings)
     with told():
-        serve_as_worker(settings, listener, number, Parent(pipe))
+        serve_as_worker(settings, listener, Parent(pipe, number, folder))
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from counter.errors import CounterError
-from counter.outcomes import Added
+from counter.outcomes import Added, count_failure
 from counter.ports import Cache, Clock
 from counter.prompt import PromptCounters
 from counter.types import Namespace
@@ -20,8 +20,10 @@ _log = logging.getLogger("counter.best_effort")
 class BestEffort:
     """Begins adds where the cache can, and has whoever sent them called back."""
 
-    def __init__(self, cache: Cache, clock: Clock) -> None:
+    def __init__(self, cache: Cache, clock: Clock, tally: dict[str, int]) -> None:
+        """What becomes of adds is counted in *tally*."""
         self._clock = clock
+        self._tally = tally
         self._counters = cache if isinstance(cache, PromptCounters) else None
 
     def add_soon(self, namespace: Namespace, counter: str, delta: int, answered: Answered) -> bool:
@@ -33,8 +35,10 @@ class BestEffort:
         def told(value: int | CounterError) -> None:
             try:
                 if isinstance(value, CounterError):
+                    count_failure(self._tally, value)
                     answered(value)
                 else:
+                    self._tally["best_effort"] += 1
                     answered(Added(counter, delta, self._clock.now_us(), None))
             except Exception:
                 # One that cannot be told must not keep the others waiting.

@@ -20,6 +20,7 @@ from pydantic_settings import (
 from counter import limits
 from counter.config_file import config_file, read_toml
 from counter.config_rules import problems_of
+from counter.config_serving import ServingSettings
 from counter.config_values import (
     CASSANDRA_PORT,
     CacheAddress,
@@ -69,12 +70,13 @@ class DatasetSettings(BaseModel):
     clock_skew_max: _Skew | None = None
     time_bucket: _TimeBucket | None = None
     event_buckets: _EventBuckets | None = None
+    event_buckets_max: _EventBuckets | None = None
     replication: Replication | None = None
     write_consistency: WriteConsistency | None = None
     read_consistency: ReadConsistency | None = None
 
 
-class Settings(BaseSettings):
+class Settings(ServingSettings):
     """The settings of one process. Durations are text with a unit: 5s, 250ms, 7d."""
 
     model_config = SettingsConfigDict(
@@ -88,12 +90,6 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="A TOML file with settings")
-    host: str = Field("127.0.0.1", description="The address to listen on")
-    port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
-    workers: int = Field(1, ge=1, le=64, description="API processes that share the port")
-    metrics_port: int | None = Field(
-        None, ge=1, le=65_535, description="A port of each process's own"
-    )
     log_level: str = Field(
         "warning", pattern="^(debug|info|warning|error)$", description="The least that is logged"
     )
@@ -141,6 +137,10 @@ class Settings(BaseSettings):
         default_factory=by_store(limits.SECOND, 2 * limits.SECOND),
         description="How long a write may take",
     )
+    write_wait_max: Annotated[Duration, between(10 * limits.MILLISECOND, limits.MINUTE)] = Field(
+        default_factory=by_store(limits.WRITE_WAIT_MAX_US, 2 * limits.SECOND),
+        description="How long a write may be expected to wait; past it, it is refused",
+    )
     clock_skew_max: _Skew = Field(
         default_factory=by_store(0, 500 * limits.MILLISECOND),
         description="How far this clock may be from the store's",
@@ -151,6 +151,9 @@ class Settings(BaseSettings):
     )
     event_buckets: _EventBuckets = Field(
         1, description="Partitions that share a counter's time bucket"
+    )
+    event_buckets_max: _EventBuckets = Field(
+        default_factory=by_store(1, 64), description="Up to where event_buckets is raised by itself"
     )
     replication: Replication = Field(
         (("", 3),), description="Copies of the data: 3, or dc1:3,dc2:3"
@@ -188,24 +191,15 @@ class Settings(BaseSettings):
     lease_time: Annotated[Duration, between(limits.SECOND, 5 * limits.MINUTE)] = Field(
         limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
     )
+    audit_interval: Annotated[Duration, between(0, 365 * limits.DAY)] = Field(
+        limits.HOUR, description="How long after an audit of some counters the next begins; 0: none"
+    )
+    audit_rate: int = Field(20, ge=1, le=10_000, description="Counters audited a second, at most")
     rollup_concurrency: int = Field(
         limits.ROLLUP_CONCURRENCY,
         ge=1,
         le=1_024,
         description="Counters that a worker rolls up at once, at most",
-    )
-    drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
-        10 * limits.SECOND, description="How long a process may finish its work after SIGTERM"
-    )
-
-    body_bytes_max: int = Field(
-        limits.BODY_BYTES_MAX, ge=1_024, le=64 * 1024 * 1024, description="The largest body"
-    )
-    batch_items_max: int = Field(
-        limits.BATCH_ITEMS_MAX, ge=1, le=limits.PENDING_WRITES_MAX, description="The largest batch"
-    )
-    request_timeout: Annotated[Duration, between(limits.MILLISECOND, limits.HOUR)] = Field(
-        limits.REQUEST_TIMEOUT_US, description="How long a request may take to arrive whole"
     )
 
     @classmethod
@@ -246,6 +240,7 @@ class Settings(BaseSettings):
             slice_us=self.slice,
             time_bucket_us=self.time_bucket,
             event_buckets=self.event_buckets,
+            event_buckets_max=self.event_buckets_max,
             write_timeout_us=self.write_timeout,
             clock_skew_max_us=self.clock_skew_max,
         )
@@ -270,6 +265,7 @@ class Settings(BaseSettings):
             slice_us=slice_us,
             time_bucket_us=bucket_us,
             event_buckets=own.event_buckets or self.event_buckets,
+            event_buckets_max=own.event_buckets_max or self.event_buckets_max,
             write_timeout_us=own.write_timeout or self.write_timeout,
             clock_skew_max_us=skew_us,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,8 @@ from counter.durations import format_duration
 from counter.errors import StartupError
 
 _PREFIX: Final = "COUNTER_"
+#: What the commands against a running service read from the environment, and no process does.
+_CLIENTS: Final = ("url", "namespace", "api_key")
 _MASK: Final = "********"
 _SHOWN_CHARS_MAX: Final = 80
 #: Problems that only follow from others.
@@ -67,6 +70,21 @@ def effective(loaded: Loaded) -> str:
                 lines.append(f"{field} = {toml_value(field, value)}")
     lines += [f"# Mind: {each}" for each in loaded.warnings]
     return "\n".join(lines) + "\n"
+
+
+def document_of(loaded: Loaded) -> dict[str, Any]:
+    """The same for programs; values are as TOML has them, and datasets are there by name."""
+    read = tomllib.loads(effective(loaded))
+    datasets = read.pop("datasets", {})
+    return {
+        "settings": {
+            name: {"value": read.get(name), "from": loaded.origins.get(name, "default")}
+            for name in Settings.model_fields
+            if name not in ("config", "extra_datasets")
+        },
+        "datasets": datasets,
+        "warnings": list(loaded.warnings),
+    }
 
 
 def toml_value(name: str, value: Any) -> str:
@@ -134,7 +152,7 @@ def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
 
 
 def _unknown_in_environment() -> Iterator[str]:
-    known = {f"{_PREFIX}{name}".upper() for name in Settings.model_fields}
+    known = {f"{_PREFIX}{name}".upper() for name in (*Settings.model_fields, *_CLIENTS)}
     for name in sorted(os.environ):
         if name.upper().startswith(_PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, 1)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from counter.config_rules_serving import serving_problems, serving_warnings
 from counter.durations import format_duration
 from counter.errors import CounterError
 from counter.namespaces import check_settings
@@ -22,6 +23,7 @@ _KEYSPACE_CHARS_MAX: Final = 48
 def problems_of(settings: Settings) -> Iterator[str]:
     """What is wrong with settings that are each within their own bounds."""
     yield from _store_problems(settings)
+    yield from serving_problems(settings)
     yield from _login_problems(settings)
     yield from _place_problems(settings)
     for name in settings.extra_datasets:
@@ -36,6 +38,16 @@ def problems_of(settings: Settings) -> Iterator[str]:
 
 def warnings_of(settings: Settings) -> Iterator[str]:
     """What is allowed and often a mistake."""
+    yield from serving_warnings(settings)
+    # Only what reads settings needs it: not each command's start.
+    from counter.planner_rules import creation_warnings
+
+    yield from creation_warnings(
+        settings.default_namespace(),
+        settings.dataset(),
+        lease_time_us=settings.lease_time,
+        shared=settings.store == "cassandra",
+    )
     if settings.store == "sqlite":
         return
     if settings.cache == "memory":

@@ -19,6 +19,10 @@ REPLICAS_MAX: Final = 16
 _PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 _HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
+#: As browsers write it: no default port, no path, nothing upper-case.
+_ORIGIN: Final = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
+)
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 StoreKind = Literal["sqlite", "cassandra"]
@@ -152,6 +156,24 @@ def _check_file(path: Path) -> Path:
 
 #: A file that can be read.
 ReadableFile = Annotated[Path, AfterValidator(_check_file)]
+
+
+def _check_origin(text: str) -> str:
+    if _ORIGIN.fullmatch(text) is None:
+        raise ValueError(
+            f"{text[:80]!r} is no origin as browsers send it: write https://host, or"
+            " https://host:port if the port is not the scheme's own, in lower case, with nothing"
+            " after it; there is no wildcard"
+        )
+    return text
+
+
+#: A list of web origins, or text with commas between them.
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_origin)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+]
 
 #: Makes a default of what the fields before it hold.
 FromOthers = Callable[[dict[str, Any]], Any]

@@ -41,6 +41,14 @@ class CounterError(Exception):
         self.retry_after_us = retry_after_us
         self.fields = fields
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is: a kind's own ``__init__`` takes other arguments."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(kind: type[CounterError], args: tuple[Any, ...]) -> CounterError:
+    return kind.__new__(kind, *args)
+
 
 class BadRequestError(CounterError):
     """The request is malformed, and wrote nothing. What became of a token that it names is another
@@ -103,6 +111,14 @@ class HeadTooLargeError(BadRequestError):
     status = 431
 
 
+class UriTooLongError(BadRequestError):
+    """The path and query together are past their bound."""
+
+    code = "uri_too_long"
+    title = "The URL is too long"
+    status = 414
+
+
 class UnsupportedMediaTypeError(BadRequestError):
     """The body's media type is not one that the route reads."""
 
@@ -117,6 +133,33 @@ class RequestTimeoutError(CounterError):
     code = "request_timeout"
     title = "The request did not arrive in time"
     status = 408
+
+
+class KeyMissingError(CounterError):
+    """Send an API key: ``Authorization: Bearer ck_...``. Nothing was done."""
+
+    code = "key_missing"
+    title = "An API key is needed"
+    status = 401
+    retry: Retry = "never"
+
+
+class KeyInvalidError(CounterError):
+    """No key that is in force: mistyped, expired or revoked. Nothing was done."""
+
+    code = "key_invalid"
+    title = "The API key is not valid"
+    status = 401
+    retry: Retry = "never"
+
+
+class ScopeInsufficientError(CounterError):
+    """Use a key of a wider scope. Nothing was done."""
+
+    code = "scope_insufficient"
+    title = "The API key's scope does not allow this"
+    status = 403
+    retry: Retry = "never"
 
 
 class NotFoundError(CounterError):
@@ -212,6 +255,14 @@ class OverloadedError(UnavailableError):
 
     code = "overloaded"
     title = "The service is overloaded"
+
+
+class RateLimitedError(UnavailableError):
+    """More came than is allowed in the time. Nothing was done; wait, and send the same again."""
+
+    code = "rate_limited"
+    title = "Too much is asked for in the time"
+    status = 429
 
 
 class StoreUnavailableError(UnavailableError):

@@ -23,8 +23,18 @@ DERIVE_LABEL_CHARS_MAX: Final = 256
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
+#: Enough for the longest names, each of their bytes percent-encoded, and a query.
+URL_BYTES_MAX: Final = 8 * 1024
+#: Connections of one process, and those of them whose TLS handshake is under way.
+CONNECTIONS_MAX: Final = 10_000
+HANDSHAKES_MAX: Final = 1_000
 BATCH_ITEMS_MAX: Final = 1_000
 ATOMIC_ITEMS_MAX: Final = 100
+#: Counts that one process shows live at once, each to one watcher; how often it looks at a counter
+#: that is watched, and after how long a watcher has to ask anew.
+LIVE_STREAMS_MAX: Final = 200
+LIVE_LOOK_US: Final = 500 * MILLISECOND
+LIVE_STREAM_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
@@ -32,10 +42,23 @@ REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a start waits for a store in trouble: about what a node takes to come back.
 START_TIMEOUT_US: Final = 30 * SECOND
 
+#: The largest rate that a key or a namespace can be held to.
+RATE_PER_S_MAX: Final = 10_000_000
+REQUEST_ID_CHARS_MAX: Final = 128
+
 #: Adds waiting for a commit, over all requests of one process. Past it: 503, before any work.
 PENDING_WRITES_MAX: Final = 50_000
-#: Late tokens being resolved at once, over all requests of one process.
+#: How long an add may be expected to wait for its answer. Past it: 503, before any work.
+WRITE_WAIT_MAX_US: Final = 500 * MILLISECOND
+#: Adds that may always be under way, however long they take: by them a recovery is seen.
+TRICKLE_WRITES: Final = 512
+#: Late tokens being resolved at once, over all requests of one process, and those that wait for it.
 RESOLUTIONS_AT_ONCE_MAX: Final = 64
+RESOLUTIONS_MAX: Final = 4_096
+#: Bodies that are being read, over all connections of one process.
+BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
+#: Calls that wait because as many statements as may are on their way to Cassandra.
+STORE_CALLS_WAITING_MAX: Final = 10_000
 
 #: A partition of ``counts`` holds one row a window: this keeps it to a few MiB.
 WINDOWS_PER_RETENTION_MAX: Final = 100_000
@@ -64,7 +87,15 @@ TIME_MIN_US: Final = 946_684_800 * SECOND
 TIME_MAX_US: Final = 7_258_118_400 * SECOND
 
 invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
+invariant(TRICKLE_WRITES <= PENDING_WRITES_MAX, "a trickle of adds fits the write queue")
+invariant(BATCH_ITEMS_MAX <= RESOLUTIONS_MAX, "one full batch of late tokens may be resolved")
+invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
+invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")
+invariant(
+    3 * 4 * COUNTER_NAME_CHARS_MAX + NAMESPACE_NAME_CHARS_MAX < URL_BYTES_MAX // 2,
+    "every counter can be named in a URL, with half of it left",
+)
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
 invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_US, "a worker looks often within a lease's time")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from counter import limits
 
+_NAMESPACE: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 #: Joiners that emoji and some scripts need; str.isprintable does not know them for printable.
 _JOINERS = str.maketrans("", "", "\u200c\u200d")
+
+
+def is_namespace_name(name: str) -> bool:
+    """Whether a namespace can be called *name*."""
+    return _NAMESPACE.fullmatch(name) is not None
 
 
 def check_counter_name(name: str) -> str:

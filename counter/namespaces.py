@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -24,6 +23,7 @@ from counter.errors import (
     NamespaceUnknownError,
     PreconditionFailedError,
 )
+from counter.names import is_namespace_name
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
@@ -37,7 +37,6 @@ _READ_EVERY_S: Final = 1.0
 _LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
 
 _log = logging.getLogger("counter.namespaces")
-_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
 
 
@@ -128,14 +127,15 @@ class Namespaces:
         self._looked_at_us = self._clock.boottime_us()
         await self.refresh()
 
+    def find(self, name: str) -> Namespace | None:
+        """The namespace *name*, if it is known."""
+        return self._by_name.get(name)
+
     def get(self, name: str) -> Namespace:
         """The namespace *name*. Raises NamespaceUnknownError."""
         namespace = self._by_name.get(name)
         if namespace is None:
-            raise NamespaceUnknownError(
-                f"there is no namespace {name[: limits.NAMESPACE_NAME_CHARS_MAX]!r};"
-                " create it with PUT /v1/namespaces/{name}"
-            )
+            raise unknown(name)
         return namespace
 
     def all(self) -> Sequence[Namespace]:
@@ -144,7 +144,7 @@ class Namespaces:
 
     async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
         """Create *name*. Raises PreconditionFailedError if it exists."""
-        if _NAME.fullmatch(name) is None:
+        if not is_namespace_name(name):
             raise InvalidParameterError(
                 f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
             )
@@ -220,6 +220,14 @@ class Namespaces:
         raise InvalidBodyError(
             f"dataset {name[:80]!r} is not known; known are: {known}", field="dataset"
         )
+
+
+def unknown(name: str) -> NamespaceUnknownError:
+    """What to say of a namespace that is not there, or that is none of the caller's."""
+    return NamespaceUnknownError(
+        f"there is no namespace {name[: limits.NAMESPACE_NAME_CHARS_MAX]!r};"
+        " create it with PUT /v1/namespaces/{name}"
+    )
 
 
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:

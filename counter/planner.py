@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from counter import limits
-from counter.durations import format_duration
+from counter.durations import format_duration, spell_duration
 from counter.quantities import format_number, format_share
 
 #: What a partition should stay below: Cassandra reads and repairs one as a whole.
@@ -51,7 +51,7 @@ def hold_duration(name: str, value_us: int, low_us: int = 0, high_us: int = DURA
     """*value_us*, if it lies within its bounds. Raises PlanError."""
     if not low_us <= value_us <= high_us:
         raise PlanError(
-            f"{name} is {format_duration(value_us)}; it must be from {format_duration(low_us)} to"
+            f"{name} is {spell_duration(value_us)}; it must be from {format_duration(low_us)} to"
             f" {format_duration(high_us)}"
         )
     return value_us
@@ -301,7 +301,7 @@ def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
         found.append(
             f"a partition grows to {format_number(parts / plan.buckets_per_id)} times 4 MiB:"
             f" {plan.buckets_per_id} buckets are too few; read at most"
-            f" {format_duration(max(fits_us, limits.SECOND))} at once, or give the counter several"
+            f" {spell_duration(max(fits_us, limits.SECOND))} at once, or give the counter several"
             " names"
         )
     retention_us = need.retention_us

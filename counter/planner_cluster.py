@@ -292,13 +292,16 @@ def _plan_problems(need: ClusterNeed, plan: ClusterPlan) -> Iterator[str]:
 
 
 def _rate_problems(rates: Rates) -> Iterator[str]:
-    assumed = [
-        name
-        for name in MEASURED.__dataclass_fields__
-        if getattr(rates, name) == getattr(MEASURED, name)
-    ]
+    used = {name: getattr(rates, name) for name in MEASURED.__dataclass_fields__}
+    embedded = [name for name, rate in used.items() if rate.embedded]
+    if embedded:
+        yield (
+            f"{', '.join(embedded)} were measured over SQLite, which takes more than Cassandra"
+            " does: the plan is too small; measure with counter bench --store cassandra"
+        )
+    assumed = [name for name, rate in used.items() if rate == getattr(MEASURED, name)]
     if assumed:
         yield (
             f"rates of a machine with 2 cores that shared them with the load stand for"
-            f" {', '.join(assumed)}: measure your own, and give --rates FILE"
+            f" {', '.join(assumed)}: measure your own with counter bench, and give --rates FILE"
         )

@@ -40,6 +40,12 @@ class Clients:
     event_bytes: int = 64
 
 
+#: What is known of every client that nobody told of: the SDK goes on for so long with one call.
+SDK_CLIENTS: Final = Clients(retry_us=30 * limits.SECOND)
+#: What happens more often than that in vain is told.
+_TIMES_MAX: Final = 10
+
+
 def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:
     """How old a rolled-up count may be while all works: docs/rollup.md, in microseconds."""
     closing_us = settings.accept_limit_us + closing_lag(dataset)
@@ -59,8 +65,12 @@ def contradictions(
     clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
+    shared: bool = True,
 ) -> tuple[str, ...]:
-    """What does not fit, each with its values, its bound and a fix; what is refused comes first."""
+    """What does not fit, each with its values, its bound and a fix; what is refused comes first.
+
+    *shared* is whether the store is Cassandra: in SQLite a look-up and a comparison cost nothing.
+    """
     known = Clients() if clients is None else clients
     return (
         *_refused(settings, dataset),
@@ -68,8 +78,25 @@ def contradictions(
         *_clock_problems(settings, known),
         *_staleness_problems(settings, dataset, known, lease_time_us),
         *_partition_problems(dataset, known),
-        *_check_problems(settings),
+        *_own_problems(settings),
+        *(_cost_problems(settings) if shared else ()),
     )
+
+
+def creation_warnings(
+    settings: NamespaceSettings,
+    dataset: Dataset,
+    told: Clients | None = None,
+    *,
+    lease_time_us: int = limits.LEASE_TIME_US,
+    shared: bool = True,
+) -> tuple[str, ...]:
+    """:func:`contradictions`, of a namespace that is being made or changed: where nobody has *told*
+    what its clients do, they do what the SDK does."""
+    clients = told
+    if told is None and settings.counter_type is not CounterType.BEST_EFFORT:
+        clients = SDK_CLIENTS
+    return contradictions(settings, dataset, clients, lease_time_us=lease_time_us, shared=shared)
 
 
 def _refused(settings: NamespaceSettings, dataset: Dataset) -> Iterator[str]:
@@ -160,10 +187,42 @@ def _partition_problems(dataset: Dataset, clients: Clients) -> Iterator[str]:
         )
 
 
-def _check_problems(settings: NamespaceSettings) -> Iterator[str]:
-    strict = settings.payload_check is PayloadCheck.STRICT
-    if strict and settings.counter_type is not CounterType.BEST_EFFORT:
+def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
+    """What does not fit in the settings alone."""
+    if settings.counter_type is CounterType.BEST_EFFORT:
+        return
+    accept_us, window_us = settings.accept_limit_us, settings.rollup_window_us
+    accept, window = spell_duration(accept_us), spell_duration(window_us)
+    if accept_us > settings.key_ttl_us:
+        yield (
+            f"accept_limit is {accept} and key_ttl is {spell_duration(settings.key_ttl_us)}: a"
+            " token may come back for longer than an Idempotency-Key that is no UUIDv7, which"
+            f" counts again then; raise key_ttl to at least {accept}"
+        )
+    if accept_us > _TIMES_MAX * window_us:
+        yield (
+            f"accept_limit is {accept} and rollup_window is {window}: a window is rolled up only"
+            f" {accept} after its end, and until then reads sum its events; shorten accept_limit,"
+            f" or make rollup_window at least {spell_duration(accept_us // _TIMES_MAX)},"
+            " which costs fewer rollups"
+        )
+
+
+def _cost_problems(settings: NamespaceSettings) -> Iterator[str]:
+    """What costs more over Cassandra than it must."""
+    if settings.counter_type is CounterType.BEST_EFFORT:
+        return
+    if settings.payload_check is PayloadCheck.STRICT:
         yield (
             "payload_check is strict: over Cassandra each add is a compare-and-set, several times"
             " dearer than what rates are measured with; use guard where that is too much"
+        )
+    cache_us, window_us = settings.cache_ttl_us, settings.rollup_window_us
+    # 0 turns the cache off, and whoever does that knows.
+    if 0 < cache_us * _TIMES_MAX < window_us:
+        window = spell_duration(window_us)
+        yield (
+            f"cache_ttl is {spell_duration(cache_us)} and rollup_window is {window}: Cassandra is"
+            f" asked for the same count up to {window_us // cache_us} times before the next one is"
+            f" rolled up; make cache_ttl {window}"
         )

@@ -1,5 +1,7 @@
 """What the core needs of the outside. Every call takes a batch; adapters are in counter.storage.
 
+What processes agree on by it (namespaces, slices, leases, keys) is in counter.ports_control.
+
 The rules that adapters keep (tests/contracts holds each of them to these):
 
 * A call that returns has made its writes durable. One that raises StoreUnavailableError or
@@ -13,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from counter.crowds import Counted
 from counter.errors import UnavailableError
+from counter.ports_control import ControlPlane, KeyStore, LeaseStore
 from counter.types import (
     AtomicMark,
     Checkpoint,
     ClockReading,
     CounterUpdate,
-    Dataset,
     Decision,
     Event,
     Fold,
@@ -27,10 +30,7 @@ from counter.types import (
     Head,
     Mark,
     Namespace,
-    NamespaceSettings,
     Pending,
-    Slice,
-    TokenBlock,
     WindowRow,
     Written,
 )
@@ -93,10 +93,23 @@ class EventStore(Protocol):
         ...
 
     async def sums(
-        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+        self,
+        namespace: Namespace,
+        windows: Sequence[tuple[str, int]],
+        *,
+        counted: Counted | None = None,
     ) -> Sequence[Fold]:
         """The fold of the events of each (counter, window start). A clear erases what is at or
-        before its own time; exact beyond 64 bits."""
+        before its own time; exact beyond 64 bits. A :class:`counter.crowds.PartitionedStore` tells
+        *counted* of each that holds rows, in this order."""
+        ...
+
+    async def window_folds(
+        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+    ) -> Sequence[Mapping[int, Fold]]:
+        """For each counter the fold of every window of ``[from_us, to_us)``, two window starts,
+        that holds an event. A span that was never sliced is empty; one that begins before
+        ``dropped_before`` raises SliceMissingError."""
         ...
 
     async def tails(
@@ -236,99 +249,7 @@ class DecisionStore(Protocol):
         ...
 
 
-class ControlPlane(Protocol):
-    """Namespaces, datasets and slices."""
-
-    async def datasets(self) -> Sequence[Dataset]: ...
-
-    async def namespaces(self) -> Sequence[Namespace]:
-        """All namespaces, by name."""
-        ...
-
-    async def create_namespace(
-        self, name: str, settings: NamespaceSettings, now_us: int
-    ) -> Namespace | None:
-        """The new namespace; None if the name is taken. Its shards' watermarks are laid at
-        :func:`counter.windows.first_watermark`."""
-        ...
-
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
-        """The namespace with *settings*, the accept limit holding from *era_from_us* in place of
-        any that was to hold from then or later; None if its version is no longer *namespace*'s."""
-        ...
-
-    async def delete_namespace(self, namespace: Namespace) -> bool:
-        """Forget the namespace; its data follow in the background. False if the version moved.
-        From then on its adds and reads of its watermarks raise NamespaceUnknownError."""
-        ...
-
-    async def counters(
-        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
-    ) -> Sequence[str]:
-        """Names of counters in code point order, after *after*: all that were ever written."""
-        ...
-
-    async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        """The slices that are not dropped, earliest first."""
-        ...
-
-    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
-        """Make the slice and its table, if it is not there. One that ends at or before
-        ``dropped_before`` is not made again: it would answer "not found"."""
-        ...
-
-    async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
-        """Note the instant at which every watermark had passed the slice's end; the first stays."""
-        ...
-
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        """Move ``dropped_before`` to the slice's end, then drop its table. Earliest first."""
-        ...
-
-    async def dropped_before(self, dataset: Dataset) -> int:
-        """Events earlier than this instant are gone; 0 while none is."""
-        ...
-
-    async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
-        """*count* sequence numbers that are leased to nobody else, ever: later leases are higher,
-        and their time is *now_us*, or that of the latest lease where this is later."""
-        ...
-
-    async def purge(self, now_us: int) -> bool:
-        """Delete a bounded amount of what nobody can ask for any more: data of deleted namespaces,
-        expired keys, resolutions that outlived their events. True if there is more to do."""
-        ...
-
-
-class LeaseStore(Protocol):
-    """Who does which part of the background work. Leases only spare duplicate work: nothing that
-    is written depends on them."""
-
-    async def heartbeat(self, worker: str, ttl_us: int) -> Sequence[str]:
-        """Say that *worker* lives for another *ttl_us*; all workers that live, in order."""
-        ...
-
-    async def leave(self, worker: str) -> None:
-        """Forget *worker*, as if its time were over."""
-        ...
-
-    async def acquire(self, slots: Sequence[str], worker: str, ttl_us: int) -> Sequence[bool]:
-        """Take, or renew, each of *slots* for *ttl_us* unless another worker holds it; whether
-        *worker* holds it now."""
-        ...
-
-    async def release(self, slots: Sequence[str], worker: str) -> None:
-        """Give back those of *slots* that *worker* holds."""
-        ...
-
-    async def holders(self) -> Mapping[str, str]:
-        """Who holds each slot that somebody holds."""
-        ...
-
-
-class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, Protocol):
+class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, KeyStore, Protocol):
     """Everything durable."""
 
     async def open(self) -> None:

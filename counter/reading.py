@@ -66,6 +66,8 @@ class CountReader:
         self._cache = cache
         self._clock = clock
         self._guard = guard
+        #: Counts that were looked for in the cache.
+        self.lookups = dict.fromkeys(("hit", "miss"), 0)
 
     def peek(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
@@ -84,6 +86,7 @@ class CountReader:
             oldest_us = self._clock.now_us() - max_staleness_us
             if entry.time_us < oldest_us + namespace.dataset.clock_skew_max_us:
                 return None
+        self.lookups["hit"] += 1
         return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
 
     async def read(
@@ -110,6 +113,9 @@ class CountReader:
                 if entry is not None and entry.time_us >= oldest_us
             }
         missing = [counter for counter in dict.fromkeys(counters) if counter not in known]
+        if oldest_us < now_us:
+            self.lookups["hit"] += len(known)
+            self.lookups["miss"] += len(missing)
         live: dict[str, Checkpoint] = {}
         if missing:
             stored = await self._read_stored(namespace, missing)
@@ -141,7 +147,9 @@ class CountReader:
         if oldest_us < now_us:
             (entry,) = await self._cache.get_many(namespace, (counter,))
             if entry is not None and entry.time_us >= oldest_us:
+                self.lookups["hit"] += 1
                 return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
+            self.lookups["miss"] += 1
         watermarks = await self._store.watermarks(namespace)
         (head,) = await self._store.heads(namespace, (counter,))
         stored = await self._stored(namespace, counter, watermarks, head)

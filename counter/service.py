@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from counter import limits
+from counter import limits, rate_limits
 from counter.best_effort import BestEffort
 from counter.errors import (
     CounterError,
@@ -24,9 +24,19 @@ from counter.errors import (
     TokenTooOldError,
     UnavailableError,
 )
-from counter.folding import fingerprint
+from counter.listed import OneByOne, adds_of, events_of_atomic
 from counter.namespaces import Namespaces
-from counter.outcomes import REPLAYED, TALLIED, TALLIES, Add, Added, Credential
+from counter.outcomes import (
+    REPLAYED,
+    TALLIED,
+    TALLIES,
+    Add,
+    Added,
+    Credential,
+    count_failure,
+    counts_failures,
+)
+from counter.overload import Bounded, Load
 from counter.ports import Cache, Clock, Store
 from counter.reading import Count, CountReader
 from counter.resolution import Resolver, conflict
@@ -50,22 +60,28 @@ class CounterService:
         self._cache = cache
         self._clock = clock
         self._guard = guard
-        self._writer = EventWriter(store, clock, cache, guard)
+        #: What is under way, and whether more could be answered in time.
+        self.load = Load(clock)
+        self._writer = EventWriter(store, clock, cache, guard, self.load)
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
-        self._turns = Turns(self._write_turn)
-        self.best_effort = BestEffort(cache, clock)
+        self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
+        self._turns = Turns(self._write_turn, self.load)
+        self.best_effort = BestEffort(cache, clock, self.tally)
+        self.one_by_one = OneByOne(self.add, self.tally)
         self.namespaces = Namespaces(store, clock)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
 
+    @counts_failures
     async def add(
         self, namespace: Namespace, counter: str, delta: int, credential: Credential
     ) -> Added:
         """Count *delta* once for the token, whatever is retried or hedged."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             await self._cache.increment(namespace, counter, delta)
+            self.tally["best_effort"] += 1
             return Added(counter, delta, self._clock.now_us(), None)
         return await self._with_token(
             namespace,
@@ -90,13 +106,19 @@ class CounterService:
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
         if not first_us <= event.event_time_us <= last_us:
             return False
-        self._turns.add(namespace, event, done)
+        try:
+            self._turns.add(namespace, event, done)
+        except OverloadedError as error:
+            count_failure(self.tally, error)
+            done(error)
         return True
 
+    @counts_failures
     async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
         """Set the counter to 0 as of the token's time: every earlier event is erased."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             await self._cache.clear(namespace, counter)
+            self.tally["best_effort"] += 1
             return Added(counter, 0, self._clock.now_us(), None)
         return await self._with_token(
             namespace,
@@ -114,7 +136,7 @@ class CounterService:
         """Each add on its own, one commit for those that are on time; an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             # All at once: the cache makes one round trip of them. One that fails spoils no other.
-            return await asyncio.gather(*(self._add_or_error(namespace, each) for each in adds))
+            return await self.one_by_one(namespace, adds)
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
@@ -130,6 +152,7 @@ class CounterService:
                             Event(counter, token.generation_time_us, token.nonce, 0, delta)
                         )
                 except CounterError as error:
+                    count_failure(self.tally, error)
                     results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
             results[index] = answer
@@ -149,9 +172,10 @@ class CounterService:
             if None not in answers:
                 # Nearly always: one write was all of it.
                 return [each for each in answers if each is not None]
-            return await self._finish(namespace, answers, _adds_of(events))
-        return await self.add_many(namespace, _adds_of(events))
+            return await self._finish(namespace, answers, adds_of(events))
+        return await self.add_many(namespace, adds_of(events))
 
+    @counts_failures
     async def add_atomic(
         self, namespace: Namespace, items: Sequence[tuple[str, int]], credential: Credential
     ) -> list[Added]:
@@ -163,7 +187,7 @@ class CounterService:
             "atomic",
             "",
             credential,
-            lambda token: self._submit_atomic(namespace, _atomic_events(items, token)),
+            lambda token: self._submit_atomic(namespace, events_of_atomic(items, token)),
         )
 
     def peek(
@@ -241,6 +265,7 @@ class CounterService:
             )
         if isinstance(credential, Token):
             return await submit(credential)
+        rate_limits.reserve()
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
         now_us = self._clock.now_us()
@@ -264,11 +289,12 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
-            outcomes = await self._writer.write(namespace, events)
+            outcomes = await self._writer.write_admitted(namespace, events)
         except (SliceMissingError, NamespaceUnknownError):
             # Nothing is written, perhaps for the sake of one: each by itself.
             return [Written.LATE] * len(events)
         except CounterError as error:
+            count_failure(self.tally, error, len(events))
             return [error] * len(events)
         for outcome in (Written.NEW, Written.REPLAYED):
             self.tally[TALLIED[outcome]] += outcomes.count(outcome)
@@ -313,6 +339,7 @@ class CounterService:
         try:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
+            count_failure(self.tally, error, len(events))
             return [error] * len(events)
         if outcomes.count(Written.NEW) == len(events):
             self.tally["original"] += len(events)
@@ -331,6 +358,7 @@ class CounterService:
         try:
             return self._added(event, outcome)
         except (TokenConflictError, UnavailableError) as error:
+            count_failure(self.tally, error)
             return error
 
     async def _finish(
@@ -342,18 +370,13 @@ class CounterService:
         """*results*, those filled in that need more than a write: of late adds, and of ones without
         a token."""
         left = [each for each, result in zip(adds, results, strict=True) if result is None]
-        others = iter(await asyncio.gather(*(self._add_or_error(namespace, each) for each in left)))
+        others = iter(await self.one_by_one(namespace, left))
         return [next(others) if result is None else result for result in results]
-
-    async def _add_or_error(self, namespace: Namespace, each: Add) -> Added | CounterError:
-        try:
-            return await self.add(namespace, *each)
-        except CounterError as error:
-            return error
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; raise what else became of it."""
-        self._writer.admit(len(events))
+        rate_limits.resolve()
+        self.late.take(len(events))
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
@@ -361,7 +384,7 @@ class CounterService:
             self.tally["conflict"] += len(events)
             raise
         finally:
-            self._writer.leave(len(events))
+            self.late.give_back(len(events))
         void = outcome is Outcome.VOID
         self.tally["voided" if void else "late_applied"] += len(events)
         if void:
@@ -370,21 +393,3 @@ class CounterService:
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
-
-
-def _adds_of(events: Sequence[Event]) -> list[Add]:
-    return [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
-
-
-def _atomic_events(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
-    """The events of an atomic add. An item's key counts the earlier items that name its counter:
-    its place in the list does not matter."""
-    earlier: dict[str, int] = {}
-    events: list[Event] = []
-    for counter, delta in items:
-        earlier[counter] = earlier.get(counter, 0) + 1
-        events.append(
-            Event(counter, token.generation_time_us, token.nonce, earlier[counter], delta)
-        )
-    atom = fingerprint(events)
-    return [event._replace(atom=atom) for event in events]

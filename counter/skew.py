@@ -70,6 +70,11 @@ class ClockGuard:
         return 0 if self._measured is None else self._known(self._measured)[0]
 
     @property
+    def bound_us(self) -> int:
+        """The narrowest bound of a dataset; 0 before it is known."""
+        return self._bound_us or 0
+
+    @property
     def trouble(self) -> str | None:
         """Why the dataset with the narrowest bound takes no writes here; None while it does."""
         return self._trouble(self._bound_us)

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from counter.errors import CounterError, NamespaceUnknownError, SliceMissingError
-from counter.outcomes import TALLIED
+from counter.outcomes import TALLIED, count_failure
+from counter.overload import Load
 from counter.prompt import Told
 from counter.types import Event, Namespace, Written
 
@@ -35,7 +36,9 @@ def telling(done: Done, tally: dict[str, int]) -> Told:
             # Nothing is written; whoever looks closer knows what to say.
             done(Written.LATE)
         else:
-            done(outcome if isinstance(outcome, CounterError) else _fault(outcome))
+            error = outcome if isinstance(outcome, CounterError) else _fault(outcome)
+            count_failure(tally, error)
+            done(error)
 
     return told
 
@@ -60,17 +63,22 @@ class _Turn:
 class Turns:
     """Gathers adds until the loop comes to the next turn."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, load: Load) -> None:
         self._write = write
+        self._load = load
         #: Those that still gather, one for each namespace and version of its settings.
         self._gathering: dict[int, _Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, namespace: Namespace, event: Event, done: Done) -> None:
-        """Have *event* written with the rest of its turn; then call *done*."""
+        """Have *event* written with the rest of its turn; then call *done*. Raises OverloadedError
+        before any work."""
+        self._load.admit(1)
         key = id(namespace)
         turn = self._gathering.get(key)
         if turn is None:
+            if not self._gathering:
+                self._load.turn_began()
             turn = self._gathering[key] = _Turn(namespace)
             task = asyncio.get_running_loop().create_task(self._flush(key))
             self._tasks.add(task)
@@ -80,10 +88,13 @@ class Turns:
 
     async def _flush(self, key: int) -> None:
         turn = self._gathering.pop(key)
+        self._load.turn_over()
         try:
             outcomes = await self._write(turn.namespace, turn.events)
         except Exception as error:
             outcomes = [_fault(error)] * len(turn.events)
+        finally:
+            self._load.leave(len(turn.events))
         for done, outcome in zip(turn.dones, outcomes, strict=True):
             try:
                 done(outcome)

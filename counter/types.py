@@ -169,6 +169,8 @@ class Dataset:
     event_buckets: int
     write_timeout_us: int
     clock_skew_max_us: int
+    #: Up to where event_buckets is raised by itself; no more than that, and it never is.
+    event_buckets_max: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,9 @@ class NamespaceSettings:
     payload_check: PayloadCheck
     key_ttl_us: int
     cache_ttl_us: int
+    #: What each process takes for it in a second, from all callers together; 0 for no bound.
+    requests_per_s: int = 0
+    adds_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

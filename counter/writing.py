@@ -10,12 +10,12 @@ from functools import partial
 from counter import limits
 from counter.errors import (
     CounterError,
-    OverloadedError,
     TokenInFutureError,
     UnavailableError,
     WriteTimeoutError,
 )
 from counter.marks import MarkMemory
+from counter.overload import Load
 from counter.ports import Cache, Clock, Store
 from counter.prompt import PromptCache, PromptStore, Told
 from counter.skew import ClockGuard
@@ -29,14 +29,19 @@ class EventWriter:
     """Writes events that are on time. What is late it leaves alone, and says so."""
 
     def __init__(
-        self, store: Store, clock: Clock, cache: Cache, guard: ClockGuard | None = None
+        self,
+        store: Store,
+        clock: Clock,
+        cache: Cache,
+        guard: ClockGuard | None,
+        load: Load,
     ) -> None:
         self._store = store
         self._clock = clock
         self._cache = cache
         self._guard = guard
         self._marked = MarkMemory()
-        self._waiting = 0
+        self._load = load
         self._prompt_store = store if isinstance(store, PromptStore) else None
         self._prompt_cache = cache if isinstance(cache, PromptCache) else None
         #: The clocks as they were read in this turn of the event loop, by dataset.
@@ -63,61 +68,51 @@ class EventWriter:
         shortest_us = eras[0][1] if len(eras) == 1 else min(era.accept_limit_us for era in eras)
         return now_us - shortest_us, now_us + namespace.settings.future_limit_us
 
-    def admit(self, events: int) -> None:
-        """Take room for *events* in the queue, to be left again when they are done.
-
-        Raises OverloadedError before any work.
-        """
-        if self._waiting + events > limits.PENDING_WRITES_MAX:
-            raise OverloadedError(
-                f"{self._waiting} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
-                retry_after_us=limits.SECOND,
-            )
-        self._waiting += events
-
-    def leave(self, events: int) -> None:
-        """Give back the room of *events*."""
-        self._waiting -= events
-
     async def write(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
         """Write each event on its own; LATE where it was past its age at the second check, and an
-        error where the store failed for it alone."""
-        self.admit(len(events))
+        error where the store failed for it alone. Raises OverloadedError before any work."""
+        self._load.admit(len(events))
         try:
-            if self._store.transactional:
-                return await self._store.append(namespace, events)
-            marks = self._unmarked(namespace, events)
-            if namespace.settings.payload_check is PayloadCheck.GUARD and marks:
-                told, _ = await asyncio.gather(
-                    self._told(namespace, events), self._leave_marks(namespace, marks)
-                )
-            else:
-                told = await self._told(namespace, events)
-                await self._leave_marks(namespace, marks)
-            # The deadline's clock first: a pause between the two must count against it.
-            began_us = self._clock.boottime_us()
-            now_us = self._now_us(namespace)
-            outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
-            fresh: list[int] = []
-            for index, event in enumerate(events):
-                if self.is_late(namespace, event.event_time_us, now_us):
-                    continue
-                if told[index] is Guarded.OTHER:
-                    outcomes[index] = Written.CONFLICT
-                else:
-                    fresh.append(index)
-            if not fresh:
-                return outcomes
-            written = await self._store.append(namespace, [events[index] for index in fresh])
-            self.check_deadline(namespace, began_us)
-            for index, outcome in zip(fresh, written, strict=True):
-                seen = _is_replay(outcome, told[index])
-                outcomes[index] = Written.REPLAYED if seen else outcome
-            return outcomes
+            return await self.write_admitted(namespace, events)
         finally:
-            self.leave(len(events))
+            self._load.leave(len(events))
+
+    async def write_admitted(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
+        """What :meth:`write` does of events that are counted as under way already."""
+        if self._store.transactional:
+            return await self._store.append(namespace, events)
+        marks = self._unmarked(namespace, events)
+        if namespace.settings.payload_check is PayloadCheck.GUARD and marks:
+            told, _ = await asyncio.gather(
+                self._told(namespace, events), self._leave_marks(namespace, marks)
+            )
+        else:
+            told = await self._told(namespace, events)
+            await self._leave_marks(namespace, marks)
+        # The deadline's clock first: a pause between the two must count against it.
+        began_us = self._clock.boottime_us()
+        now_us = self._now_us(namespace)
+        outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
+        fresh: list[int] = []
+        for index, event in enumerate(events):
+            if self.is_late(namespace, event.event_time_us, now_us):
+                continue
+            if told[index] is Guarded.OTHER:
+                outcomes[index] = Written.CONFLICT
+            else:
+                fresh.append(index)
+        if not fresh:
+            return outcomes
+        written = await self._store.append(namespace, [events[index] for index in fresh])
+        self.check_deadline(namespace, began_us)
+        for index, outcome in zip(fresh, written, strict=True):
+            seen = _is_replay(outcome, told[index])
+            outcomes[index] = Written.REPLAYED if seen else outcome
+        return outcomes
 
     async def write_one(self, namespace: Namespace, event: Event) -> Written | UnavailableError:
         """What :meth:`write` does of one event."""
@@ -149,15 +144,15 @@ class EventWriter:
             _, now_us = self.moment(namespace)
             if self.is_late(namespace, event.event_time_us, now_us):
                 return False
-            self.admit(1)
+            self._load.admit(1)
         except CounterError:
             return False
         mark = Mark(window_of(event.event_time_us, settings.rollup_window_us), event.counter)
-        one = _One(self, store, namespace, event, told)
+        one = _One(self, self._load, store, namespace, event, told)
         if not self._marked.knows(namespace.id, mark):
             one.waits_for += 1
             if not store.mark_soon(namespace, mark, partial(one.marked, mark)):
-                self.leave(1)
+                self._load.leave(1)
                 return False
         if settings.payload_check is PayloadCheck.GUARD:
             cache.guard_soon(namespace, event, one.guarded)
@@ -180,13 +175,20 @@ class EventWriter:
         if moment is None:
             # The deadline's clock first: a pause between the two must count against it.
             began_us = self._clock.boottime_us()
-            moment = self._moments[dataset_id] = (began_us, self._now_us(namespace))
-            asyncio.get_running_loop().call_soon(self._moments.clear)
+            moment = (began_us, self._now_us(namespace))
+            if not self._moments:
+                self._load.turn_began(began_us)
+                asyncio.get_running_loop().call_soon(self._end_turn)
+            self._moments[dataset_id] = moment
         return moment
+
+    def _end_turn(self) -> None:
+        self._moments.clear()
+        self._load.turn_over()
 
     async def write_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events of one token or none."""
-        self.admit(len(events))
+        self._load.admit(len(events))
         try:
             if self._store.transactional:
                 return await self._store.append_atomic(namespace, events)
@@ -205,7 +207,7 @@ class EventWriter:
             seen = any(_is_replay(outcome, each) for each in told)
             return Written.REPLAYED if seen else outcome
         finally:
-            self.leave(len(events))
+            self._load.leave(len(events))
 
     async def _told(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
         """What the guard says of each event's token: only where the store itself would not tell.
@@ -269,6 +271,7 @@ class _One:
         "_event",
         "_failed",
         "_guard",
+        "_load",
         "_namespace",
         "_store",
         "_told",
@@ -279,12 +282,14 @@ class _One:
     def __init__(
         self,
         writer: EventWriter,
+        load: Load,
         store: PromptStore,
         namespace: Namespace,
         event: Event,
         told: Told,
     ) -> None:
         self._writer = writer
+        self._load = load
         self._store = store
         self._namespace = namespace
         self._event = event
@@ -340,7 +345,7 @@ class _One:
         self._end(outcome)
 
     def _end(self, outcome: Written | BaseException) -> None:
-        self._writer.leave(1)
+        self._load.leave(1)
         try:
             self._told(outcome)
         except Exception:

@@ -11,8 +11,11 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Cache, Store
 from counter.reading import EMPTY_HEAD, read_partitions
+from counter.tallies import NUMBER_BOUNDS, Histogram
+from counter.tracing import NoTracing, Tracing
 from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
 from rollup.limiter import Limiter
+from rollup.partitions import Partitions
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
@@ -64,12 +67,24 @@ class BatchRoller:
     """Turns marks into window rows and checkpoints."""
 
     def __init__(
-        self, store: Store, cache: Cache, limiter: Limiter, *, batch_counters: int
+        self,
+        store: Store,
+        cache: Cache,
+        limiter: Limiter,
+        partitions: Partitions,
+        *,
+        batch_counters: int,
     ) -> None:
         self._store = store
         self._cache = cache
         self._limiter = limiter
+        self._partitions = partitions
         self._batch_counters = batch_counters
+        #: Where the time of each batch is told.
+        self.tracing: Tracing = NoTracing()
+        #: Counters that were written together, and windows that were counted anew.
+        self.sizes = Histogram(NUMBER_BOUNDS)
+        self.recounts = 0
 
     async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
         """Roll up the counters of *marks*; how many were written."""
@@ -80,12 +95,13 @@ class BatchRoller:
         size = len(dirty) if self._store.transactional else self._batch_counters
         items = iter(dirty.items())
         groups = [dict(islice(items, size)) for _ in range(0, len(dirty), size)]
-        written = await in_groups(
-            self._limiter,
-            groups,
-            lambda each: self._roll_group(namespace, each, batch),
-            lambda entries: self._tell_cache(namespace, entries),
-        )
+        with self.tracing.part("rollup.batch", namespace=namespace.name, counters=len(dirty)):
+            written = await in_groups(
+                self._limiter,
+                groups,
+                lambda each: self._roll_group(namespace, each, batch),
+                lambda entries: self._tell_cache(namespace, entries),
+            )
         return sum(len(entries) for entries in written)
 
     async def _roll_group(
@@ -115,7 +131,9 @@ class BatchRoller:
                 await asyncio.sleep(0)
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
         wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
-        folds = iter(await self._store.sums(namespace, wanted) if wanted else ())
+        counted = self._partitions.counting(namespace)
+        folds = iter(await self._store.sums(namespace, wanted, counted=counted) if wanted else ())
+        self.recounts += sum(len(each.recounts) for each in plans)
         entries: _Entries = []
         for start in range(0, len(plans), self._batch_counters):
             updates: list[CounterUpdate] = []
@@ -123,6 +141,7 @@ class BatchRoller:
                 sums = {window_us: next(folds) for window_us in each.sums}
                 updates.append(update(each, sums, rows.get(each.counter, ()), batch))
             await self._store.apply(namespace, updates, through_us=batch.through_us)
+            self.sizes.observe(len(updates))
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from counter.errors import CounterError, StartupError
-from counter.limits import SECOND
-from counter.ports import Clock, Store
+from counter.ports import Cache, Clock, Store
 from counter.skew import ClockGuard
+from counter.troubles import Trouble, Troubles
+from rollup.exposition import Exposition
 from rollup.leases import Leases
+from rollup.metrics import RollupMetrics
+from rollup.store_metrics import ClockMetrics, StoreMetrics
 from rollup.worker import RollupWorker
 
 _HEAD_BYTES_MAX: Final = 8 * 1024
@@ -44,12 +45,24 @@ class Health:
     guard: ClockGuard
     leases: Leases
     worker: RollupWorker
+    cache: Cache
     is_draining: bool = False
+    _troubles: Troubles | None = field(default=None, init=False)
 
-    async def trouble(self) -> str | None:
-        """Why this worker is of no use now; None where it is."""
-        if self.is_draining:
-            return "the worker was told to end, and finishes what is under way"
+    async def troubles(self) -> Sequence[Trouble]:
+        """Why this worker is of no use now, and since when; nothing where it is of use."""
+        draining = "the worker was told to end, and finishes what is under way"
+        self._troubles = self._troubles or Troubles(self.clock)
+        return self._troubles.note(
+            {
+                "process": draining if self.is_draining else None,
+                "store": await self._ask_store(),
+                "clock": self.guard.trouble,
+                "rollup": self.worker.trouble,
+            }
+        )
+
+    async def _ask_store(self) -> str | None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self.store.ping()
@@ -57,69 +70,32 @@ class Health:
             return error.detail
         except TimeoutError:
             return f"the store did not answer within {_PATIENCE_S:g} s"
-        return self.guard.trouble or self.worker.trouble
-
-    def lag_us(self) -> int:
-        """How far the oldest watermark of this worker's shards is behind its clock."""
-        passed = self.worker.passed_through().values()
-        return self.clock.now_us() - min(passed) if passed else 0
-
-
-class Metrics(Collector):
-    """Reads the worker's own tallies when asked."""
-
-    def __init__(self, health: Health) -> None:
-        self._health = health
-
-    def collect(self) -> Iterable[Metric]:
-        """The families of this scrape."""
-        health, worker = self._health, self._health.worker
-        told = {
-            "counters": "Counters whose rollup was written.",
-            "passes": "Passes over a shard that were done.",
-            "failures": "Passes that failed, and are done again.",
-        }
-        for name, text in told.items():
-            yield CounterMetricFamily(f"counter_rollup_{name}", text, value=worker.tally[name])
-        gauges: Mapping[str, tuple[str, float]] = {
-            "rollup_up": ("Whether the rollup of this process works.", worker.trouble is None),
-            "rollup_slots": ("Lease slots that this worker holds.", len(health.leases.held())),
-            "rollup_workers": ("Workers that live, this one too.", len(health.leases.live)),
-            "rollup_limit": ("Groups of counters let in at once.", worker.limiter.limit),
-            "rollup_lag_seconds": (
-                "How far the oldest watermark of this worker's shards is behind.",
-                health.lag_us() / SECOND,
-            ),
-            "clock_offset_seconds": (
-                "How far the store's clock is ahead of this process's.",
-                health.guard.offset_us / SECOND,
-            ),
-            "clock_out_of_bounds": (
-                "Whether this process rolls nothing up because of its clock.",
-                health.guard.trouble is not None,
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"counter_{name}", text, value=value)
+        return None
 
 
 @asynccontextmanager
 async def listening(health: Health, host: str, port: int) -> AsyncIterator[int]:
     """Answer on *host* and *port* (0 for a free one), which is given back. Raises StartupError."""
-    registry = CollectorRegistry()
-    registry.register(Metrics(health))
+    exposition = Exposition(
+        (
+            RollupMetrics(health.worker, health.clock, health.leases),
+            StoreMetrics(health.store, health.cache),
+            ClockMetrics(health.guard),
+        )
+    )
 
     async def alive() -> _Answer:
         return 200, _JSON, b'{"status":"alive"}'
 
     async def ready() -> _Answer:
-        trouble = await health.trouble()
-        if trouble is None:
+        troubles = await health.troubles()
+        if not troubles:
             return 200, _JSON, b'{"status":"ready"}'
-        return _problem(503, "unavailable", trouble)
+        told = [each.told() for each in troubles]
+        return _problem(503, "unavailable", troubles[0].detail, troubles=told)
 
     async def metrics() -> _Answer:
-        return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+        return 200, CONTENT_TYPE_LATEST, exposition.text()
 
     pages = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
     desk = _Desk(pages)
@@ -178,6 +154,7 @@ def _on_wire(head: bytes, answer: _Answer) -> bytes:
     return f"{lines}\r\n".encode() + (b"" if head.startswith(b"HEAD ") else body)
 
 
-def _problem(status: int, code: str, detail: str) -> _Answer:
-    body = {"title": HTTPStatus(status).phrase, "status": status, "code": code, "detail": detail}
+def _problem(status: int, code: str, detail: str, **more: Any) -> _Answer:
+    title = HTTPStatus(status).phrase
+    body = {"title": title, "status": status, "code": code, "detail": detail, **more}
     return status, _PROBLEM, json.dumps(body).encode()

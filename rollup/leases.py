@@ -20,7 +20,8 @@ import xxhash
 
 from counter.errors import UnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
-from counter.ports import Clock, LeaseStore
+from counter.ports import Clock
+from counter.ports_control import LeaseStore
 
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
@@ -86,6 +87,8 @@ class Leases:
         self._until_us: dict[str, int] = {}
         #: Slots that were asked for and not refused: the store may hold them for this worker.
         self._asked: set[str] = set()
+        #: Slots that changed hands, as seen from here.
+        self.changes = dict.fromkeys(("taken", "given_back", "lost"), 0)
         self._live: tuple[str, ...] = ()
         self._share: frozenset[str] = frozenset()
 
@@ -168,6 +171,7 @@ class Leases:
             self._until_us.pop(slot, None)
         await self._store.release(slots, self.worker)
         self._asked.difference_update(slots)
+        self.changes["given_back"] += len(slots)
         _log.info("gave back slots %s", ", ".join(sorted(slots)))
 
     async def _take(self, slots: Sequence[str], now_us: int) -> None:
@@ -188,8 +192,10 @@ class Leases:
         after = set(self.held())
         if taken := [slot for slot in slots if slot in after - before]:
             self.taken.set()
+            self.changes["taken"] += len(taken)
             _log.info("took slots %s", ", ".join(taken))
         if lost := [slot for slot in slots if slot in before - after]:
+            self.changes["lost"] += len(lost)
             _log.warning("lost slots %s to another worker", ", ".join(lost))
         for answers in found:
             if isinstance(answers, BaseException):

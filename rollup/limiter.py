@@ -32,6 +32,8 @@ class Limiter:
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._cut_at_us = 0
+        #: How often the limit was halved.
+        self.cuts = 0
 
     @property
     def limit(self) -> int:
@@ -67,6 +69,7 @@ class Limiter:
         if began_us >= self._cut_at_us:
             self._limit = max(1.0, self._limit / 2)
             self._cut_at_us = self._clock.boottime_us()
+            self.cuts += 1
 
     async def _enter(self) -> None:
         if self._inside < self.limit and not self._waiting:

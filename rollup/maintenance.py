@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SLICES_AHEAD
@@ -10,6 +11,7 @@ from counter.namespaces import Namespaces
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, Slice
+from rollup.partitions import Partitions
 
 _log = logging.getLogger("counter.maintenance")
 
@@ -17,11 +19,21 @@ _log = logging.getLogger("counter.maintenance")
 class Maintenance:
     """What must be done now and then, by any one process."""
 
-    def __init__(self, store: Store, clock: Clock, namespaces: Namespaces) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        namespaces: Namespaces,
+        partitions: Partitions | None = None,
+    ) -> None:
         self._store = store
+        self._partitions = partitions or Partitions(store, clock)
         self._clock = clock
         self._namespaces = namespaces
         self._purged_at_us = 0
+        #: Slices as they were last seen, by dataset, and how many were made and dropped here.
+        self.slices: dict[str, Sequence[Slice]] = {}
+        self.tally = dict.fromkeys(("made", "dropped"), 0)
 
     async def run_once(self) -> None:
         """Look at every dataset; cheap where nothing is to be done."""
@@ -39,16 +51,17 @@ class Maintenance:
         """
         now_us = self._clock.now_us()
         slices = await self._store.slices(dataset)
+        last = slices[-1] if slices else None
         size_us = dataset.slice_us
-        start_us = slices[-1].end_us if slices else slice_start(now_us, size_us) - size_us
+        start_us = last.end_us if last else slice_start(now_us, size_us) - size_us
         start_us = max(start_us, await self._store.dropped_before(dataset))
         while start_us <= now_us + SLICES_AHEAD * size_us:
-            made = Slice(
-                start_us, start_us + size_us, dataset.time_bucket_us, dataset.event_buckets
-            )
-            await self._store.make_slice(dataset, made)
+            event_buckets = await self._partitions.next_buckets(dataset, last)
+            last = Slice(start_us, start_us + size_us, dataset.time_bucket_us, event_buckets)
+            await self._store.make_slice(dataset, last)
+            self.tally["made"] += 1
             _log.info("made slice %d of dataset %s", start_us, dataset.name)
-            start_us = made.end_us
+            start_us = last.end_us
 
     async def _drop_slices(self, dataset: Dataset) -> None:
         """Retire what every watermark has passed; drop what retention and every recount are past.
@@ -66,7 +79,8 @@ class Maintenance:
         grace_us += dataset.clock_skew_max_us
         watermark_us: int | None = None
         is_earliest = True
-        for each in await self._store.slices(dataset):
+        slices = self.slices[dataset.name] = await self._store.slices(dataset)
+        for each in slices:
             due_us = each.end_us
             if each.retired_at_us is not None:
                 due_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
@@ -81,6 +95,7 @@ class Maintenance:
                 return
             if is_due and is_earliest:
                 await self._store.drop_slice(dataset, each.start_us)
+                self.tally["dropped"] += 1
                 _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
             else:
                 is_earliest = False

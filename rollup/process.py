@@ -27,6 +27,8 @@ from counter.namespaces import Namespaces
 from counter.patience import Patience
 from counter.skew import ClockGuard
 from counter.storage import open_cache, open_store
+from counter.tracing import open_tracing
+from rollup.audits import audits_of
 from rollup.health import Health, listening
 from rollup.leases import Leases, worker_id
 from rollup.worker import RollupWorker
@@ -68,8 +70,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _run(settings: Settings) -> int:
     clock = SystemClock()
-    store, cache = open_store(settings, clock), open_cache(settings, clock)
+    tracing = open_tracing(settings)
+    store, cache = tracing.watched(open_store(settings, clock)), open_cache(settings, clock)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(tracing.close)
         await Patience(settings.start_timeout).through(store.open)
         stack.push_async_callback(store.close)
         await cache.open()
@@ -85,7 +89,9 @@ async def _run(settings: Settings) -> int:
             leases=leases,
             guard=guard,
         )
-        health = Health(store, clock, guard, leases, worker)
+        worker.batches.tracing = tracing
+        worker.audits = audits_of(settings, store, clock, namespaces)
+        health = Health(store, clock, guard, leases, worker, cache)
         if settings.metrics_port is not None:
             port = await stack.enter_async_context(
                 listening(health, settings.host, settings.metrics_port)

@@ -19,7 +19,7 @@ from counter.errors import (
     TokenPendingError,
     UnavailableError,
 )
-from counter.limits import MILLISECOND, ROLLUP_CONCURRENCY, SECOND
+from counter.limits import MILLISECOND, MINUTE, ROLLUP_CONCURRENCY, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.resolution import Resolver
@@ -27,10 +27,12 @@ from counter.skew import ClockGuard
 from counter.types import CounterType, Mark, Namespace
 from counter.windows import closed_through
 from rollup.atomics import AtomicSettler
+from rollup.audits import Audits
 from rollup.batches import BatchRoller
 from rollup.leases import MAINTENANCE, Leases, slot_of
 from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
+from rollup.partitions import Partitions
 from rollup.roller import Batch
 
 _log = logging.getLogger("counter.rollup")
@@ -44,6 +46,8 @@ _SHARDS_AT_ONCE_MAX: Final = 16
 _PAUSE_MIN_US: Final = 50 * MILLISECOND
 _PAUSE_MAX_US: Final = 500 * MILLISECOND
 _MAINTENANCE_EVERY_US: Final = SECOND
+_PARTITIONS_EVERY_US: Final = MINUTE
+_PARTITIONS: Final = "partitions"
 _SURPRISE: Final = "a pass failed in a way that it should not; see the log"
 
 #: A namespace's id and a shard of it.
@@ -86,16 +90,24 @@ class RollupWorker:
         self._namespaces = namespaces
         self._leases = leases
         self._guard = guard
+        #: What is audited beside the rollup; whoever has it done sets it.
+        self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
         self._lanes = asyncio.Semaphore(1 if store.transactional else _SHARDS_AT_ONCE_MAX)
-        self._batches = BatchRoller(store, cache, self.limiter, batch_counters=batch)
+        self.partitions = Partitions(store, clock)
+        self.batches = BatchRoller(
+            store, cache, self.limiter, self.partitions, batch_counters=batch
+        )
         self._atomics = AtomicSettler(store, Resolver(store, clock, guard), self.limiter)
-        self._maintenance = Maintenance(store, clock, namespaces)
+        self.maintenance = Maintenance(store, clock, namespaces, self.partitions)
         self._maintained_us = -_MAINTENANCE_EVERY_US
+        self._looked_us = clock.boottime_us()
         self._stop = asyncio.Event()
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
         #: passed stays passed, whoever else works on the shard.
         self._passed_us: dict[_Shard, int] = {}
+        #: How many shards are this worker's.
+        self._shards = 0
         self._under_way: dict[_Key, _Task] = {}
         self._troubles: dict[_Key, str] = {}
         #: Counters written, passes over shards done and failed, since the process began.
@@ -108,6 +120,21 @@ class RollupWorker:
             return f"leases cannot be renewed: {self._leases.trouble}"
         return next(iter(self._troubles.values()), None)
 
+    @property
+    def namespaces(self) -> Namespaces:
+        """The namespaces whose shards are rolled up."""
+        return self._namespaces
+
+    @property
+    def unseen(self) -> int:
+        """How many shards are this worker's whose watermark it has not seen yet."""
+        return max(0, self._shards - len(self._passed_us))
+
+    @property
+    def maintains(self) -> bool:
+        """Whether it is this worker that looks after slices, for all."""
+        return self._holds(MAINTENANCE)
+
     def passed_through(self) -> Mapping[_Shard, int]:
         """The watermark, as last seen, of each shard that this worker rolls up."""
         return dict(self._passed_us)
@@ -119,7 +146,9 @@ class RollupWorker:
         """
         self._stop = stop
         enough = asyncio.Event()
-        keeping = None
+        keeping = auditing = None
+        if self.audits is not None:
+            auditing = asyncio.create_task(self.audits.run(stop, lambda: self.maintains))
         if self._leases is not None:
             keeping = asyncio.create_task(self._leases.keep(enough))
         try:
@@ -131,6 +160,8 @@ class RollupWorker:
             # Still there where this was cancelled: nobody waits for them then.
             for task in self._under_way.values():
                 task.cancel()
+            if auditing is not None:
+                auditing.cancel()
             enough.set()
             if self._leases is not None and keeping is not None:
                 await keeping
@@ -171,12 +202,21 @@ class RollupWorker:
         now_us = self._clock.boottime_us()
         if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:
             self._start(MAINTENANCE, MAINTENANCE, self._maintain)
+        if now_us - self._looked_us >= _PARTITIONS_EVERY_US:
+            self._start(_PARTITIONS, _PARTITIONS, self.look_at_partitions)
         self._start_due()
         return 0
 
     async def _maintain(self) -> int:
-        await self._maintenance.run_once()
+        await self.maintenance.run_once()
         self._maintained_us = self._clock.boottime_us()
+        return 0
+
+    async def look_at_partitions(self) -> int:
+        """Share how much was written, and reckon what the next slices must be made for."""
+        self._looked_us = self._clock.boottime_us()
+        datasets = {each.dataset.id: each.dataset for each in self._namespaces.all()}
+        await self.partitions.look(datasets.values(), is_first=self._holds(MAINTENANCE))
         return 0
 
     def _holds(self, slot: str) -> bool:
@@ -208,6 +248,7 @@ class RollupWorker:
                     due.append((passed_us, key, namespace))
         # What is no longer ours is no longer our trouble.
         self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
+        self._shards = len(ours)
         for key in [key for key in self._troubles if key not in ours and isinstance(key, tuple)]:
             del self._troubles[key]
         due.sort(key=lambda each: each[0])
@@ -329,12 +370,12 @@ class RollupWorker:
         # Up to the last mark, not to now: a crash half-way does it again up to the same instant.
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = Batch(batch_us, dropped_before_us, size_us)
-        written = await self._batches.roll(namespace, marks, batch)
+        written = await self.batches.roll(namespace, marks, batch)
         while marks and not is_whole and len(page) == _MARKS_PER_READ:
             if not self._goes_on(key):
                 return _Some(None, written, len(marks))
             page = await self._marks(namespace, shard, after_us, through_us, page[-1])
-            written += await self._batches.roll(namespace, page, batch)
+            written += await self.batches.roll(namespace, page, batch)
         return _Some(through_us, written, len(marks) + atomics)
 
     async def _marks(

@@ -5,11 +5,16 @@ They are imported when they are asked for: a process needs no driver that it doe
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+
+from counter.patience import Patience
 
 if TYPE_CHECKING:
     from counter.config import Settings
     from counter.ports import Cache, Clock, Store
+    from counter.ports_control import KeyStore
 
 
 def open_store(settings: Settings, clock: Clock) -> Store:
@@ -22,6 +27,25 @@ def open_store(settings: Settings, clock: Clock) -> Store:
     from counter.storage.sqlite import SqliteStore
 
     return SqliteStore(settings.data, clock, settings.datasets())
+
+
+@asynccontextmanager
+async def opened_keys(settings: Settings, clock: Clock) -> AsyncIterator[KeyStore]:
+    """The API keys of the store that *settings* name, which others may be using: a data directory
+    that a process serves from too. Raises StartupError and UnavailableError."""
+    if settings.store == "cassandra":
+        from counter.storage.cassandra import KeysAlone, options_of
+
+        keys = KeysAlone(options_of(settings), clock)
+        await Patience(settings.start_timeout).through(keys.open)
+        try:
+            yield keys
+        finally:
+            await keys.close()
+        return
+    from counter.storage.sqlite import SqliteKeys
+
+    yield SqliteKeys(settings.data)
 
 
 def open_cache(settings: Settings, clock: Clock) -> Cache:

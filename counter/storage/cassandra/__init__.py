@@ -17,7 +17,8 @@ except ImportError as error:
         " install it with pip install 'distributed-counter[cassandra]'"
     ) from error
 
+from counter.storage.cassandra.keys import KeysAlone
 from counter.storage.cassandra.options import CassandraOptions, options_of
 from counter.storage.cassandra.store import CassandraStore
 
-__all__ = ["CassandraOptions", "CassandraStore", "options_of"]
+__all__ = ["CassandraOptions", "CassandraStore", "KeysAlone", "options_of"]

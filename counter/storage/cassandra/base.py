@@ -7,7 +7,7 @@ is dropped is missing, and to miss a table is an error, never "not found".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -61,12 +61,17 @@ class CassandraBase:
         self._options = options
         self._clock = clock
         self._connection = Connection(options)
+        self.tally = self._connection.tally
         self._control = ControlKeyspace(self._connection, options.keyspace)
         self._shelves: dict[int, Shelf] = {}
         self._statements: dict[tuple[int, str, int, int], Any] = {}
         #: Ids of namespaces that this process saw standing, and then saw gone.
         self._standing: set[int] = set()
         self._gone: set[int] = set()
+
+    def queues(self) -> Mapping[str, int]:
+        """Statements that wait because too many are under way."""
+        return {"store_statements": self._connection.waiting}
 
     # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
     # that starts at *start_us*. They are remembered: the second time costs a look-up.

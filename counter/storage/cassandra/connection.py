@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,13 +21,15 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, ResponseFuture, Session
 from cassandra.pool import Host
 from cassandra.query import BatchStatement, PreparedStatement, SimpleStatement
 
-from counter.errors import StartupError, UnavailableError, invariant
+from counter import limits
+from counter.errors import OverloadedError, StartupError, UnavailableError, invariant
 from counter.limits import SECOND
 from counter.storage.cassandra import driver
 from counter.storage.cassandra.bridge import Bridge, Gathering, Send
 from counter.storage.cassandra.failures import translated, untold
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.stream import Stream
+from counter.tallies import StoreTally
 
 _log = logging.getLogger("counter.cassandra")
 
@@ -57,8 +60,10 @@ class Connection:
 
     def __init__(self, options: CassandraOptions) -> None:
         self._options = options
+        #: A call is a statement, or statements that were sent together.
+        self.tally = StoreTally(("write", "read", "compare_and_set"))
         #: Sends writes that end each on its own.
-        self.stream = Stream(self._begin)
+        self.stream = Stream(self._begin, self.tally.calls["write"])
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._has_failed = False
         self._in_flight = 0
@@ -233,10 +238,23 @@ class Connection:
         """How many nodes each data center has, whether they are up or not."""
         return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())
 
+    @property
+    def waiting(self) -> int:
+        """How many statements wait for room."""
+        return sum(count for count, _ in self._waiting) + self.stream.waiting
+
     def near_nodes(self) -> list[Host]:
         """The nodes that statements are sent to and that are up, in an order that stays."""
         pools = sorted(self._session.get_pools(), key=lambda pool: str(pool.host))
         return [pool.host for pool in pools if not pool.is_shutdown]
+
+    async def ask(self, node: Host, cql: str) -> Sequence[_Row]:
+        """The rows of a read that *node* itself answers, of what it alone knows."""
+        send = partial(self._execute, self._options.read_timeout_us / SECOND, host=node)
+        (rows,) = await self._gather((SimpleStatement(cql, is_idempotent=True),), send)
+        if isinstance(rows, BaseException):
+            raise translated(rows, wrote=False) from rows
+        return rows or ()
 
     async def clock_of(self, node: Host, now: Callable[[], int]) -> tuple[int, int, int]:
         """*now* before, the time that *node* gives, and *now* after, in microseconds. A node counts
@@ -266,7 +284,11 @@ class Connection:
         if not statements:
             return []
         timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
+        began_s = time.perf_counter()
         results = await self._gather(statements, partial(self._execute, timeout_s))
+        took_s = time.perf_counter() - began_s
+        failed = sum(isinstance(each, BaseException) for each in results)
+        self.tally.calls[_operation(statements[0], raw=raw)].ended(took_s, failed)
         if not raw:
             for index, result in enumerate(results):
                 if isinstance(result, BaseException):
@@ -276,6 +298,10 @@ class Connection:
     async def _gather(self, statements: Sequence[Any], send: Send) -> list[Any]:
         count = len(statements)
         if self._waiting or self._in_flight + count > IN_FLIGHT_MAX:
+            waiting = len(self._waiting)
+            if waiting >= limits.STORE_CALLS_WAITING_MAX:
+                detail = f"{waiting} calls wait for Cassandra, and no more may: send the same later"
+                return [OverloadedError(detail, retry_after_us=SECOND)] * count
             await self._wait_for_room(count)
         else:
             self._in_flight += count
@@ -325,6 +351,13 @@ class Connection:
                 self._in_flight += wanted
                 turn.set_result(None)
             self._waiting.popleft()
+
+
+def _operation(statement: Any, *, raw: bool) -> str:
+    """What the tally calls it."""
+    if raw:
+        return "compare_and_set"
+    return "write" if _writes(statement) else "read"
 
 
 def _writes(statement: Any) -> bool:

@@ -21,7 +21,7 @@ from counter.storage.cassandra.ground import NO_OP
 from counter.storage.cassandra.listing import CassandraListing
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.purge import CassandraPurge
-from counter.storage.cassandra.sequences import NAMESPACES, TOKENS, Sequences
+from counter.storage.cassandra.sequences import DATASETS, NAMESPACES, TOKENS, Sequences
 from counter.storage.cassandra.slices import CassandraSlices
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, TokenBlock
 from counter.windows import first_watermark
@@ -44,6 +44,9 @@ _WATERMARK: Final = (
 
 #: Rows of one batch: a namespace has up to SHARDS_MAX watermarks, in one partition.
 _BATCH: Final = 100
+#: No more numbers than these are given out between a backup and its restore.
+_TOKENS_JUMP: Final = 1 << 40
+_JUMP: Final = 1_000_000
 
 
 class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
@@ -141,6 +144,13 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         self._asked.append((count, now_us, future))
         await self._lease()
         return future.result()
+
+    async def begin_new_life(self, now_us: int) -> None:
+        """After a restore: have no number given out again that was given out after the backup was
+        made, to tokens, namespaces or datasets, nor a token's time before *now_us*."""
+        await self._sequences.take(TOKENS, _TOKENS_JUMP, now_us)
+        await self._sequences.take(NAMESPACES, _JUMP)
+        await self._sequences.take(DATASETS, _JUMP)
 
     async def _lease_all(self) -> None:
         """One compare-and-set for all who wait; each gets a part, in the order they came."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from counter.crowds import Counted
 from counter.errors import SliceMissingError
 from counter.folding import fold_events
 from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.rows import PARTITION_IS, event_of
 from counter.storage.cassandra.spans import SPAN_IS, Part, Query, parts_of, queries_of
 from counter.types import Event, Fold, Namespace, Slice
+from counter.windows import window_of
 
 #: Rows of a partition that are worth reading to spare another round trip.
 ROWS_MAX: Final = 50
@@ -27,7 +29,7 @@ _FEW: Final = (
 #: A sum of bigints would wrap, and say nothing. Of one partition, because servers complain of
 #: sums over several.
 _SUM: Final = (
-    "SELECT COUNT(clear), SUM(CAST(delta AS varint)) FROM {keyspace}.{table}"
+    "SELECT COUNT(event_id), COUNT(clear), SUM(CAST(delta AS varint)) FROM {keyspace}.{table}"
     f" WHERE {PARTITION_IS} AND event_time >= ? AND event_time < ?"
 )
 _EVENTS: Final = (
@@ -35,20 +37,30 @@ _EVENTS: Final = (
     f" WHERE {SPAN_IS}"
 )
 
+#: As :data:`_FEW`, with what tells windows apart.
+_FEW_IN_TIME: Final = (
+    "SELECT counter, time_bucket, event_bucket, event_time, delta, clear"
+    f" FROM {{keyspace}}.{{table}} WHERE {SPAN_IS} PER PARTITION LIMIT ?"
+)
+#: Rows of a partition that are read at once where they are wanted by window.
+WINDOW_ROWS_MAX: Final = 2_000
+
 #: ``[low, high)``
 _Span = tuple[int, int]
 _Key = tuple[str, _Span]
 
 
 class _Sums:
-    """Sums of (counter, span), and which of them hold a clear."""
+    """Sums of (counter, span), how many rows each is of, and which of them hold a clear."""
 
     def __init__(self) -> None:
         self.totals: dict[_Key, int] = {}
+        self.rows: dict[_Key, int] = {}
         self.cleared: dict[_Key, None] = {}
 
-    def add(self, key: _Key, clears: int, total: int) -> None:
+    def add(self, key: _Key, rows: int, clears: int, total: int) -> None:
         self.totals[key] = self.totals.get(key, 0) + total
+        self.rows[key] = self.rows.get(key, 0) + rows
         if clears:
             self.cleared[key] = None
 
@@ -57,7 +69,11 @@ class EventFolds(CassandraBase):
     """Sums and tails of :class:`counter.ports.EventStore`."""
 
     async def sums(
-        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+        self,
+        namespace: Namespace,
+        windows: Sequence[tuple[str, int]],
+        *,
+        counted: Counted | None = None,
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
         spans: dict[_Span, dict[str, None]] = {}
@@ -66,11 +82,66 @@ class EventFolds(CassandraBase):
         for low_us, high_us in spans:
             await self._slice_of(namespace.dataset, low_us)
             await self._slice_of(namespace.dataset, high_us - 1)
-        folds = await self._fold(namespace, self._shelf(namespace.dataset).slices, spans)
-        return [
-            folds.get((counter, (start_us, start_us + size_us)), Fold(False, 0))
-            for counter, start_us in windows
-        ]
+        held: dict[_Key, int] = {}
+        folds = await self._fold(namespace, self._shelf(namespace.dataset).slices, spans, held)
+        keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]
+        if counted is not None:
+            for key in keys:
+                if key in held:
+                    counted(key[0], key[1][0], held[key])
+        return [folds.get(key, Fold(False, 0)) for key in keys]
+
+    async def window_folds(
+        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+    ) -> Sequence[Mapping[int, Fold]]:
+        shelf = await self._shelf_until(namespace.dataset, to_us)
+        if from_us < shelf.dropped_before_us:
+            raise SliceMissingError(
+                f"events from {from_us} µs on were asked for; those before"
+                f" {shelf.dropped_before_us} µs are dropped"
+            )
+        found: dict[str, dict[int, Fold]] = {counter: {} for counter in counters}
+        try:
+            await self._fold_windows(namespace, shelf.slices, found, (from_us, to_us))
+        except SliceMissingError:
+            await self._reload_slices(namespace.dataset)
+            raise
+        return [found[counter] for counter in counters]
+
+    async def _fold_windows(
+        self,
+        namespace: Namespace,
+        slices: Sequence[Slice],
+        found: Mapping[str, dict[int, Fold]],
+        span: _Span,
+    ) -> None:
+        """Put the folds of the windows of *span* into *found*: from few rows of each partition,
+        and where there are more, from those of each half of the span."""
+        size_us = namespace.settings.rollup_window_us
+        counters = tuple(found)
+        asked = [query for part in parts_of(slices, *span) for query in queries_of(part, counters)]
+        events: dict[str, dict[int, list[Event]]] = {}
+        held: dict[tuple[str, int, int], int] = {}
+        for rows in await self._ask(namespace, _FEW_IN_TIME, asked, WINDOW_ROWS_MAX):
+            for counter, time_bucket, event_bucket, time_us, delta, clear in rows:
+                key = (counter, time_bucket, event_bucket)
+                held[key] = held.get(key, 0) + 1
+                if delta is not None or clear is not None:
+                    event = Event(counter, time_us, b"", 0, delta or 0, clear=clear is not None)
+                    windows = events.setdefault(counter, {})
+                    windows.setdefault(window_of(time_us, size_us), []).append(event)
+        many = {key[0]: found[key[0]] for key, rows in held.items() if rows == WINDOW_ROWS_MAX}
+        for counter, windows in events.items():
+            if counter not in many:
+                found[counter].update({at: fold_events(some) for at, some in windows.items()})
+        if many and span[1] - span[0] <= size_us:
+            folds = await self.sums(namespace, [(counter, span[0]) for counter in many])
+            for counter, fold in zip(many, folds, strict=True):
+                found[counter][span[0]] = fold
+        elif many:
+            middle_us = window_of((span[0] + span[1]) // 2, size_us)
+            await self._fold_windows(namespace, slices, many, (span[0], middle_us))
+            await self._fold_windows(namespace, slices, many, (middle_us, span[1]))
 
     async def tails(
         self,
@@ -103,8 +174,10 @@ class EventFolds(CassandraBase):
         namespace: Namespace,
         slices: Sequence[Slice],
         spans: Mapping[_Span, Mapping[str, None]],
+        held: dict[_Key, int] | None = None,
     ) -> dict[_Key, Fold]:
-        """The fold of each counter in each span; none where there is no event.
+        """The fold of each counter in each span; none where there is no event. *held* is given how
+        many rows each is of.
 
         Raises SliceMissingError where a table is gone: what was read of others is worth nothing.
         """
@@ -118,6 +191,8 @@ class EventFolds(CassandraBase):
         try:
             sums = await self._sum(namespace, asked)
             folds = {key: Fold(False, total) for key, total in sums.totals.items()}
+            if held is not None:
+                held |= sums.rows
             for counter, span in sums.cleared:
                 # Which of the events come after it, only the events themselves can tell.
                 events = await self._events(namespace, counter, parts[span])
@@ -141,7 +216,7 @@ class EventFolds(CassandraBase):
                 cells[2] += delta or 0
             for (counter, *buckets), (count, clears, total) in partitions.items():
                 if count < ROWS_MAX:
-                    sums.add((counter, span), clears, total)
+                    sums.add((counter, span), count, clears, total)
                     continue
                 part = query.part
                 select = await self._to_read(namespace.dataset, _SUM, part.start_us)
@@ -149,8 +224,8 @@ class EventFolds(CassandraBase):
                 selects.append(select.bind(values))
                 keys.append((counter, span))
         for key, rows in zip(keys, await self._connection.rows(selects), strict=True):
-            ((clears, total),) = rows
-            sums.add(key, clears, total or 0)
+            ((count, clears, total),) = rows
+            sums.add(key, count, clears, total or 0)
         return sums
 
     async def _events(
@@ -167,11 +242,11 @@ class EventFolds(CassandraBase):
         return events
 
     async def _ask(
-        self, namespace: Namespace, cql: str, queries: Sequence[Query]
+        self, namespace: Namespace, cql: str, queries: Sequence[Query], *more: int
     ) -> list[Sequence[Any]]:
-        """The rows of each query."""
+        """The rows of each query; *more* are values after those of its span."""
         selects = []
         for query in queries:
             select = await self._to_read(namespace.dataset, cql, query.part.start_us)
-            selects.append(select.bind(query.values(namespace.id)))
+            selects.append(select.bind((*query.values(namespace.id), *more)))
         return [rows or () for rows in await self._connection.rows(selects)]

@@ -111,6 +111,11 @@ class Gatherer(Generic[_K, _T, _R]):
         self._lanes: dict[_K, _Lane[_K, _T, _R]] = {}
         self._ready: list[_Lane[_K, _T, _R]] = []
 
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a batch of their key before them."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
     async def put(self, items: Sequence[tuple[_K, _T]]) -> list[_R | BaseException | None]:
         """Have *items* committed, each under its key; a result or an error for each."""
         if not items:

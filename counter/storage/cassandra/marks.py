@@ -105,6 +105,7 @@ class CassandraMarks(CassandraWrites):
             values = (*lane[2:], counter, recount_us, self._stamp())
             row = bound(insert, _MARK_PACKERS, values)
             rows.append((lane, row))
+        self.tally.mark(mark.recount_us for mark in marks)
         await self._write_listed(namespace, rows, [mark.counter for mark in marks])
 
     def mark_soon(
@@ -123,6 +124,7 @@ class CassandraMarks(CassandraWrites):
         sink = _Marked(told, 1 + is_new, partial(self._list, name) if is_new else None)
         shard = shard_of(counter, namespace.settings.shards)
         timeout_us, partition = dataset.write_timeout_us, (namespace.id, shard, window_us)
+        self.tally.mark((recount_us,))
         row = bound(insert, _MARK_PACKERS, (*partition, counter, recount_us, self._stamp()))
         self._rows.begin((timeout_us, "dirty", *partition), row, sink)
         if is_new:
@@ -148,6 +150,7 @@ class CassandraMarks(CassandraWrites):
             lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
             values = (*lane[2:], *token, items, self._stamp())
             rows.append((lane, insert.bind(values)))
+        self.tally.marks["atomic"] += len(rows)
         await self._write_listed(namespace, rows, [event.counter for event in events])
 
     async def _write_listed(

@@ -65,7 +65,7 @@ _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices
 #: Writers and workers must agree on these for as long as the dataset's events are kept.
 _FIXED: Final = ("retention_us", "slice_us", "write_timeout_us", "clock_skew_max_us")
 #: A slice keeps what it was made with; the next one is made with these.
-_OF_NEW_SLICES: Final = ("time_bucket_us", "event_buckets")
+_OF_NEW_SLICES: Final = ("time_bucket_us", "event_buckets", "event_buckets_max")
 
 
 async def apply_schema(settings: Settings) -> list[str]:
@@ -279,8 +279,8 @@ class _Applying:
             return
         if changed != standing:
             self._told.append(
-                f"dataset {asked.name}: time_bucket and event_buckets hold from the next slice that"
-                " is made; restart the processes that roll up"
+                f"dataset {asked.name}: time_bucket, event_buckets_max and event_buckets hold from"
+                " the next slice that is made; restart the processes that roll up"
             )
         for name in ("write_consistency", "read_consistency"):
             old, new = getattr(placed, name), getattr(placement, name)

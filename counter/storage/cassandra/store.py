@@ -10,8 +10,10 @@ from counter.limits import MILLISECOND
 from counter.ports import Clock
 from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.counts import CassandraCounts
+from counter.storage.cassandra.crowds import CassandraCrowds
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
+from counter.storage.cassandra.keys import CassandraKeys
 from counter.storage.cassandra.leases import CassandraLeases
 from counter.storage.cassandra.marks import CassandraMarks
 from counter.storage.cassandra.options import CassandraOptions
@@ -34,6 +36,8 @@ class CassandraStore(
     CassandraDecisions,
     CassandraControl,
     CassandraLeases,
+    CassandraKeys,
+    CassandraCrowds,
 ):
     """:class:`counter.ports.Store` over a cluster, without transactions. Any number of processes
     share it."""

@@ -8,12 +8,14 @@ by the time that the event loop looks is taken along.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from counter.storage.cassandra.bridge import let_go
 from counter.storage.cassandra.failures import translated
+from counter.tallies import Calls
 
 #: Statements on their way at once; the others wait, and may become fewer by gathering.
 IN_FLIGHT_MAX: Final = 1_024
@@ -27,9 +29,10 @@ Done = Callable[[BaseException | None], None]
 class _Sent:
     """A write on its way. It may be answered twice: by two nodes, or when its time was over."""
 
-    __slots__ = ("done", "ended", "response")
+    __slots__ = ("began_s", "done", "ended", "response")
 
     def __init__(self, done: Done) -> None:
+        self.began_s = time.perf_counter()
         self.done = done
         self.ended = False
         self.response: Any = None
@@ -38,8 +41,10 @@ class _Sent:
 class Stream:
     """Sends statements, and tells the end of each in the event loop that sent it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, calls: Calls | None = None) -> None:
+        """*calls* counts what was sent, and what of it failed."""
         self._send = send
+        self._calls = calls or Calls()
         self._waiting: deque[tuple[Any, int | None, Done]] = deque()
         self._ended: deque[tuple[_Sent, BaseException | None]] = deque()
         self._in_flight = 0
@@ -53,6 +58,11 @@ class Stream:
         self._loop = self._loop or asyncio.get_running_loop()
         self._waiting.append((statement, timeout_us, done))
         self._send_waiting()
+
+    @property
+    def waiting(self) -> int:
+        """How many statements wait for room."""
+        return len(self._waiting)
 
     async def wait_until_ended(self) -> None:
         """Wait until all that was sent has ended, and its end was told."""
@@ -98,11 +108,13 @@ class Stream:
 
     def _drain(self) -> None:
         self._woken = False
+        now_s = time.perf_counter()
         while self._ended:
             sent, error = self._ended.popleft()
             if not sent.ended:
                 sent.ended = True
                 self._in_flight -= 1
+                self._calls.ended(now_s - sent.began_s, error is not None)
                 sent.done(None if error is None else translated(error))
         self._send_waiting()
         if self._all_ended is not None and not self._in_flight:

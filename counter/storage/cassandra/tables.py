@@ -15,7 +15,7 @@ from typing import Final
 from counter.limits import DAY, HOUR, SECOND
 from counter.types import Dataset
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _NAMESPACE: Final = uuid.UUID("9b0b6d6e-53c5-4f0a-8a53-6c2f1d1f6f6e")
 
 #: Cassandra's own default.
@@ -53,10 +53,21 @@ CONTROL_TABLES: Mapping[str, Table] = {
         "dataset int, start bigint, document text, op blob, dropped_before bigint static,"
         " PRIMARY KEY (dataset, start)"
     ),
+    # Of each slice the largest crowd that was counted and the largest that was observed: each is
+    # written with its size as timestamp.
+    "crowds": Table(
+        "dataset int, start bigint, observed tinyint, document text,"
+        " PRIMARY KEY (dataset, start, observed)",
+        grace_us=_HINTS_US,
+    ),
     # What expires does so on every node at once: nothing comes back when its tombstone is gone.
     "leases": Table("slot text PRIMARY KEY, worker text, op blob", grace_us=_HINTS_US),
     "workers": Table(
         "everyone tinyint, worker text, PRIMARY KEY (everyone, worker)", grace_us=_HINTS_US
+    ),
+    # All in one partition: each process reads them all, again and again.
+    "api_keys": Table(
+        "everyone tinyint, id text, document text, op blob, used bigint, PRIMARY KEY (everyone, id)"
     ),
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -33,6 +34,11 @@ class CassandraWrites(CassandraBase):
         self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
         self._stamped_us = 0
 
+    def queues(self) -> Mapping[str, int]:
+        """Statements that wait because too many are under way, and rows behind others of their
+        partition."""
+        return {**super().queues(), "store_rows": self._rows.waiting}
+
     async def _write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
         """Write bound statements, each in its lane. Raises the first error."""
         for result in await self._rows.put(rows):
@@ -53,10 +59,18 @@ class CassandraWrites(CassandraBase):
         """Write *sharing* by one statement. They are not one write: each partition is."""
         statements = [statement for batch in sharing for statement in batch.items]
         statement = statements[0] if len(statements) == 1 else batch_of(statements)
-        timeout_us = sharing[0].key[0]
-        self._connection.stream.send(statement, timeout_us, partial(self._rows_sent, sharing))
+        timeout_us, table = sharing[0].key[:2]
+        if isinstance(table, int):
+            # Events, of a slice.
+            self.tally.commit_rows.observe(len(statements))
+        done = partial(self._rows_sent, sharing, time.perf_counter())
+        self._connection.stream.send(statement, timeout_us, done)
 
-    def _rows_sent(self, sharing: Sequence[_Rows], error: BaseException | None) -> None:
+    def _rows_sent(
+        self, sharing: Sequence[_Rows], began_s: float, error: BaseException | None
+    ) -> None:
+        if isinstance(sharing[0].key[1], int):
+            self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         if isinstance(error, _OF_ONE) and len(sharing) > 1:
             # One partition's replicas may be too few, or its table gone: each has its own try.
             for batch in sharing:

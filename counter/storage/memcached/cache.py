@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pymemcache.client.rendezvous import RendezvousHash
 from xxhash import xxh64_intdigest
@@ -31,6 +31,7 @@ from counter.storage.memcached.keys import (
     value_key,
 )
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
+from counter.tallies import CacheTally
 from counter.types import Checkpoint, Event, Guarded, Namespace
 
 _PREFIX: Final = re.compile(r"[!-~]{1,100}")
@@ -70,14 +71,15 @@ class MemcachedCache:
         )
         self._index = {server.name: index for index, server in enumerate(self._servers)}
         self._threads = ThreadPoolExecutor(6 * len(servers), thread_name_prefix="memcached")
-        self._reads = self._lanes(commands.read)
-        self._puts = self._lanes(commands.put)
-        self._notes = self._lanes(commands.note)
-        self._changes = self._lanes(commands.change)
+        self.tally = CacheTally(("read", "put", "guard", "change", "ping"))
+        self._reads = self._lanes(commands.read, "read")
+        self._puts = self._lanes(commands.put, "put")
+        self._notes = self._lanes(commands.note, "guard")
+        self._changes = self._lanes(commands.change, "change")
         # All of a few clients would wait for one batch, and the event loop with them: those that
         # come meanwhile leave by these.
-        self._more_changes = self._lanes(commands.change)
-        self._versions = self._lanes(commands.ask_version)
+        self._more_changes = self._lanes(commands.change, "change")
+        self._versions = self._lanes(commands.ask_version, "ping")
 
     async def open(self) -> None:
         """Look whether the servers are there: it is no error if they are not."""
@@ -90,6 +92,12 @@ class MemcachedCache:
             for lane in lanes:
                 await lane.close()
         self._threads.shutdown(wait=False)
+
+    def queues(self) -> Mapping[str, int]:
+        """Items that wait for the batch before theirs."""
+        changes = (*self._changes, *self._more_changes)
+        lanes: tuple[Lane[Any, Any], ...] = (*self._reads, *self._puts, *self._notes, *changes)
+        return {"cache": sum(each.waiting for each in lanes)}
 
     async def ping(self) -> None:
         """Ask every server, those too that are left alone."""
@@ -210,9 +218,10 @@ class MemcachedCache:
         return lanes[self._server_of(key)] if len(lanes) > 1 else lanes[0]
 
     def _lanes(
-        self, work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]]
+        self, work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]], operation: str
     ) -> list[Lane[_Item, _Answer]]:
-        return [Lane(server, self._threads, work) for server in self._servers]
+        calls = self.tally.calls[operation]
+        return [Lane(server, self._threads, work, calls) for server in self._servers]
 
     def _look(self) -> None:
         troubles = [server.trouble for server in self._servers if server.trouble is not None]

@@ -8,6 +8,7 @@ that fails is left alone for a while: nobody waits for a time-out that was just 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Generic, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from counter import limits
 from counter.ports import Clock
 from counter.storage.memcached.connection import Connection, NotConnectedError
+from counter.tallies import Calls
 
 #: How long a server that failed is not asked again.
 RETRY_AFTER_US: Final = limits.SECOND
@@ -89,7 +91,10 @@ class Lane(Generic[_Item, _Answer]):
         server: Server,
         threads: Executor,
         work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]],
+        calls: Calls | None = None,
     ) -> None:
+        """*calls* counts batches, and requests that were not answered."""
+        self._calls = calls or Calls()
         self._server = server
         self._threads = threads
         self._work = work
@@ -127,18 +132,23 @@ class Lane(Generic[_Item, _Answer]):
         to wait for."""
         server = self._server
         if self._shut is not None:
-            told(self._unreachable(self._shut, sent=False))
+            self._refuse(told, self._unreachable(self._shut, sent=False))
         elif not insist and not server.may_be_asked():
-            told(Unreachable(server.trouble or server.name, sent=False))
+            self._refuse(told, Unreachable(server.trouble or server.name, sent=False))
         elif self._waiting_items + len(items) > _WAITING_MAX:
             said = f"{self._waiting_items} requests wait already"
-            told(self._unreachable(said, sent=False))
+            self._refuse(told, self._unreachable(said, sent=False))
         else:
             self._waiting.append((items, told))
             self._waiting_items += len(items)
             if self._out is None and not self._leaving:
                 self._leaving = True
                 asyncio.get_running_loop().call_soon(self._leave)
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for the batch that is out."""
+        return self._waiting_items
 
     @property
     def is_out(self) -> bool:
@@ -165,11 +175,13 @@ class Lane(Generic[_Item, _Answer]):
             return
         loop = asyncio.get_running_loop()
         watch = loop.call_later(self._limit_s, self._overdue, batch)
+        began_s = time.perf_counter()
         out = self._out = loop.run_in_executor(self._threads, self._run, items)
 
         def arrived(done: asyncio.Future[Sequence[_Answer] | Unreachable]) -> None:
             watch.cancel()
             self._out = None
+            self._calls.ended(time.perf_counter() - began_s)
             self._take(batch, done.result())
             self._leave()
 
@@ -228,10 +240,13 @@ class Lane(Generic[_Item, _Answer]):
         waiting, self._waiting, self._waiting_items = self._waiting, [], 0
         self._tell_all(waiting, answer)
 
-    @staticmethod
-    def _tell_all(batch: _Batch, answer: Unreachable) -> None:
+    def _tell_all(self, batch: _Batch, answer: Unreachable) -> None:
         for _, told in batch:
-            told(answer)
+            self._refuse(told, answer)
+
+    def _refuse(self, told: Callable[[Any], None], answer: Unreachable) -> None:
+        self._calls.errors += 1
+        told(answer)
 
     def _unreachable(self, reason: str, *, sent: bool) -> Unreachable:
         return Unreachable(f"memcached at {self._server.name}: {reason}", sent=sent)

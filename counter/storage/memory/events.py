@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from counter.crowds import Counted
 from counter.errors import SliceMissingError
 from counter.folding import fold_events
 from counter.partitions import shard_of, slice_of
 from counter.storage.memory.tables import Part, Partition, insert_once
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written
+from counter.windows import window_of
 
 
 class MemoryEvents(Part):
@@ -71,16 +73,39 @@ class MemoryEvents(Part):
             partition.void(event)
 
     async def sums(
-        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+        self,
+        namespace: Namespace,
+        windows: Sequence[tuple[str, int]],
+        *,
+        counted: Counted | None = None,
     ) -> Sequence[Fold]:
         shelf, folds = self._shelf(namespace.dataset), []
         window_us = namespace.settings.rollup_window_us
         for counter, start_us in windows:
             slice_of(shelf.slices, start_us)
             slice_of(shelf.slices, start_us + window_us - 1)
-            events = shelf.between(namespace.id, counter, start_us, start_us + window_us)
+            events = [*shelf.between(namespace.id, counter, start_us, start_us + window_us)]
             folds.append(fold_events(events))
+            if events and counted is not None:
+                counted(counter, start_us, len(events))
         return folds
+
+    async def window_folds(
+        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+    ) -> Sequence[Mapping[int, Fold]]:
+        shelf, size_us = self._shelf(namespace.dataset), namespace.settings.rollup_window_us
+        if from_us < shelf.dropped_before_us:
+            raise SliceMissingError(
+                f"events from {from_us} µs on were asked for; those before"
+                f" {shelf.dropped_before_us} µs are dropped"
+            )
+        answer = []
+        for counter in counters:
+            windows: dict[int, list[Event]] = {}
+            for event in shelf.between(namespace.id, counter, from_us, to_us):
+                windows.setdefault(window_of(event.event_time_us, size_us), []).append(event)
+            answer.append({start_us: fold_events(some) for start_us, some in windows.items()})
+        return answer
 
     async def tails(
         self,

@@ -8,8 +8,10 @@ from typing import Final
 from counter import limits
 from counter.ports import Clock
 from counter.storage.memory.control import MemoryControl
+from counter.storage.memory.crowds import MemoryCrowds
 from counter.storage.memory.decisions import MemoryDecisions
 from counter.storage.memory.events import MemoryEvents
+from counter.storage.memory.keys import MemoryKeys
 from counter.storage.memory.leases import MemoryLeases
 from counter.storage.memory.rollups import MemoryRollups
 from counter.types import ClockReading, Dataset
@@ -26,7 +28,15 @@ DEFAULT_DATASET: Final = Dataset(
 )
 
 
-class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl, MemoryLeases):
+class MemoryStore(
+    MemoryEvents,
+    MemoryRollups,
+    MemoryDecisions,
+    MemoryControl,
+    MemoryCrowds,
+    MemoryLeases,
+    MemoryKeys,
+):
     """:class:`counter.ports.Store` in memory, without transactions.
 
     Each call takes effect at once and whole; what may come between two calls is the caller's to
@@ -36,6 +46,7 @@ class MemoryStore(MemoryEvents, MemoryRollups, MemoryDecisions, MemoryControl, M
     def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
         super().__init__(clock, datasets)
         MemoryLeases.__init__(self, clock)
+        MemoryKeys.__init__(self)
 
     async def open(self) -> None:
         """There is nothing to connect to."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from counter.crowds import Crowd
 from counter.errors import NamespaceUnknownError
 from counter.partitions import event_bucket_of, slice_of
 from counter.ports import Clock
@@ -91,6 +92,8 @@ class Shelf:
     slices: list[Slice] = field(default_factory=list)
     tables: dict[int, dict[int, dict[PartitionKey, Partition]]] = field(default_factory=dict)
     dropped_before_us: int = 0
+    #: By (start of the slice, whether it was observed), until when.
+    crowds: dict[tuple[int, bool], tuple[Crowd, int]] = field(default_factory=dict)
 
     def partition(self, namespace_id: int, event: Event) -> Partition:
         """Where *event* lives, or would. Raises SliceMissingError."""

@@ -13,16 +13,18 @@ from counter.ports import Clock
 from counter.storage.memory.leases import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
 from counter.storage.sqlite.decisions import SqliteDecisions
+from counter.storage.sqlite.keys import SqliteKeys
 from counter.storage.sqlite.rollups import SqliteRollups
 from counter.types import Dataset
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteKeys", "SqliteStore"]
 
 
-class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases):
+class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases, SqliteKeys):
     """All the ports of :class:`counter.ports.Store` over one data directory. Its leases are in
     memory: only one process holds the directory."""
 
     def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
         super().__init__(directory, clock, datasets)
         MemoryLeases.__init__(self, clock)
+        SqliteKeys.__init__(self, directory)

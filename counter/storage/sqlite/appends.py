@@ -88,6 +88,7 @@ class SqliteAppends(SqliteBase):
     ) -> Sequence[Written]:
         if not events:
             return ()
+        self._appended += len(events)
         tables = self._tables(namespace, events)
         rows = self._prepare(connection, namespace, events)
         self._live.expect(namespace, events)
@@ -197,6 +198,7 @@ class SqliteAppends(SqliteBase):
             worth = 0 if clear else delta
             prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
         if marks:
+            self.tally.marks["dirty"] += len(marks)
             begin(connection)
             bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
         return prepared
@@ -239,6 +241,7 @@ class SqliteAppends(SqliteBase):
         make_counters(connection, namespace.id, names)
         ids = counter_ids(connection, namespace.id, names)
         shards = namespace.settings.shards
+        self.tally.mark(mark.recount_us for mark in marks)
         bulk(
             connection,
             "INSERT OR IGNORE INTO marks",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,14 @@ from counter.ports import Clock
 from counter.storage.sqlite.inline import InlineReader
 from counter.storage.sqlite.lane import Lane
 from counter.storage.sqlite.live import Ids, LiveTail
-from counter.storage.sqlite.schema import DirectoryLock, connect, create_schema, unavailable
+from counter.storage.sqlite.schema import (
+    DirectoryLock,
+    check_whole,
+    connect,
+    create_schema,
+    unavailable,
+)
+from counter.tallies import StoreTally
 from counter.types import Dataset, Slice
 
 #: Runs the jobs of one batch that share it, given the connection and the clock read within the
@@ -90,20 +98,28 @@ class SqliteBase:
         self._dropped_before: dict[int, int] = {}
         self._resolved_through_us = 0
         self._broken = False
+        #: When the last commit ended.
+        self._committed_us = 0
         #: The job that appends events; a part that has one sets it.
         self._appending: Merged | None = None
+        self.tally = StoreTally(("write", "read", "scan", "inline"))
+        #: Events of the batch that is being written.
+        self._appended = 0
 
     async def open(self) -> None:
         """Take the directory, make the schema, start the lanes. Raises StartupError."""
         self._lock = DirectoryLock(self._directory)
         path = self._path = self._directory / "counter.db"
         try:
+            check_whole(self._directory)
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
             self._load(self._writing)
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
-            self._inline = InlineReader(connect(path, writer=False), self._clock)
+            self._inline = InlineReader(
+                connect(path, writer=False), self._clock, self.tally.calls["inline"]
+            )
         except sqlite3.Error as error:
             self._lock.release()
             raise StartupError(f"cannot open {path}: {unavailable(error).detail}") from error
@@ -111,13 +127,13 @@ class SqliteBase:
             self._lock.release()
             raise
         jobs_max = limits.PENDING_WRITES_MAX
-        self._writer = Lane("counter-writer", self._write_batch, jobs_max=jobs_max)
-        self._reader = Lane(
-            "counter-reader", partial(_read_batch, self._reading), jobs_max=jobs_max
+        calls = self.tally.calls
+        self._writer = Lane(
+            "counter-writer", self._write_batch, jobs_max=jobs_max, calls=calls["write"]
         )
-        self._scanner = Lane(
-            "counter-scanner", partial(_read_batch, self._scanning), jobs_max=jobs_max
-        )
+        reading, scanning = (partial(_read_batch, c) for c in (self._reading, self._scanning))
+        self._reader = Lane("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])
+        self._scanner = Lane("counter-scanner", scanning, jobs_max=jobs_max, calls=calls["scan"])
 
     async def close(self) -> None:
         """Commit what was accepted, close the connections, release the directory."""
@@ -128,6 +144,13 @@ class SqliteBase:
         self._scanning.close()
         self._writing.close()
         self._lock.release()
+
+    def queues(self) -> Mapping[str, int]:
+        """Jobs that wait for the batch before theirs."""
+        return {
+            "store_write": self._writer.waiting,
+            "store_read": self._reader.waiting + self._scanner.waiting,
+        }
 
     def _load(self, connection: sqlite3.Connection) -> None:
         """Read what the store keeps in memory; a part that keeps more overrides this."""
@@ -141,6 +164,7 @@ class SqliteBase:
         return await lane.call((_queries, query))
 
     def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
+        self._appended, began_s = 0, time.perf_counter()
         try:
             connection = self._connection()
             if any(function is not self._appending for function, _ in jobs):
@@ -156,6 +180,10 @@ class SqliteBase:
             raise
         self._ids.commit()
         self._live.commit()
+        self._committed_us = self._clock.boottime_us()
+        if self._appended:
+            self.tally.commit_rows.observe(self._appended)
+            self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         return results
 
     def _connection(self) -> sqlite3.Connection:

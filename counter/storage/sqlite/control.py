@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from counter.errors import StoreUnavailableError, invariant
-from counter.limits import INT64_MAX
+from counter.limits import INT64_MAX, SECOND
 from counter.storage.sqlite.base import SqliteBase
 from counter.storage.sqlite.log import latest_event, tail_rows
 from counter.storage.sqlite.schema import EVENTS_DDL, SCHEMA_VERSION, events_table, one_json
@@ -96,7 +96,13 @@ class SqliteControl(SqliteBase):
                     self._live.add(namespace_id, sizes[namespace_id], (event,))
 
     async def ping(self) -> None:
-        """Take and release the write lock, and note the schema version anew: a real write."""
+        """Take and release the write lock, and note the schema version anew: a real write.
+
+        Where adds are being written, and were a moment ago, that tells as much, and sooner.
+        """
+        since_us = self._clock.boottime_us() - self._committed_us
+        if self._writer.is_busy and since_us < SECOND:
+            return
         sql = f"PRAGMA user_version = {SCHEMA_VERSION}"
         await self._write(lambda connection, _: connection.execute(sql))
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from counter.crowds import Counted
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX
 from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.appends import SqliteAppends
 from counter.storage.sqlite.log import (
+    busiest_of,
     counter_ids,
     fold_rows_of,
     scan_rows,
     spans_of,
+    window_folds_of,
 )
 from counter.storage.sqlite.schema import events_table
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Slice, Written
@@ -57,13 +60,37 @@ class SqliteEvents(SqliteAppends):
         return result
 
     async def sums(
-        self, namespace: Namespace, windows: Sequence[tuple[str, int]]
+        self,
+        namespace: Namespace,
+        windows: Sequence[tuple[str, int]],
+        *,
+        counted: Counted | None = None,
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
         spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
         for start_us in {start_us for _, start_us in windows}:
             slice_of(self._slices[namespace.dataset.id], start_us)
         result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
+        return result
+
+    async def window_folds(
+        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+    ) -> Sequence[Mapping[int, Fold]]:
+        number, size_us = namespace.dataset.id, namespace.settings.rollup_window_us
+        slices = self._slices_between(number, from_us, to_us - 1)
+
+        def query(connection: sqlite3.Connection) -> list[Mapping[int, Fold]]:
+            ids = counter_ids(connection, namespace.id, counters)
+            found: dict[str, dict[int, Fold]] = {name: {} for name in ids}
+            for each in slices:
+                table = events_table(number, each.start_us)
+                for name, start_us, fold in window_folds_of(
+                    connection, table, ids, (from_us, to_us), size_us
+                ):
+                    found[name][start_us] = fold
+            return [found.get(name, {}) for name in counters]
+
+        result: Sequence[Mapping[int, Fold]] = await self._read(self._scanner, query)
         return result
 
     async def tails(
@@ -85,6 +112,22 @@ class SqliteEvents(SqliteAppends):
             return [fold for fold in known if fold is not None]
         read = iter(await self._reader.call((self._spans, (namespace, spans))))
         return [next(read) if fold is None else fold for fold in known]
+
+    async def busiest(
+        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+    ) -> tuple[int, Sequence[tuple[str, int]]]:
+        """See :class:`counter.busiest.BusyStore`: a table of events is in the order of time."""
+        number = namespace.dataset.id
+        slices = [
+            each for each in self._slices[number] if from_us < each.end_us and each.start_us < to_us
+        ]
+        tables = [events_table(number, each.start_us) for each in reversed(slices)]
+
+        def query(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[str, int]]]:
+            return busiest_of(connection, tables, namespace.id, (from_us, to_us), limit, events_max)
+
+        result: tuple[int, Sequence[tuple[str, int]]] = await self._read(self._scanner, query)
+        return result
 
     async def scan(
         self,

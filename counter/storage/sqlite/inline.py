@@ -9,8 +9,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from counter.limits import MILLISECOND
+from counter.limits import MILLISECOND, SECOND
 from counter.ports import Clock
+from counter.tallies import Calls
 
 #: A read that took so long had to wait, for the disk or for the processor.
 _SLOW_US: Final = 5 * MILLISECOND
@@ -21,11 +22,14 @@ _PAUSE_FACTOR: Final = 20
 class InlineReader:
     """A connection of the event loop's own, that gives up rather than wait."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Clock, calls: Calls | None = None
+    ) -> None:
         connection.execute("PRAGMA busy_timeout = 0")
         self._connection = connection
         self._cursor = connection.cursor()
         self._clock = clock
+        self._calls = calls or Calls()
         self._paused_until_us = 0
 
     def row(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
@@ -40,6 +44,7 @@ class InlineReader:
             self._paused_until_us = began_us + _PAUSE_FACTOR * _SLOW_US
             return None
         ended_us = self._clock.boottime_us()
+        self._calls.ended((ended_us - began_us) / SECOND)
         if ended_us - began_us > _SLOW_US:
             self._paused_until_us = ended_us + _PAUSE_FACTOR * (ended_us - began_us)
         return rows

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from counter.errors import OverloadedError
+from counter.errors import OverloadedError, UnavailableError
+from counter.tallies import Calls
 
 #: Runs one batch of jobs on the lane's thread: a result, or an exception, for each of them.
 Execute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -41,8 +43,12 @@ class _Batch:
 class Lane:
     """Gathers jobs on the event loop and runs them, a batch at a time, on its own thread."""
 
-    def __init__(self, name: str, execute: Execute, *, jobs_max: int) -> None:
+    def __init__(
+        self, name: str, execute: Execute, *, jobs_max: int, calls: Calls | None = None
+    ) -> None:
+        """*calls* counts the batches, and the jobs of them that the store failed."""
         self._execute = execute
+        self._calls = calls or Calls()
         self._jobs_max = jobs_max
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
@@ -78,6 +84,16 @@ class Lane:
             raise result
         return result
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for the batch under way to end."""
+        return 0 if self._gathering is None else len(self._gathering.jobs)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is under way: what is called now waits for it."""
+        return self._flight is not None
+
     async def close(self) -> None:
         """Run what was accepted, then stop the thread."""
         self._closed = True
@@ -99,8 +115,11 @@ class Lane:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
+            began_s = time.perf_counter()
             try:
                 batch.results = self._execute(batch.jobs)
             except BaseException as error:
                 batch.results = [error] * len(batch.jobs)
+            failed = sum(isinstance(each, UnavailableError) for each in batch.results)
+            self._calls.ended(time.perf_counter() - began_s, failed)
             self._loop.call_soon_threadsafe(self._land, batch)

@@ -11,6 +11,8 @@ from counter.storage.sqlite.schema import one_json, to_fold, to_json
 from counter.types import Event, Fold, Written
 
 Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
+#: Counters of one table that are looked at besides, where a time lies in two tables.
+_BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
 _PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
 _COUNTERS_OF: Final = (
@@ -124,6 +126,71 @@ def fold_rows_of(
             after = fold_rows_of(connection, table, {name: counter_id}, later_us, last_us)
             folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
     return folds
+
+
+def window_folds_of(
+    connection: sqlite3.Connection,
+    table: str,
+    ids: Mapping[str, int],
+    span: tuple[int, int],
+    size_us: int,
+) -> Iterator[tuple[str, int, Fold]]:
+    """(counter, window, fold) of each window of ``[from, to)`` that holds events of *ids*, in one
+    pass over the table. A window never lies in two tables."""
+    sql = (
+        "SELECT json_group_array(json_array(counter, start, clears, high, low)) FROM ("
+        " SELECT counter, event_time - event_time % ? AS start, count(clear) AS clears,"
+        " sum(delta >> 32) AS high, sum(delta & 4294967295) AS low"
+        f" FROM {table} WHERE event_time >= ? AND event_time < ?"
+        " AND counter IN (SELECT value FROM json_each(?)) GROUP BY counter, start)"
+    )
+    names = {counter_id: name for name, counter_id in ids.items()}
+    for counter_id, start_us, clears, high, low in one_json(
+        connection, sql, (size_us, *span, to_json(names))
+    ):
+        name = names[counter_id]
+        if clears:
+            last_us = start_us + size_us - 1
+            whole = fold_rows_of(connection, table, {name: counter_id}, start_us, last_us)
+            yield name, start_us, whole[name]
+        else:
+            yield name, start_us, to_fold(clears, high, low)
+
+
+def busiest_of(
+    connection: sqlite3.Connection,
+    tables: Sequence[str],
+    namespace_id: int,
+    span: tuple[int, int],
+    limit: int,
+    events_max: int,
+) -> tuple[int, list[tuple[str, int]]]:
+    """The counters of a namespace with the most events of ``[from, to)``, and since when; *tables*
+    are the latest first. Of each at most *events_max* are counted, whichever namespace they are of,
+    and the busiest counters are taken."""
+    from_us, to_us = span
+    counts: dict[str, int] = {}
+    for table in tables:
+        cut = connection.execute(
+            f"SELECT event_time FROM {table} WHERE event_time >= ? AND event_time < ?"
+            " ORDER BY event_time DESC LIMIT 1 OFFSET ?",
+            (from_us, to_us, events_max),
+        ).fetchone()
+        # Not one instant's events in part.
+        from_us = from_us if cut is None else min(to_us, cut[0] + 1)
+        sql = (
+            "SELECT json_group_array(json_array(name, n)) FROM (SELECT c.name, e.n FROM ("
+            f" SELECT counter, count(*) AS n FROM {table} WHERE event_time >= ? AND event_time < ?"
+            " GROUP BY counter) e CROSS JOIN counters c ON c.id = e.counter WHERE c.namespace = ?"
+            " ORDER BY e.n DESC LIMIT ?)"
+        )
+        values = (from_us, to_us, namespace_id, limit + _BUSY_BESIDES)
+        for name, events in one_json(connection, sql, values):
+            counts[name] = counts.get(name, 0) + events
+        if cut is not None:
+            break
+    order = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return from_us, order[:limit]
 
 
 def _latest_clear(

@@ -27,6 +27,9 @@ _PAGE_CACHE_KIB: Final = (4_096, 8_192)
 _WAL_PAGES: Final = 4_000
 _BUSY_TIMEOUT_S: Final = 5.0
 
+#: What a file's name ends with while it is restored.
+UNFINISHED: Final = ".restoring"
+
 DDL: Final = """
 CREATE TABLE IF NOT EXISTS datasets (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL,
@@ -102,6 +105,9 @@ def events_table(dataset_id: int, start_us: int) -> str:
 
 def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
     """A connection in WAL mode; a writer's commits are on disk when they return."""
+    if writer:
+        # What else the database is made of takes its mode from it.
+        path.touch(mode=0o600)
     # Autocommit: transactions are begun and ended by name, in one place.
     connection = sqlite3.connect(
         path,
@@ -173,6 +179,15 @@ def unavailable(error: sqlite3.Error) -> StoreUnavailableError:
     hint = next((hint for word, hint in advice.items() if word in text), None)
     detail = f"SQLite: {text}" + (f": {hint}" if hint else "")
     return StoreUnavailableError(detail, retry_after_us=1_000_000)
+
+
+def check_whole(directory: Path) -> None:
+    """Raise StartupError where a restore into *directory* was broken off: a new database would
+    begin there from nothing, and nobody would notice."""
+    if any(directory.glob(f"*{UNFINISHED}")):
+        raise StartupError(
+            f"a restore into {directory} was broken off: empty it, and restore the backup again"
+        )
 
 
 class DirectoryLock:

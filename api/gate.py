@@ -1,0 +1,254 @@
+"""Who may come in: keys, their scopes and namespaces, and how much of everything each may have.
+
+A key speaks for its namespaces alone: any other is unknown to it, whether it exists or not, and the
+answer is given before anything is looked up, so neither its words nor its time tell the two apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from counter.errors import (
+    KeyInvalidError,
+    KeyMissingError,
+    RateLimitedError,
+    ScopeInsufficientError,
+)
+from counter.keys import ApiKey, KeyRing, Scope
+from counter.namespaces import unknown
+from counter.rate_limits import TokenBucket
+from counter.types import Namespace
+
+_BEARER: Final = b"bearer "
+_EVERY: Final = "*"
+#: What is limited, as keys and the RateLimit fields name it.
+LIMITED: Final = ("requests", "adds", "reservations", "resolutions")
+#: Namespaces whose rights and meters are remembered of one caller.
+_REMEMBERED_MAX: Final = 1_000
+
+
+class Meters(NamedTuple):
+    """The buckets that requests of one caller to one namespace take from."""
+
+    version: int
+    requests: tuple[TokenBucket, ...]
+    adds: tuple[TokenBucket, ...]
+    is_empty: bool
+
+
+def _meters(version: int, *holders: Mapping[str, TokenBucket]) -> Meters:
+    requests = tuple(each["requests"] for each in holders if "requests" in each)
+    adds = tuple(each["adds"] for each in holders if "adds" in each)
+    return Meters(version, requests, adds, not requests and not adds)
+
+
+class Caller:
+    """A key, or everybody where none is asked for, with what it may still have of this process."""
+
+    __slots__ = ("_allowed", "_buckets", "_gate", "_meters", "_own", "key")
+
+    def __init__(self, gate: Gate, key: ApiKey | None) -> None:
+        self._gate = gate
+        self.key = key
+        self._allowed: dict[str, bool] = {}
+        self._meters: dict[int, Meters] = {}
+        rates = {name: gate.rates.get(name) for name in LIMITED}
+        if key is not None:
+            own = {name: getattr(key, f"{name}_per_s") for name in LIMITED}
+            rates |= {name: rate for name, rate in own.items() if rate is not None}
+        self._buckets = {
+            name: TokenBucket(name, rate, self.name) for name, rate in rates.items() if rate
+        }
+        self._own = _meters(0, self._buckets)
+
+    @property
+    def name(self) -> str:
+        """As refusals and logs call it."""
+        return "a client without a key" if self.key is None else f"the key {self.key.id}"
+
+    def may(self, scope: Scope, namespace: str) -> bool:
+        """Whether it may do in *namespace* what takes *scope*."""
+        key = self.key
+        return key is None or (key.scope >= scope and self.sees(namespace))
+
+    def sees(self, namespace: str) -> bool:
+        """Whether there is, for it, a namespace of this name."""
+        if self.key is None:
+            return True
+        allowed = self._allowed.get(namespace)
+        if allowed is None:
+            if len(self._allowed) >= _REMEMBERED_MAX:
+                self._allowed.clear()
+            allowed = self._allowed[namespace] = self._gate.ring.allows(self.key, namespace)
+        return allowed
+
+    def require(self, scope: Scope, namespace: str = "") -> None:
+        """Raise NamespaceUnknownError for a namespace of others, ScopeInsufficientError where the
+        key's scope is less than *scope*."""
+        key = self.key
+        if key is None:
+            return
+        if namespace and not self.sees(namespace):
+            self._gate.turned_away["namespace"] += 1
+            raise unknown(namespace)
+        if key.scope < scope:
+            self._refuse(f"has the scope {key.scope.name.lower()}, and this takes", scope)
+
+    def require_all_namespaces(self) -> None:
+        """Raise ScopeInsufficientError unless the key speaks for all namespaces."""
+        key = self.key
+        if key is not None and _EVERY not in key.namespaces:
+            self._refuse(
+                f"is for {', '.join(key.namespaces)}, and this takes one for '*', of the scope",
+                Scope.READ,
+            )
+
+    def _refuse(self, why: str, scope: Scope) -> None:
+        self._gate.turned_away["scope"] += 1
+        wanted = scope.name.lower()
+        raise ScopeInsufficientError(f"{self.name} {why} {wanted}", scope=wanted)
+
+    def reserve(self) -> None:
+        """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
+        self._take("reservations")
+
+    def resolve(self) -> None:
+        """Take one resolution of a late token. Raises RateLimitedError."""
+        self._take("resolutions")
+
+    def _take(self, name: str) -> None:
+        bucket = self._buckets.get(name)
+        if bucket is not None:
+            self._gate.take(bucket, 1)
+
+    def meters(self, namespace: Namespace | None) -> Meters:
+        """What a request to *namespace*, or to none, takes from."""
+        if namespace is None:
+            return self._own
+        meters = self._meters.get(namespace.id)
+        if meters is None or meters.version != namespace.version:
+            if len(self._meters) >= _REMEMBERED_MAX:
+                self._meters.clear()
+            shared = self._gate.buckets_of(namespace)
+            meters = _meters(namespace.version, self._buckets, shared)
+            self._meters[namespace.id] = meters
+        return meters
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The buckets of a namespace, which all its callers share."""
+
+    version: int
+    buckets: dict[str, TokenBucket] = field(default_factory=dict)
+
+
+class Gate:
+    """Lets requests in, or says why not. Rates hold for this process alone."""
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        rates: Mapping[str, float] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ring = ring
+        #: What a caller may have in a second where its key says nothing, by :data:`LIMITED`.
+        self.rates = rates or {}
+        self._now_s = now_s
+        #: Who sends, where no key is asked for.
+        self.anyone = Caller(self, None)
+        self._callers: dict[str, Caller] = {}
+        self._shared: dict[int, _Shared] = {}
+        #: Requests that were turned away, by why.
+        self.turned_away = dict.fromkeys(("key_missing", "key_invalid", "scope", "namespace"), 0)
+        #: How often a rate was reached, by what is limited.
+        self.limited = dict.fromkeys(LIMITED, 0)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether a request needs a key: since the first one was made."""
+        return self.ring.required
+
+    def caller(self, authorization: bytes | None) -> Caller:
+        """Who sent a request with this Authorization header. Raises KeyMissingError,
+        KeyInvalidError and StoreUnavailableError."""
+        if not self.ring.required:
+            return self.anyone
+        if authorization is None:
+            self.turned_away["key_missing"] += 1
+            raise KeyMissingError(
+                "this service asks for an API key: send Authorization: Bearer <key>;"
+                " counter key create makes one"
+            )
+        caller = self.known(authorization)
+        if caller is None:
+            self.turned_away["key_invalid"] += 1
+            raise KeyInvalidError(
+                "the Authorization header holds no key that is valid now: it may be mistyped,"
+                " expired or revoked; send Authorization: Bearer <key>"
+            )
+        return caller
+
+    def known(self, authorization: bytes) -> Caller | None:
+        """Whose key the header holds; None where it holds none that is valid now. Raises
+        StoreUnavailableError."""
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            return None
+        key = self.ring.find(authorization[len(_BEARER) :].strip())
+        if key is None:
+            return None
+        caller = self._callers.get(key.id)
+        if caller is None or (caller.key is not key and caller.key != key):
+            caller = self._callers[key.id] = Caller(self, key)
+        # The ring reads its keys anew all the time: next time this is the very same one.
+        caller.key = key
+        return caller
+
+    def buckets_of(self, namespace: Namespace) -> Mapping[str, TokenBucket]:
+        """The buckets that all callers of *namespace* share."""
+        shared = self._shared.get(namespace.id)
+        if shared is None or shared.version != namespace.version:
+            if len(self._shared) >= _REMEMBERED_MAX:
+                self._shared.clear()
+            shared = self._shared[namespace.id] = _Shared(namespace.version)
+            for name in ("requests", "adds"):
+                rate = getattr(namespace.settings, f"{name}_per_s")
+                if rate:
+                    whose = f"namespace {namespace.name!r}"
+                    shared.buckets[name] = TokenBucket(name, rate, whose)
+        return shared.buckets
+
+    def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
+        """Take one request and *adds* adds to *namespace* of what is allowed. Raises
+        RateLimitedError."""
+        self.count(caller.meters(namespace), adds)
+
+    def count(self, meters: Meters, adds: int) -> None:
+        """:meth:`admit` for a namespace's *meters*."""
+        now_s = self._now_s()
+        for bucket in meters.requests:
+            if not bucket.take(1, now_s):
+                raise self._refused(bucket, now_s)
+        if adds:
+            for bucket in meters.adds:
+                if not bucket.take(adds, now_s):
+                    raise self._refused(bucket, now_s)
+
+    def charge(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
+        """Take *adds* adds to *namespace* of what is allowed. Raises RateLimitedError."""
+        for bucket in caller.meters(namespace).adds:
+            self.take(bucket, adds)
+
+    def take(self, bucket: TokenBucket, amount: int) -> None:
+        """Take *amount* from *bucket*. Raises RateLimitedError."""
+        now_s = self._now_s()
+        if not bucket.take(amount, now_s):
+            raise self._refused(bucket, now_s)
+
+    def _refused(self, bucket: TokenBucket, now_s: float) -> RateLimitedError:
+        self.limited[bucket.name] += 1
+        return bucket.refusal(now_s)

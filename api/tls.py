@@ -1,0 +1,228 @@
+"""TLS of the server: its context, taken anew when files change, and the way of a connection in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from api.connections import FULL, HANDSHAKE, Connections
+from api.expiry import ends_at_s
+from counter.config import Settings
+from counter.errors import StartupError, invariant
+from counter.limits import HANDSHAKES_MAX, SECOND
+
+#: Of TLS 1.2 only what keeps the past secret and is not known to be weak; all of TLS 1.3 is.
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+_LOOK_EVERY_S: Final = 5.0
+_ENDS_SOON_S: Final = 7 * 86_400
+#: Connections taken in one turn of the loop: others have their turn too.
+_ACCEPTS_AT_ONCE: Final = 64
+#: How long nobody is let in when the process, or the machine, can open no more files.
+_FULL_PAUSE_S: Final = 1.0
+_log = logging.getLogger("counter.api")
+
+#: What tells that a file is another one, or has other contents.
+_Stamp = tuple[int, int, int]
+
+
+def server_context(settings: Settings) -> ssl.SSLContext:
+    """The context of the files in *settings*. Raises StartupError, naming what is wrong."""
+    cert, key, trusted = settings.https_cert, settings.https_key, settings.https_client_ca
+    invariant(cert is not None and key is not None, "TLS needs a certificate and its key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    try:
+        # Without a password of ours OpenSSL would ask the terminal for one.
+        context.load_cert_chain(str(cert), str(key), _password(settings))
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"https_cert {cert} and https_key {key} cannot be used: {_why(error)}; they must be"
+            " PEM files, the certificate's chain in its file, and belong together; an encrypted"
+            " key needs --https-key-password-file"
+        ) from error
+    if trusted is not None:
+        try:
+            context.load_verify_locations(str(trusted))
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"https_client_ca {trusted} cannot be used: {_why(error)}; it must be a PEM file"
+                " with the certificates of those who sign clients' certificates"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _password(settings: Settings) -> Callable[[], str]:
+    path = settings.https_key_password_file
+    return lambda: "" if path is None else path.read_text(encoding="utf-8").strip()
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+
+
+class Certificates:
+    """The context that handshakes begin with now; files that are renewed are taken up."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._paths: list[Path] = [
+            each
+            for each in (
+                settings.https_cert,
+                settings.https_key,
+                settings.https_key_password_file,
+                settings.https_client_ca,
+            )
+            if each is not None
+        ]
+        self._stamps = self._look()
+        self.context = server_context(settings)
+        #: When what is shown ends, in Unix time; 0 where that cannot be told.
+        self.ends_at_s = 0.0
+        self._note_end()
+
+    def renew(self) -> bool:
+        """Take the files anew if they have changed; whether they were taken.
+
+        Those that cannot be used are told of once, and what was loaded before stays.
+        """
+        stamps = self._look()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self.context = server_context(self._settings)
+        except StartupError as error:
+            _log.error("the certificate that was loaded before stays in use: %s", error)
+            return False
+        _log.info("the certificate was renewed from %s", self._settings.https_cert)
+        self._note_end()
+        return True
+
+    async def watch(self, every_s: float = _LOOK_EVERY_S) -> None:
+        """Look for other files from time to time, for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.renew()
+
+    def _note_end(self) -> None:
+        cert = self._settings.https_cert
+        self.ends_at_s = 0.0
+        if cert is None:
+            return
+        with suppress(OSError, ValueError):
+            self.ends_at_s = ends_at_s(cert)
+            left_s = self.ends_at_s - time.time()
+            if left_s < _ENDS_SOON_S:
+                when = datetime.fromtimestamp(self.ends_at_s, UTC).isoformat()
+                _log.warning("the certificate in %s ends at %s: renew it", cert, when)
+
+    def _look(self) -> list[_Stamp | None]:
+        return [_stamp(path) for path in self._paths]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class TlsListener:
+    """Takes the connections of one listening socket, each after its handshake.
+
+    The event loop's own server would keep one context for ever, wait a minute for a handshake, and
+    count nobody who has not finished one.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        certificates: Certificates,
+        handshake_timeout_us: int,
+        told: Connections | None = None,
+    ) -> None:
+        self._told = told
+        self._listener = listener
+        self._protocol = protocol
+        self._certificates = certificates
+        self._timeout_s = handshake_timeout_us / SECOND
+        self._loop = asyncio.get_running_loop()
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._is_open = True
+        listener.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Drop those that shake hands, which have no request yet, and wait until they are gone."""
+        for task in self._shaking:
+            task.cancel()
+        await asyncio.gather(*self._shaking, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            if len(self._shaking) >= HANDSHAKES_MAX:
+                # In the clear no problem can be told, and a handshake more is too many.
+                connection.close()
+                self._tell(FULL)
+                continue
+            connection.setblocking(False)
+            task = self._loop.create_task(self._shake(connection))
+            self._shaking.add(task)
+            task.add_done_callback(self._shaking.discard)
+
+    def _pause(self, error: OSError) -> None:
+        """Wait for files to be closed: to try at once would be to try for ever."""
+        _log.error("no connection can be taken now: %s", error.strerror)
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(_FULL_PAUSE_S, self._listen)
+
+    async def _shake(self, connection: socket.socket) -> None:
+        """Have the protocol begin when the handshake is done; a client that fails it is dropped."""
+        try:
+            await self._loop.connect_accepted_socket(
+                self._protocol,
+                connection,
+                ssl=self._certificates.context,
+                ssl_handshake_timeout=self._timeout_s,
+                ssl_shutdown_timeout=self._timeout_s,
+            )
+        except (OSError, asyncio.CancelledError) as error:
+            connection.close()
+            self._tell(HANDSHAKE)
+            _log.debug("a handshake failed: %s", error)
+
+    def _tell(self, why: str) -> None:
+        if self._told is not None:
+            self._told.end(why)

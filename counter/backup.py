@@ -1,0 +1,238 @@
+"""Backups of a data directory: a directory that is there whole or not at all, with a manifest.
+
+The manifest says when the copy was begun, by which version, and each file's size and SHA-256. A
+restore believes nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from counter.clock import to_rfc3339
+from counter.errors import StartupError
+from counter.storage.sqlite.copying import (
+    DATABASE,
+    FILES,
+    begin_new_life,
+    check_file,
+    check_version,
+    copy_file,
+)
+from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock
+
+MANIFEST: Final = "manifest.json"
+_FORMAT: Final = 1
+_PIECE: Final = 1 << 20
+#: What an empty directory may hold nevertheless: a lock that nobody holds, and what a file system
+#: puts into its root.
+_NOTHING: Final = frozenset({"lock", "lost+found"})
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFile:
+    """One file of a backup."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup holds. Every add that was acknowledged before *begun_at* is in it."""
+
+    begun_at: str
+    version: str
+    files: Mapping[str, CopiedFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all the files."""
+        return sum(each.bytes for each in self.files.values())
+
+
+def back_up(
+    data: Path, target: Path, *, now_us: int, bytes_per_s: float, progress: Progress
+) -> Manifest:
+    """Copy the data directory *data* to the directory *target*, which must not be there yet, while
+    another process may use it. Raises StartupError, having left nothing."""
+    if not (data / DATABASE).exists():
+        raise StartupError(f"{data} holds no counters: give the data directory with --data")
+    if target.exists() or target.is_symlink():
+        raise StartupError(f"{target} is there already: give a directory that is not")
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _must_fit(sum(_size(data / name) for name in FILES), target.parent)
+        partial.mkdir(mode=0o700)
+        try:
+            for name in FILES:
+                if (data / name).exists():
+                    told = _of(progress, name)
+                    copy_file(data / name, partial / name, bytes_per_s, told)
+            manifest = _manifest_of(partial, now_us)
+            _write_manifest(partial, manifest)
+            _sync_directory(partial)
+            partial.rename(target)
+            _sync_directory(target.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise StartupError(f"cannot write {target}: {error.strerror or error}") from error
+    return manifest
+
+
+def restore(source: Path, data: Path, *, now_us: int, progress: Progress) -> Manifest:
+    """Make the backup *source* the data directory *data*, which must be empty or not be there.
+
+    The database comes last, and what was given out since the backup was made is not given out
+    again. Raises StartupError, before anything is written where the backup is not whole."""
+    manifest = read_manifest(source)
+    _check(source, manifest)
+    _must_be_empty(data)
+    lock = DirectoryLock(data)
+    try:
+        _must_be_empty(data)
+        _must_fit(manifest.size, data)
+        names = [name for name in reversed(FILES) if name in manifest.files]
+        for name in names:
+            _copy(source / name, data / (name + UNFINISHED), _of(progress, name))
+        begin_new_life(data / (DATABASE + UNFINISHED), now_us)
+        check_file(data / (DATABASE + UNFINISHED))
+        for name in names:
+            _sync_file(data / (name + UNFINISHED))
+        _give_to_owner(data, (*(name + UNFINISHED for name in names), "lock"))
+        for name in names:
+            (data / (name + UNFINISHED)).rename(data / name)
+        _sync_directory(data)
+    except OSError as error:
+        raise StartupError(f"cannot write {data}: {error.strerror or error}") from error
+    finally:
+        lock.release()
+    return manifest
+
+
+def read_manifest(source: Path) -> Manifest:
+    """The manifest of the backup *source*. Raises StartupError."""
+    path = source / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != _FORMAT:
+            raise StartupError(
+                f"{path} is of format {found['format']}, and this program knows {_FORMAT}: restore"
+                " it with the program that made it, or a newer one"
+            )
+        files = {name: CopiedFile(**each) for name, each in found["files"].items()}
+        return Manifest(found["begun_at"], found["version"], files)
+    except OSError as error:
+        raise StartupError(
+            f"{source} is no whole backup: {MANIFEST} cannot be read: {error.strerror}"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartupError(f"{path} is damaged: {error!r}") from error
+
+
+def _check(source: Path, manifest: Manifest) -> None:
+    """Raise StartupError where a file is not the one that was backed up."""
+    if DATABASE not in manifest.files or not set(manifest.files) <= set(FILES):
+        raise StartupError(f"{source / MANIFEST} names {sorted(manifest.files)}, not {FILES}")
+    for name, said in manifest.files.items():
+        path = source / name
+        try:
+            found = _copied(path)
+        except OSError as error:
+            raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+        if found != said:
+            raise StartupError(
+                f"{path} is not what was backed up: it has {found.bytes} bytes with SHA-256"
+                f" {found.sha256}, and {MANIFEST} says {said.bytes} and {said.sha256}"
+            )
+    check_version(source / DATABASE)
+
+
+def _must_be_empty(data: Path) -> None:
+    try:
+        held = sorted({each.name for each in data.iterdir()} - _NOTHING) if data.exists() else []
+    except OSError as error:
+        raise StartupError(f"{data} cannot be restored to: {error.strerror}") from error
+    if held:
+        raise StartupError(
+            f"{data} is not empty: it holds {', '.join(held[:5])}; give a directory that is, or"
+            " move what it holds away"
+        )
+
+
+def _must_fit(size: int, directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise StartupError(f"{directory} has {free:,} bytes left, and {size:,} are needed")
+
+
+def _manifest_of(directory: Path, now_us: int) -> Manifest:
+    files = {name: _copied(directory / name) for name in FILES if (directory / name).exists()}
+    return Manifest(to_rfc3339(now_us), metadata.version("distributed-counter"), files)
+
+
+def _write_manifest(directory: Path, manifest: Manifest) -> None:
+    document: dict[str, Any] = {"format": _FORMAT, **asdict(manifest)}
+    path = directory / MANIFEST
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    _sync_file(path)
+
+
+def _copied(path: Path) -> CopiedFile:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+    return CopiedFile(size, digest.hexdigest())
+
+
+def _copy(source: Path, target: Path, progress: Callable[[int, int], None]) -> None:
+    size, done = _size(source), 0
+    target.touch(mode=0o600)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while piece := reader.read(_PIECE):
+            writer.write(piece)
+            done += len(piece)
+            progress(done, size)
+
+
+def _give_to_owner(data: Path, names: Iterable[str]) -> None:
+    """Have files belong to whom *data* does: root restores what a service runs on as another."""
+    if os.geteuid() == 0:
+        owner = data.stat()
+        for name in names:
+            os.chown(data / name, owner.st_uid, owner.st_gid)
+
+
+def _of(progress: Progress, name: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(name, done, total)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,90 @@
+"""Token buckets: how much one key, or one namespace, may have of one process in a second."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from counter.errors import RateLimitedError
+from counter.limits import SECOND
+
+#: How much may come at once after a pause: what this many seconds allow, and at least one.
+BURST_S: Final = 1.0
+
+
+class TokenBucket:
+    """A bucket that fills at *rate* a second, holding what :data:`BURST_S` bring.
+
+    It is the generic cell rate algorithm (ITU-T I.371): instead of a level that has to be topped
+    up, the instant at which the bucket is full again. A batch is taken whole while anything is
+    left, and those after it wait for what it overdrew: else a batch larger than the bucket could
+    never be sent.
+    """
+
+    __slots__ = ("_full_at_s", "_whose", "burst_s", "name", "rate")
+
+    def __init__(self, name: str, rate: float, whose: str = "a client") -> None:
+        #: What is limited, as the RateLimit fields name it.
+        self.name = name
+        self.rate = rate
+        self._whose = whose
+        #: How long it takes to fill.
+        self.burst_s = max(BURST_S, 1 / rate)
+        self._full_at_s = 0.0
+
+    def take(self, amount: float, now_s: float) -> bool:
+        """Whether *amount* may be had at *now_s*, of a clock that never steps back."""
+        full_at_s = self._full_at_s
+        if full_at_s < now_s:
+            full_at_s = now_s
+        # An empty bucket is full again after burst_s; more than that is overdrawn.
+        elif full_at_s - now_s > self.burst_s - 1 / self.rate + 1e-9:
+            return False
+        self._full_at_s = full_at_s + amount / self.rate
+        return True
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until one may be had; 0 where it may be had now."""
+        return max(0.0, self._full_at_s - now_s - self.burst_s + 1 / self.rate)
+
+    def refusal(self, now_s: float) -> RateLimitedError:
+        """What to tell who may not have more."""
+        wait_s = self.wait_s(now_s)
+        return RateLimitedError(
+            f"{self._whose} may have {self.rate:g} {self.name} a second of this process;"
+            f" send the same again in {wait_s:.3g} s",
+            retry_after_us=max(1, int(wait_s * SECOND)),
+            limit=self.name,
+            rate=self.rate,
+        )
+
+
+class Allowance(Protocol):
+    """What the request under way may still cause that costs more than its bytes tell."""
+
+    def reserve(self) -> None:
+        """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
+        ...
+
+    def resolve(self) -> None:
+        """Take one resolution of a late token. Raises RateLimitedError."""
+        ...
+
+
+#: Of the request that the running task answers. In the context and not an argument: the two places
+#: that ask are deep within the service, and every method on the way would have to hand it on.
+ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default=None)
+
+
+def reserve() -> None:
+    """Take one reservation of the request under way. Raises RateLimitedError."""
+    held = ALLOWANCE.get()
+    if held is not None:
+        held.reserve()
+
+
+def resolve() -> None:
+    """Take one resolution of the request under way. Raises RateLimitedError."""
+    held = ALLOWANCE.get()
+    if held is not None:
+        held.resolve()

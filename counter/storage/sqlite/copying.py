@@ -1,0 +1,132 @@
+"""Copies of SQLite files that other processes use meanwhile, each of one moment; and what a copy
+needs before it is served: another identity.
+
+A read transaction is held while pages are copied, so the copy is of the moment at which it began,
+however many commits come after it, and the writer waits for nothing. What it costs is that the log
+of writes (the WAL) cannot begin anew meanwhile: it grows by what is written until the copy ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from counter.errors import StartupError
+from counter.storage.sqlite.keys import KEYS_FILE
+from counter.storage.sqlite.schema import SCHEMA_VERSION, connect, create_schema, unavailable
+
+DATABASE: Final = "counter.db"
+#: What is copied of a data directory. The keys come last: one that was revoked while the database
+#: was copied is revoked in the copy.
+FILES: Final = (DATABASE, KEYS_FILE)
+
+_PAGES_PER_STEP: Final = 64
+#: Ids that were given out after the copy was made are not given out again: no more namespaces than
+#: this are made, or changed so often, between a copy and its restore.
+_JUMP: Final = 1_000_000
+_BUSY_TIMEOUT_S: Final = 10.0
+
+
+def copy_file(
+    source: Path, target: Path, bytes_per_s: float, progress: Callable[[int, int], None]
+) -> None:
+    """Copy the SQLite file *source* to *target*, at most so fast (0: as fast as it goes), checked
+    and on disk when this returns. *progress* hears of bytes done and in all. Raises StartupError.
+    """
+    try:
+        with closing(_reader(source)) as reader, closing(sqlite3.connect(target)) as writer:
+            (size,) = reader.execute("PRAGMA page_size").fetchone()
+            # From here on it sees one moment.
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            writer.execute("PRAGMA synchronous = OFF")
+            began_s = time.monotonic()
+
+            def go_on(_status: int, remaining: int, total: int) -> None:
+                done = (total - remaining) * size
+                progress(done, total * size)
+                if bytes_per_s:
+                    ahead_s = done / bytes_per_s - (time.monotonic() - began_s)
+                    time.sleep(max(0.0, ahead_s))
+
+            reader.backup(writer, pages=_PAGES_PER_STEP, progress=go_on)
+            reader.execute("ROLLBACK")
+            # A file by itself, that can be read where nothing can be written.
+            writer.execute("PRAGMA journal_mode = DELETE")
+            writer.commit()
+        _on_disk(target)
+        check_file(target)
+    except sqlite3.Error as error:
+        raise StartupError(f"cannot copy {source}: {unavailable(error).detail}") from error
+
+
+def check_file(path: Path) -> None:
+    """Read the whole of a SQLite file. Raises StartupError where it is damaged."""
+    with closing(_reader(path)) as reader:
+        try:
+            found = [text for (text,) in reader.execute("PRAGMA quick_check(10)")]
+        except sqlite3.Error as error:
+            found = [str(error)]
+    if found != ["ok"]:
+        raise StartupError(f"{path} is damaged: {'; '.join(found)}")
+
+
+def check_version(path: Path) -> None:
+    """Raise StartupError where a newer program made the database."""
+    with closing(_reader(path)) as reader:
+        (version,) = reader.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StartupError(
+            f"{path} has schema version {version}; this program knows {SCHEMA_VERSION}: restore it"
+            " with the program that made it, or a newer one"
+        )
+
+
+def begin_new_life(path: Path, now_us: int) -> None:
+    """Have the copied database *path* give out nothing that was given out before it was restored.
+
+    Tokens get another issuer and a time not before now: none is issued twice, and the order holds.
+    Ids of namespaces and counters, and versions that an If-Match names, go on far beyond those that
+    can have been given out since the copy was made.
+    """
+    with closing(connect(path, writer=True)) as connection:
+        create_schema(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(
+            "UPDATE tokens SET store = randomblob(8), next = 0, time = max(time, ?)", (now_us,)
+        )
+        for table in ("namespaces", "counters"):
+            connection.execute(
+                "INSERT INTO sqlite_sequence (name, seq) SELECT ?, 0 WHERE NOT EXISTS"
+                " (SELECT 1 FROM sqlite_sequence WHERE name = ?)",
+                (table, table),
+            )
+        connection.execute("UPDATE sqlite_sequence SET seq = seq + ?", (_JUMP,))
+        connection.execute("UPDATE namespaces SET version = version + ?", (_JUMP,))
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing; the file must be there."""
+    # Not mode=ro: that cannot read a log of writes that no process has open.
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode=rw",
+        uri=True,
+        timeout=_BUSY_TIMEOUT_S,
+        isolation_level=None,
+    )
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _on_disk(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,171 @@
+"""API keys in a small SQLite file of their own, beside the database.
+
+The directory is locked by the process that serves, and keys must be made while it does: so this
+file needs no lock of the directory, and nobody keeps it open. Its journal is a plain one: many
+processes may use it, each for a moment, and no memory that they share is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from counter.errors import StoreUnavailableError
+from counter.keys import ApiKey
+from counter.storage.key_documents import KeyReader, key_document, key_from
+from counter.storage.sqlite.schema import unavailable
+
+KEYS_FILE: Final = "keys.sqlite3"
+#: The owner's alone: it holds no secrets, but who may do what.
+_MODE: Final = 0o600
+_VERSION: Final = 1
+_BUSY_TIMEOUT_S: Final = 5.0
+_TABLE: Final = (
+    "CREATE TABLE keys (id TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER) WITHOUT ROWID"
+)
+
+_T = TypeVar("_T")
+
+
+class SqliteKeys:
+    """:class:`counter.ports_control.KeyStore` over a data directory, which need not be there yet:
+    the first key makes it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._keys_path = directory / KEYS_FILE
+        self._key_reader = KeyReader()
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        if not self._keys_path.exists():
+            return ()
+
+        def query(connection: sqlite3.Connection) -> Sequence[tuple[str, str, int | None]]:
+            return connection.execute("SELECT id, document, used FROM keys").fetchall()
+
+        return self._key_reader.keys(await asyncio.to_thread(self._run, query))
+
+    async def create_api_key(self, key: ApiKey) -> bool:
+        def change(connection: sqlite3.Connection) -> bool:
+            made = connection.execute(
+                "INSERT INTO keys (id, document) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (key.id, key_document(key)),
+            )
+            return made.rowcount == 1
+
+        return await asyncio.to_thread(self._change, change)
+
+    async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
+        def change(connection: sqlite3.Connection) -> bool:
+            if _standing(connection, old.id) != old:
+                return False
+            connection.execute(
+                "UPDATE keys SET document = ? WHERE id = ?", (key_document(new), old.id)
+            )
+            return True
+
+        return await asyncio.to_thread(self._change, change)
+
+    async def forget_api_key(self, key: ApiKey) -> bool:
+        def change(connection: sqlite3.Connection) -> bool:
+            if _standing(connection, key.id) != key:
+                return False
+            connection.execute("DELETE FROM keys WHERE id = ?", (key.id,))
+            return True
+
+        return await asyncio.to_thread(self._change, change)
+
+    async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        def change(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "UPDATE keys SET used = max(coalesce(used, 0), ?) WHERE id = ?",
+                [(used_us, key_id) for key_id, used_us in uses],
+            )
+
+        await asyncio.to_thread(self._change, change)
+
+    def _change(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run *change* in a transaction of its own, all of it or nothing."""
+        try:
+            self._have_file()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnavailableError(f"{self._keys_path} cannot be made: {error}") from error
+
+        def within(connection: sqlite3.Connection) -> _T:
+            connection.execute("BEGIN IMMEDIATE")
+            result = change(connection)
+            connection.execute("COMMIT")
+            return result
+
+        return self._run(within)
+
+    def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """What *work* comes to, over a connection that is closed when it is done: whatever was not
+        committed by then is undone."""
+        try:
+            with closing(self._connect()) as connection:
+                return work(connection)
+        except sqlite3.Error as error:
+            detail = f"{self._keys_path}: {unavailable(error).detail}"
+            if not os.access(self._keys_path, os.R_OK | os.W_OK):
+                detail += "; the user that runs this must be able to read and write it"
+            raise StoreUnavailableError(detail, retry_after_us=1_000_000) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = _connect(self._keys_path)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == _VERSION:
+            return connection
+        connection.close()
+        if version > _VERSION:
+            raise StoreUnavailableError(
+                f"{self._keys_path} has version {version}, and this program knows {_VERSION}:"
+                " use the newer program that made it"
+            )
+        # Not taken for a service without keys: that would let everybody in.
+        raise StoreUnavailableError(
+            f"{self._keys_path} is empty or cut short; restore it from a backup, or, if no key was"
+            " ever made, remove it"
+        )
+
+    def _have_file(self) -> None:
+        """Make the file, and the directory, unless they are there; raises OSError.
+
+        It comes to its name whole: whoever finds one that is not, finds one that is damaged.
+        """
+        if self._keys_path.exists():
+            return
+        directory = self._keys_path.parent
+        directory.mkdir(parents=True, exist_ok=True)
+        made = directory / f".{KEYS_FILE}.{secrets.token_hex(8)}"
+        os.close(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE))
+        try:
+            with closing(_connect(made)) as connection:
+                connection.executescript(f"{_TABLE};PRAGMA user_version = {_VERSION};")
+            if os.geteuid() == 0:
+                # Root looks after the keys of a service that runs as somebody else.
+                owner = directory.stat()
+                os.chown(made, owner.st_uid, owner.st_gid)
+            with suppress(FileExistsError):
+                os.link(made, self._keys_path)
+        finally:
+            made.unlink()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # For reading too: what a crash left half done is undone by whoever comes next.
+    uri = f"file:{quote(str(path))}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+
+
+def _standing(connection: sqlite3.Connection, key_id: str) -> ApiKey | None:
+    row = connection.execute(
+        "SELECT id, document, used FROM keys WHERE id = ?", (key_id,)
+    ).fetchone()
+    return None if row is None else key_from(*row)

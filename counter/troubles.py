@@ -1,0 +1,56 @@
+"""What is wrong with a process, and since when: what /readyz tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from counter.clock import to_rfc3339
+from counter.ports import Clock
+
+
+class Trouble(NamedTuple):
+    """A part that does not work: first seen so at *since_us*, last seen to work at *worked_us*,
+    which is None where it never was."""
+
+    part: str
+    detail: str
+    since_us: int
+    worked_us: int | None
+
+    def told(self) -> dict[str, str | None]:
+        """As a member of an answer, with times in RFC 3339."""
+        worked = None if self.worked_us is None else to_rfc3339(self.worked_us)
+        return {
+            "part": self.part,
+            "detail": self.detail,
+            "since": to_rfc3339(self.since_us),
+            "last_worked": worked,
+        }
+
+
+class Troubles:
+    """Remembers when each part was seen to work, and not to work.
+
+    It knows only what it is told: between two looks a part may have come and gone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._standing: dict[str, Trouble] = {}
+        self._worked_us: dict[str, int] = {}
+
+    def note(self, found: Mapping[str, str | None]) -> tuple[Trouble, ...]:
+        """Take what was *found* of each part, None where it works; what is wrong now, in the order
+        of *found*."""
+        now_us = self._clock.now_us()
+        for part, detail in found.items():
+            if detail is None:
+                self._worked_us[part] = now_us
+                self._standing.pop(part, None)
+            else:
+                since = self._standing.get(part)
+                since_us = now_us if since is None else since.since_us
+                worked_us = self._worked_us.get(part)
+                self._standing[part] = Trouble(part, detail, since_us, worked_us)
+        return tuple(self._standing[part] for part in found if part in self._standing)

@@ -1,0 +1,206 @@
+"""Audits in the background: some counters every now and then, slowly, and a tally for a metric.
+
+Over the rounds every counter has its turn. Its checkpoint is compared with all its rows, and its
+rows with the events of a span: half of the times the latest, where a rollup that errs shows first,
+else one drawn from all that is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from counter.audit import Auditor, Verdict
+from counter.audit_run import Pace, Summary, audited, described
+from counter.config import Settings
+from counter.errors import CounterError, NamespaceUnknownError
+from counter.limits import HOUR, MINUTE, SECOND
+from counter.namespaces import Namespaces
+from counter.ports import Clock, Store
+from counter.types import CounterType, Namespace
+from rollup.families import counter, gauge
+
+_log = logging.getLogger("counter.audit")
+#: Counters of one round, and the fewest of one namespace.
+_COUNTERS_MAX: Final = 1_000
+_SHARE_MIN: Final = 10
+_SPAN_US: Final = HOUR
+#: So much of the log is read at once: others wait for the same thread, or the same node.
+_CHUNK_US: Final = MINUTE
+#: It rests nine times as long as it worked.
+_RESTS: Final = 9.0
+_LINES_MAX: Final = 20
+
+
+@dataclass(slots=True)
+class AuditTally:
+    """What the rounds of this process came to, since it began."""
+
+    #: Counters that were looked at, found wrong, and that could not be told about.
+    checked: int = 0
+    mismatches: int = 0
+    untold: int = 0
+    #: Counters found wrong in the last whole round: what stands now, as far as it is known.
+    standing: int = 0
+    rounds: int = 0
+    failures: int = 0
+    #: When the last whole round ended; 0 where none did.
+    finished_at_us: int = 0
+
+
+class Audits:
+    """Rounds of audits, one every *interval_us*, in one process at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        namespaces: Namespaces,
+        *,
+        interval_us: int,
+        counters_per_s: int,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._namespaces = namespaces
+        self._interval_s = interval_us / SECOND
+        self._stop = asyncio.Event()
+        self._pace = Pace(clock, counters_per_s, _RESTS, self._rest)
+        self._auditor = Auditor(store, sleep=self._rest, chunk_us=_CHUNK_US)
+        #: The last counter of each namespace that had its turn.
+        self._after: dict[int, str] = {}
+        self.tally = AuditTally()
+
+    async def run(self, stop: asyncio.Event, is_mine: Callable[[], bool]) -> None:
+        """Do rounds until *stop* is set, while *is_mine*. No failure ends them."""
+        self._stop = stop
+        while not stop.is_set():
+            # First a pause: a process that has just begun has better things to do.
+            await self._rest(self._interval_s)
+            if stop.is_set() or not is_mine():
+                continue
+            try:
+                await self.round()
+            except CounterError as error:
+                self.tally.failures += 1
+                _log.warning("an audit broke off, and is begun anew later: %s", error.detail)
+            except Exception:
+                self.tally.failures += 1
+                _log.exception("an audit failed in a way that it should not")
+
+    async def round(self) -> list[Summary]:
+        """Audit the next counters of each namespace. Raises the store's errors."""
+        namespaces = [
+            each
+            for each in self._namespaces.all()
+            if each.settings.counter_type is not CounterType.BEST_EFFORT
+        ]
+        share = max(_SHARE_MIN, _COUNTERS_MAX // max(1, len(namespaces)))
+        summaries = []
+        for namespace in namespaces:
+            summary = Summary(namespace.name)
+            with suppress(NamespaceUnknownError):
+                await self._one(namespace, share, summary)
+                summaries.append(summary)
+            if self._stop.is_set():
+                return summaries
+        known = {each.id for each in namespaces}
+        self._after = {key: name for key, name in self._after.items() if key in known}
+        self.tally.rounds += 1
+        self.tally.standing = sum(len(each.wrong) for each in summaries)
+        self.tally.finished_at_us = self._clock.now_us()
+        return summaries
+
+    async def _one(self, namespace: Namespace, share: int, summary: Summary) -> None:
+        async def look(names: Sequence[str]) -> list[Verdict]:
+            if self._stop.is_set():
+                return []
+            from_us = self._from(namespace)
+            return await self._auditor.audit(
+                namespace, names, from_us=from_us, to_us=from_us + _SPAN_US
+            )
+
+        names = self._next(namespace, share)
+        async for verdicts in audited(
+            self._store, self._auditor, namespace, names, self._pace, look
+        ):
+            summary.counters += len(verdicts)
+            summary.take(verdicts)
+            self.tally.checked += len(verdicts)
+        self.tally.mismatches += len(summary.wrong)
+        self.tally.untold += len(summary.waiting)
+        _tell(summary)
+
+    async def _next(self, namespace: Namespace, share: int) -> AsyncIterator[str]:
+        """The names whose turn it is; from the beginning again after the last."""
+        after = self._after.get(namespace.id)
+        page = await self._store.counters(namespace, prefix="", after=after, limit=share)
+        if len(page) < share and after is not None:
+            first = await self._store.counters(namespace, prefix="", after=None, limit=share)
+            page = list(dict.fromkeys((*page, *first)))[:share]
+        if page:
+            self._after[namespace.id] = page[-1]
+        for name in page:
+            yield name
+
+    def _from(self, namespace: Namespace) -> int:
+        """Where the span of the next batch begins."""
+        now_us = self._clock.now_us()
+        if random.random() < 0.5:  # half of the times
+            return now_us - _SPAN_US
+        return now_us - random.randrange(namespace.dataset.retention_us)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, or until this is to end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+
+def _tell(summary: Summary) -> None:
+    """Log what is wrong."""
+    lines = [text for each in summary.wrong.values() for text in described(each)]
+    for text in lines[:_LINES_MAX]:
+        _log.error("namespace %s: counter %s", summary.namespace, text)
+    if lines:
+        _log.error(
+            "%d of %d counters of %s do not agree with their events: `counter audit --all` says"
+            " which, `--repair` counts them anew",
+            *(len(summary.wrong), summary.counters, summary.namespace),
+        )
+
+
+def audits_of(
+    settings: Settings, store: Store, clock: Clock, namespaces: Namespaces
+) -> Audits | None:
+    """The audits that *settings* ask for; None where they ask for none."""
+    if not settings.audit_interval:
+        return None
+    return Audits(
+        store,
+        clock,
+        namespaces,
+        interval_us=settings.audit_interval,
+        counters_per_s=settings.audit_rate,
+    )
+
+
+def audit_families(tally: AuditTally) -> Iterator[Metric]:
+    """What Prometheus is told of the audits of this process."""
+    yield counter("audit_counters", "Counters that were audited.", tally.checked)
+    text = "Counters that did not agree with their events, at each audit that found so."
+    yield counter("audit_mismatches", text, tally.mismatches)
+    text = "Counters of which an audit could not tell: a recount was due, or the rollup half done."
+    yield counter("audit_untold", text, tally.untold)
+    text = "Counters of the last whole round that did not agree with their events."
+    yield gauge("audit_mismatches_standing", text, tally.standing)
+    yield counter("audit_rounds", "Rounds of audits that were ended.", tally.rounds)
+    yield counter("audit_failures", "Rounds of audits that broke off.", tally.failures)
+    text = "When the last whole round ended, in seconds since 1970; 0 before the first."
+    yield gauge("audit_finished_timestamp_seconds", text, tally.finished_at_us / SECOND)

@@ -1,0 +1,199 @@
+"""What the rollup tells Prometheus, in a process of its own or beside the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final, NamedTuple
+
+from prometheus_client.core import Metric
+
+from counter.limits import SECOND
+from counter.ports import Clock
+from counter.windows import closed_through
+from rollup.audits import audit_families
+from rollup.families import counter, counters, gauge, gauges, histogram
+from rollup.leases import Leases
+from rollup.worker import RollupWorker
+
+#: So many namespaces, and so many shards of them, have series of their own.
+NAMESPACES_MAX: Final = 50
+SHARDS_MAX: Final = 1_000
+_OTHER: Final = "other"
+
+
+class _Lag(NamedTuple):
+    """How far a shard, or the worst one of several, is behind."""
+
+    seconds: float
+    overdue_s: float
+    windows: float
+
+
+class RollupMetrics:
+    """Reads the tallies of a worker and its parts when asked."""
+
+    def __init__(self, worker: RollupWorker, clock: Clock, leases: Leases | None) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._leases = leases
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this scrape."""
+        worker = self._worker
+        yield gauge(
+            "rollup_up", "Whether the rollup of this process works.", worker.trouble is None
+        )
+        yield from self._passes()
+        yield from self._lags()
+        if self._leases is not None:
+            yield from self._shares(self._leases)
+        yield from self._slices()
+        yield from self._partitions()
+        if worker.audits is not None:
+            yield from audit_families(worker.audits.tally)
+
+    def _passes(self) -> Iterator[Metric]:
+        worker = self._worker
+        told = {
+            "counters": "Counters whose rollup was written.",
+            "passes": "Passes over a shard that were done.",
+            "failures": "Passes that failed, and are done again.",
+        }
+        for name, text in told.items():
+            yield counter(f"rollup_{name}", text, worker.tally[name])
+        text = "Windows that were counted anew from their events."
+        yield counter("rollup_recounts", text, worker.batches.recounts)
+        text = "Counters that were written together."
+        yield histogram("rollup_batch_counters", text, worker.batches.sizes)
+        yield gauge("rollup_limit", "Groups of counters let in at once.", worker.limiter.limit)
+        text = "How often the limit was halved because the store was slow or failed."
+        yield counter("rollup_limit_cuts", text, worker.limiter.cuts)
+
+    def _lags(self) -> Iterator[Metric]:
+        text = "Shards of this worker whose watermark it has not seen yet."
+        yield gauge("rollup_shards_unseen", text, self._worker.unseen)
+        lags = self.lags()
+        labels = ("namespace", "shard")
+        yield gauges(
+            "rollup_lag_seconds",
+            "How far the watermark of a shard is behind the clock.",
+            labels,
+            ((of, lag.seconds) for of, lag in lags.items()),
+        )
+        yield gauges(
+            "rollup_overdue_seconds",
+            "How far a shard is behind where it would be if all closed windows were rolled up.",
+            labels,
+            ((of, lag.overdue_s) for of, lag in lags.items()),
+        )
+        yield gauges(
+            "rollup_windows_behind",
+            "Windows of a shard that are closed and not rolled up.",
+            labels,
+            ((of, lag.windows) for of, lag in lags.items()),
+        )
+
+    def lags(self) -> dict[tuple[str, str], _Lag]:
+        """By namespace and shard; what is past the bounds, by its worst one, as ``other``.
+
+        There may be 100,000 shards, so of those that are told as one next to nothing is made.
+        """
+        now_us = self._clock.now_us()
+        seen: dict[int, list[tuple[int, int]]] = {}
+        for (namespace_id, shard), passed_us in self._worker.passed_through().items():
+            seen.setdefault(namespace_id, []).append((shard, passed_us))
+        found: dict[tuple[str, str], _Lag] = {}
+        others: list[_Lag] = []
+        own = 0
+        for namespace in sorted(self._worker.namespaces.all(), key=lambda each: each.id):
+            shards = seen.get(namespace.id)
+            if shards is None:
+                continue
+            closed_us = closed_through(namespace, now_us)
+            window_us = namespace.settings.rollup_window_us
+            if own < NAMESPACES_MAX and len(found) + namespace.settings.shards <= SHARDS_MAX:
+                own += 1
+                for shard, passed_us in sorted(shards):
+                    lag = _lag(passed_us, closed_us, now_us, window_us)
+                    found[namespace.name, str(shard)] = lag
+            else:
+                passed_us = min(passed_us for _, passed_us in shards)
+                others.append(_lag(passed_us, closed_us, now_us, window_us))
+        if others:
+            found[_OTHER, _OTHER] = _Lag(*map(max, zip(*others, strict=True)))
+        return found
+
+    @staticmethod
+    def _shares(leases: Leases) -> Iterator[Metric]:
+        yield gauge("rollup_slots", "Lease slots that this worker holds.", len(leases.held()))
+        yield gauge("rollup_workers", "Workers that live, this one too.", len(leases.live))
+        text = "Lease slots that came to this worker, were given back by it, or lost to another."
+        yield counters("lease_changes", text, "change", leases.changes)
+
+    def _slices(self) -> Iterator[Metric]:
+        """Only the one worker that looks after slices knows them."""
+        maintenance = self._worker.maintenance
+        text = "Slices that this process made, and dropped after their retention."
+        yield counters("slice_changes", text, "change", maintenance.tally)
+        now_us = self._clock.now_us()
+        slices = {
+            name: each
+            for name, each in maintenance.slices.items()
+            if each and self._worker.maintains
+        }
+        yield gauges(
+            "slices",
+            "Slices that exist.",
+            ("dataset",),
+            (([name], len(each)) for name, each in slices.items()),
+        )
+        yield gauges(
+            "slices_ahead",
+            "Slices that begin later than now.",
+            ("dataset",),
+            (([name], sum(one.start_us > now_us for one in each)) for name, each in slices.items()),
+        )
+        yield gauges(
+            "slices_oldest_age_seconds",
+            "How long ago the oldest slice that exists ended; less than 0 where it has not.",
+            ("dataset",),
+            (([name], (now_us - each[0].end_us) / SECOND) for name, each in slices.items()),
+        )
+
+    def _partitions(self) -> Iterator[Metric]:
+        """Of datasets whose event buckets may be raised, as far as this process looked."""
+        outlooks = self._worker.partitions.outlooks
+        labels = ("dataset", "slice")
+        yield gauges(
+            "event_buckets",
+            "Event buckets of the slice of now, and of the next one to be made.",
+            labels,
+            chain.from_iterable(
+                (((name, "now"), each.buckets_now), ((name, "next"), each.buckets_next))
+                for name, each in outlooks.items()
+            ),
+        )
+        yield gauges(
+            "partition_bytes",
+            "The largest partition of the slice of now, and the largest one expected in the next.",
+            labels,
+            chain.from_iterable(
+                (
+                    ((name, "now"), each.largest_bytes_now),
+                    ((name, "next"), each.largest_bytes_expected),
+                )
+                for name, each in outlooks.items()
+            ),
+        )
+        yield counters(
+            "event_buckets_raised",
+            "Slices that this process made with more event buckets than the one before.",
+            "dataset",
+            {name: each.raised for name, each in outlooks.items()},
+        )
+
+
+def _lag(passed_us: int, closed_us: int, now_us: int, window_us: int) -> _Lag:
+    overdue_us = max(0, closed_us - passed_us)
+    return _Lag((now_us - passed_us) / SECOND, overdue_us / SECOND, overdue_us // window_us)

@@ -1,0 +1,272 @@
+"""How many event buckets the next slice of a dataset is made with, by how much is written.
+
+Partitions are read and repaired as a whole, and should stay below 4 MiB. Where a counter's would
+not, the next slice that is made has more event buckets. Those that are made already stay as they
+are, for a token must always lie in the same partition. What was counted and observed is in the
+store, for all workers: from the same slices and crowds all of them reckon the same, and where two
+make a slice at once, the first one stands for both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from typing import Final
+
+from counter.crowds import CROWDS_KEPT_SLICES, Counted, Crowd, PartitionedStore
+from counter.durations import spell_duration
+from counter.errors import UnavailableError, invariant
+from counter.limits import MINUTE, SECOND
+from counter.partitions import slice_start
+from counter.planner import PARTITION_BYTES_MAX
+from counter.ports import Clock, Store
+from counter.quantities import format_bytes
+from counter.types import Dataset, Namespace, Slice
+from rollup.crowds import CrowdTally
+
+_log = logging.getLogger("counter.partitions")
+
+#: Crowds of so many slices count, the one of now included: with slices of a day, a week's course.
+SLICES_REMEMBERED: Final = 8
+#: So many slices before now's must have been counted before a number is lowered: where nobody
+#: counted, there is no reason to.
+SLICES_COUNTED: Final = 3
+#: A number is lowered where a partition is expected to take no more than this share of the bound.
+#: One that is lowered by half is raised again only when twice as much is written as then.
+_LOWERED_BELOW: Final = 4
+_OBSERVED_EVERY_US: Final = 10 * MINUTE
+
+invariant(SLICES_REMEMBERED < CROWDS_KEPT_SLICES, "crowds are kept for as long as they count")
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What is known of a dataset's partitions, for the log and for metrics."""
+
+    #: The event buckets of the slice that holds now, and of the next slice to be made.
+    buckets_now: int = 0
+    buckets_next: int = 0
+    #: The largest partition in the slice that holds now, as far as it is known, and the largest to
+    #: be expected in the next slice to be made.
+    largest_bytes_now: int = 0
+    largest_bytes_expected: int = 0
+    #: Slices that this process made with more event buckets than the one before had.
+    raised: int = 0
+
+
+def buckets_after(
+    dataset: Dataset, standing: int, size_bytes: int, target_bytes: int, *, may_lower: bool
+) -> int:
+    """The event buckets of the slice after one with *standing*, where the busiest counter's time
+    bucket takes *size_bytes*.
+
+    Raised to the power of two that keeps a partition to *target_bytes*: that leaves room, and it
+    changes seldom. Lowered by half at most. Never outside of the dataset's own bounds.
+    """
+    least, most = dataset.event_buckets, max(dataset.event_buckets, dataset.event_buckets_max)
+    standing = min(most, max(least, standing))
+    if size_bytes > standing * target_bytes:
+        wanted = 1 << (ceil(size_bytes / target_bytes) - 1).bit_length()
+        return min(most, max(standing, wanted))
+    if may_lower and size_bytes * _LOWERED_BELOW <= standing * target_bytes:
+        return max(least, standing // 2)
+    return standing
+
+
+class Partitions:
+    """Counts, shares what it counted, and says what the next slice is made with."""
+
+    def __init__(self, store: Store, clock: Clock, *, target_bytes: int | None = None) -> None:
+        """Partitions are to stay below *target_bytes*, PARTITION_BYTES_MAX unless given."""
+        self._control = store
+        self._store = store if isinstance(store, PartitionedStore) else None
+        self._clock = clock
+        self._target_bytes = target_bytes or PARTITION_BYTES_MAX
+        self._tally = CrowdTally(self._target_bytes)
+        #: By name, of the datasets whose number may be raised.
+        self.outlooks: dict[str, Outlook] = {}
+        #: What was left for other workers, by dataset and slice, in bytes.
+        self._left: dict[tuple[int, int], int] = {}
+        self._observed_us: int | None = None
+        #: What was foretold of each dataset, so that it is told once.
+        self._foretold: dict[str, tuple[int, bool]] = {}
+        self._troubles: set[str] = set()
+
+    def counting(self, namespace: Namespace) -> Counted | None:
+        """What is to be told how many rows the windows of *namespace* hold; None for nobody."""
+        is_asked = self._store is not None and _may_raise(namespace.dataset)
+        return self._tally.counting(namespace) if is_asked else None
+
+    async def look(self, datasets: Iterable[Dataset], *, is_first: bool) -> None:
+        """Leave what was counted for all workers, and reckon what comes next.
+
+        Every worker does so now and then; the one that *is_first* among them asks the nodes, and
+        tells what is to come. What fails is told, and done the next time: no count depends on it.
+        """
+        chosen = [each for each in datasets if _may_raise(each)]
+        if self._store is None or not chosen:
+            return
+        try:
+            for dataset in chosen:
+                await self._leave(dataset, self._store)
+            if is_first:
+                await self._observe(chosen, self._store)
+            for dataset in chosen:
+                await self._reckon(dataset, self._store, tells=is_first)
+        except UnavailableError as error:
+            self._note("partitions cannot be looked at", error.detail)
+        else:
+            self._note("partitions cannot be looked at", None)
+
+    async def next_buckets(self, dataset: Dataset, before: Slice | None) -> int:
+        """The event buckets of a slice that is to be made now, after *before*."""
+        if self._store is None or before is None or not _may_raise(dataset):
+            return dataset.event_buckets
+        try:
+            crowds = await self._recent(dataset, self._store)
+        except UnavailableError as error:
+            # Slices must be made: without one there is nowhere to write.
+            self._note("partitions cannot be looked at", error.detail)
+            crowds = []
+        number, _ = self._number(dataset, before.event_buckets, crowds)
+        if number > before.event_buckets:
+            self._outlook(dataset).raised += 1
+        if number != before.event_buckets:
+            _log.info(
+                "dataset %s: the slice from %s on is made with %d event buckets instead of %d",
+                *(dataset.name, _when(before.end_us), number, before.event_buckets),
+            )
+        return number
+
+    async def _leave(self, dataset: Dataset, store: PartitionedStore) -> None:
+        """Leave what is more than what was left before."""
+        crowds = self._tally.crowds(dataset)
+        for slice_us, crowd in crowds.items():
+            if crowd.size_bytes > self._left.get((dataset.id, slice_us), 0):
+                await store.leave_crowd(dataset, crowd)
+                self._left[(dataset.id, slice_us)] = crowd.size_bytes
+        for key in [key for key in self._left if key[0] == dataset.id and key[1] not in crowds]:
+            del self._left[key]
+
+    async def _observe(self, datasets: Sequence[Dataset], store: PartitionedStore) -> None:
+        """Have the nodes tell how large partitions are, now and then."""
+        now_us = self._clock.boottime_us()
+        if self._observed_us is not None and now_us - self._observed_us < _OBSERVED_EVERY_US:
+            return
+        self._observed_us = now_us
+        for dataset in datasets:
+            try:
+                observed = await store.observe_crowds(dataset)
+            except UnavailableError as error:
+                # A user of the database may lack the right to ask; what is counted does.
+                self._note("nodes do not tell how large partitions are", error.detail)
+                return
+            for crowd in observed:
+                if crowd.start_us >= self._oldest_us(dataset):
+                    await store.leave_crowd(dataset, crowd)
+        self._note("nodes do not tell how large partitions are", None)
+
+    async def _reckon(self, dataset: Dataset, store: PartitionedStore, *, tells: bool) -> None:
+        slices = await self._control.slices(dataset)
+        if not slices:
+            return
+        crowds = await self._recent(dataset, store)
+        last, outlook = slices[-1], self._outlook(dataset)
+        number, largest = self._number(dataset, last.event_buckets, crowds)
+        now_us = self._clock.now_us()
+        for each in slices:
+            if each.start_us <= now_us < each.end_us:
+                sizes = [crowd.size_bytes for crowd in crowds if crowd.start_us == each.start_us]
+                outlook.buckets_now = each.event_buckets
+                outlook.largest_bytes_now = ceil(max(sizes, default=0) / each.event_buckets)
+        outlook.buckets_next = number
+        outlook.largest_bytes_expected = ceil(largest.size_bytes / number) if largest else 0
+        if tells:
+            self._foretell(dataset, last, number, largest)
+
+    async def _recent(self, dataset: Dataset, store: PartitionedStore) -> list[Crowd]:
+        """What is known of the last slices, as if they had the time bucket that the next one has.
+
+        To cut a crowd evenly is a guess: the slices after it are counted as they are.
+        """
+        bucket_us, oldest_us = dataset.time_bucket_us, self._oldest_us(dataset)
+        return [
+            each._replace(
+                bucket_us=bucket_us, size_bytes=ceil(each.size_bytes * bucket_us / each.bucket_us)
+            )
+            for each in await store.crowds(dataset)
+            if each.start_us >= oldest_us
+        ]
+
+    def _oldest_us(self, dataset: Dataset) -> int:
+        """The start of the oldest slice whose crowds count."""
+        now_us = slice_start(self._clock.now_us(), dataset.slice_us)
+        return now_us - (SLICES_REMEMBERED - 1) * dataset.slice_us
+
+    def _number(
+        self, dataset: Dataset, standing: int, crowds: Sequence[Crowd]
+    ) -> tuple[int, Crowd | None]:
+        """The event buckets after *standing*, and the largest of *crowds*."""
+        largest = max(crowds, key=lambda each: each.size_bytes, default=None)
+        now_us = slice_start(self._clock.now_us(), dataset.slice_us)
+        counted = {each.start_us for each in crowds if not each.is_observed}
+        before = (now_us - number * dataset.slice_us for number in range(1, SLICES_COUNTED + 1))
+        number = buckets_after(
+            dataset,
+            standing,
+            largest.size_bytes if largest else 0,
+            self._target_bytes,
+            may_lower=counted.issuperset(before),
+        )
+        return number, largest
+
+    def _foretell(self, dataset: Dataset, last: Slice, number: int, largest: Crowd | None) -> None:
+        """Tell once where the next slice has more event buckets, or has too few."""
+        size_bytes = largest.size_bytes if largest else 0
+        is_short = size_bytes > number * self._target_bytes
+        if largest is None or not (number > last.event_buckets or is_short):
+            self._foretold.pop(dataset.name, None)
+            return
+        if self._foretold.get(dataset.name) == (number, is_short):
+            return
+        self._foretold[dataset.name] = (number, is_short)
+        whose = f"counter {largest.counter!r} of namespace {largest.namespace!r} fills"
+        _log.warning(
+            "dataset %s: %s partitions of %s (%s in a time bucket of %s), where %s are good: the"
+            " next slice to be made, from %s on, has %d event buckets instead of %d",
+            dataset.name,
+            "by what nodes tell there are" if largest.is_observed else whose,
+            *(format_bytes(ceil(size_bytes / last.event_buckets)), format_bytes(size_bytes)),
+            *(spell_duration(largest.bucket_us), format_bytes(self._target_bytes)),
+            *(_when(last.end_us), number, last.event_buckets),
+        )
+        if is_short:
+            _log.warning(
+                "dataset %s: event_buckets_max is %d, and partitions of %s are still to be"
+                " expected: make time_bucket shorter, or event_buckets_max larger",
+                *(dataset.name, dataset.event_buckets_max, format_bytes(ceil(size_bytes / number))),
+            )
+
+    def _outlook(self, dataset: Dataset) -> Outlook:
+        return self.outlooks.setdefault(dataset.name, Outlook())
+
+    def _note(self, what: str, why: str | None) -> None:
+        """Log once that *what* is wrong, and once that it no longer is: *why* is None."""
+        if why is None:
+            if what in self._troubles:
+                self._troubles.remove(what)
+                _log.info("it is over that %s", what)
+        elif what not in self._troubles:
+            self._troubles.add(what)
+            _log.warning("%s, and event_buckets stay as they are: %s", what, why)
+
+
+def _may_raise(dataset: Dataset) -> bool:
+    return dataset.event_buckets_max > dataset.event_buckets
+
+
+def _when(time_us: int) -> str:
+    return f"{datetime.fromtimestamp(time_us // SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"
