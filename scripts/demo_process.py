@@ -73,7 +73,7 @@ class CounterProcess:
     async def _runs(self, process: Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
-                while self._sign not in self.log_tail():
+                while self._sign not in self._written():
                     if process.returncode is not None:
                         raise ServiceError(
                             f"{self.name} ended at its start with exit code"
@@ -141,8 +141,11 @@ class CounterProcess:
 
     def log_tail(self) -> str:
         """The end of what it wrote since its last start."""
-        written = self._log.read_bytes()[self._log_begin :]
-        return written.decode(errors="replace")[-LOG_TAIL_CHARS:]
+        return self._written()[-LOG_TAIL_CHARS:]
+
+    def _written(self) -> str:
+        """All of that: what it says at its start may soon be far from the end."""
+        return self._log.read_bytes()[self._log_begin :].decode(errors="replace")
 
     def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:

@@ -8,6 +8,9 @@ install_packages() {
     command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
     command -v mvn >/dev/null || missing+=(maven)
     command -v memcached >/dev/null || missing+=(memcached)
+    command -v chromium >/dev/null || missing+=(chromium)
+    # For promtool, which comes with the server that is never started.
+    command -v promtool >/dev/null || missing+=(prometheus)
     install_missing "${missing[@]}"
 }
 

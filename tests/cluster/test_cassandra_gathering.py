@@ -14,6 +14,7 @@ from counter.storage.cassandra import CassandraOptions, stream
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.gathering import Batch, Gatherer
 from counter.storage.cassandra.stream import Stream
+from counter.tallies import Calls
 
 _Batch = Batch[str, int, str]
 _Put = Coroutine[Any, Any, list[str | BaseException | None]]
@@ -77,9 +78,11 @@ async def test_what_comes_while_a_batch_is_under_way_gathers(
     tasks += await begin(gatherer.put([("a", 2)]))
     tasks += await begin(gatherer.put([("a", 3), ("b", 4)]))
     assert commits.items == [("a", [1]), ("b", [4])]
+    assert gatherer.waiting == 2
     commits.end_all()
     await asyncio.sleep(0)
     assert commits.items == [("a", [2, 3])]
+    assert gatherer.waiting == 0
     commits.end_all()
     assert [await task for task in tasks] == [["a1"], ["a2"], ["a3", "b4"]]
 
@@ -194,6 +197,17 @@ async def test_a_write_that_is_answered_twice_ends_once() -> None:
     driver.sent["a"].succeed()
     await asyncio.sleep(0)
     assert [type(end) for end in ends] == [WriteTimeoutError]
+
+
+async def test_writes_and_those_that_failed_are_tallied() -> None:
+    driver, calls = Driver(), Calls()
+    writes = Stream(driver.send, calls)
+    for name in ("good", "failing", "bad"):
+        writes.send(name, None, lambda _: None)
+    driver.sent["good"].succeed()
+    driver.sent["failing"].fail(cassandra.OperationTimedOut())
+    await asyncio.sleep(0)
+    assert (sum(calls.seconds.counts), calls.errors) == (3, 2)
 
 
 async def test_no_more_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,17 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from cassandra import ConsistencyLevel
 
-from counter.errors import SliceMissingError, StoreUnavailableError, WriteTimeoutError
+from counter.errors import (
+    OverloadedError,
+    SliceMissingError,
+    StoreUnavailableError,
+    WriteTimeoutError,
+)
 from counter.limits import MILLISECOND
 from counter.storage.cassandra.connection import IN_FLIGHT_MAX, Connection
 from scripts.cluster_nodes import Cluster
@@ -61,6 +67,18 @@ async def test_thousands_of_statements_come_back_in_order(
     await asyncio.gather(*(ask(range(first, first + 1_000)) for first in range(0, 4_000, 500)))
     assert most <= IN_FLIGHT_MAX
     assert connection._in_flight == 0
+
+
+async def test_where_too_many_wait_the_next_are_refused_and_nobody_else(
+    connection: Connection, table: str
+) -> None:
+    select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
+    statements = [select.bind((n,)) for n in range(IN_FLIGHT_MAX // 5)]
+    with patch("counter.limits.STORE_CALLS_WAITING_MAX", 1):
+        found = await asyncio.gather(*(connection.run(statements) for _ in range(7)))
+    assert found[:6] == [[None] * len(statements)] * 6
+    assert {type(each) for each in found[6]} == {OverloadedError}
+    assert await connection.run(statements[:1]) == [None]
 
 
 async def test_who_gives_up_leaves_no_hole_in_the_bound(connection: Connection, table: str) -> None:

@@ -1,30 +1,35 @@
 """``counter schema apply``: done once, however often and by however many."""
 
-import asyncio
-import os
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 
-from counter.errors import StartupError
+from counter.clock import SystemClock
+from counter.errors import StartupError, StoreUnavailableError
+from counter.keys import ApiKey, Scope, digest_of, new_id
 from counter.limits import DAY, MINUTE, SECOND
 from counter.patience import Patience
-from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra import CassandraOptions, CassandraStore, KeysAlone
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
-    DATASET_TABLES,
     SCHEMA_VERSION,
     create_table,
     events_of,
-    table_id,
 )
-from counter.types import Dataset, Placement, Slice
+from counter.types import Placement, Slice
 from scripts.cluster_nodes import Cluster
-from tests.support.cassandra import DATASET, at, connected, have_schema, opened, options_for
+from tests.support.cassandra import (
+    DATASET,
+    connected,
+    have_schema,
+    opened,
+    options_for,
+    tables,
+    with_dataset,
+)
 
 
 @pytest.fixture
@@ -35,18 +40,6 @@ async def options(cassandra: Cluster) -> AsyncIterator[CassandraOptions]:
     async with connected(options) as connection:
         for suffix in ("", "_default", "_more"):
             await connection.ddl(f"DROP KEYSPACE IF EXISTS {options.keyspace}{suffix}")
-
-
-def with_dataset(
-    options: CassandraOptions, dataset: Dataset = DATASET, placement: Placement | None = None
-) -> CassandraOptions:
-    return replace(options, datasets=[(dataset, placement or options.datasets[0][1])])
-
-
-async def tables(connection: Connection, keyspace: str) -> Mapping[str, object]:
-    """The id of each table."""
-    cql = f"SELECT table_name, id FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
-    return dict(await connection.simple(cql))
 
 
 async def say_version(options: CassandraOptions, version: int) -> None:
@@ -69,37 +62,6 @@ async def test_all_is_made_and_told_once(options: CassandraOptions) -> None:
         assert list(await store.datasets()) == [DATASET]
 
 
-async def test_many_processes_on_three_nodes_make_the_same(three_nodes: Cluster) -> None:
-    """Each asks a node of its own first. A table that two of them create is one table."""
-    options = options_for(three_nodes, replicas=3)
-    port = three_nodes.shape.cassandra_port
-
-    async def apply(contact_point: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "counter", "schema", "apply", "--store", "cassandra"),
-            *("--contact-points", f"{contact_point}:{port}", "--keyspace", options.keyspace),
-            env={"PATH": os.environ["PATH"], "COUNTER_REPLICATION": "3"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await process.communicate()
-        assert process.returncode == 0, output.decode()
-        return output.decode()
-
-    nodes = [*three_nodes.contact_points, three_nodes.contact_points[0]]
-    told = "".join(await asyncio.gather(*(apply(each) for each in nodes)))
-    assert told.count("created dataset default") == 1
-    assert told.count(f"has version {SCHEMA_VERSION}") == 1
-    for host in three_nodes.contact_points:
-        async with connected(at(options, (host, port))) as connection:
-            for keyspace, names in (
-                (options.keyspace, CONTROL_TABLES),
-                (f"{options.keyspace}_default", DATASET_TABLES),
-            ):
-                expected = {name: table_id(keyspace, name) for name in names}
-                assert await tables(connection, keyspace) == expected
-
-
 async def test_a_run_that_ended_half_way_is_finished_by_the_next(
     options: CassandraOptions,
 ) -> None:
@@ -120,15 +82,19 @@ async def test_a_run_that_ended_half_way_is_finished_by_the_next(
 
 
 async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) -> None:
-    """A store says what to do; columns that are missing are added."""
+    """A store says what to do; tables and columns that are missing are added."""
     await have_schema(options)
     await say_version(options, 0)
     async with connected(options) as connection:
         await connection.ddl(f"ALTER TABLE {options.keyspace}.slices DROP op")
-    with pytest.raises(StartupError, match=r"version 0; .* needs 1: run `counter schema apply`"):
-        async with opened(options):
-            pass
+        await connection.ddl(f"DROP TABLE {options.keyspace}.api_keys")
+    older = rf"version 0; .* needs {SCHEMA_VERSION}: run `counter schema apply`"
+    alone = KeysAlone(options, SystemClock())
+    for opening in (CassandraStore(options, SystemClock()).open(), alone.open()):
+        with pytest.raises(StartupError, match=older):
+            await opening
     assert await have_schema(options) == [
+        f"created tables of {options.keyspace}: api_keys",
         f"added column op to {options.keyspace}.slices",
         f"the schema of {options.keyspace} has version {SCHEMA_VERSION}",
     ]
@@ -136,13 +102,24 @@ async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) 
         made = Slice(0, DATASET.slice_us, MINUTE, 1)
         await store.make_slice(DATASET, made)
         assert list(await store.slices(DATASET)) == [made]
+        await alone.open()
+        key = ApiKey(new_id(), "", digest_of(b""), ("*",), Scope.ADMIN, 1)
+        assert await alone.create_api_key(key)
+        await alone.close()
+        assert list(await store.api_keys()) == [key]
+        await store._connection.ddl(f"DROP TABLE {options.keyspace}.api_keys")
+        with pytest.raises(StoreUnavailableError, match="no table of API keys: run `counter sch"):
+            await store.api_keys()
 
 
 async def test_a_newer_schema_is_left_alone(options: CassandraOptions) -> None:
     """By the store, and by ``schema apply``."""
     await have_schema(options)
     await say_version(options, SCHEMA_VERSION + 1)
-    newer = r"has schema version 2; this program knows 1: start the newer program"
+    newer = (
+        rf"has schema version {SCHEMA_VERSION + 1}; this program knows {SCHEMA_VERSION}:"
+        " start the newer program"
+    )
     with pytest.raises(StartupError, match=newer):
         async with opened(options):
             pass
@@ -179,26 +156,6 @@ async def test_a_dataset_that_is_not_named_stays(options: CassandraOptions) -> N
     assert "created dataset more" in await have_schema(with_dataset(options, more))
     async with opened(options) as store:
         assert list(await store.datasets()) == [DATASET, replace(more, id=2)]
-
-
-async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
-    """Of the dataset's keyspace and of the control keyspace."""
-    options = options_for(three_nodes)
-    await have_schema(options)
-    told = await have_schema(with_dataset(options, placement=Placement((("dc1", 3),))))
-    for line, keyspace in zip(told, (options.keyspace, f"{options.keyspace}_default"), strict=True):
-        assert f"keyspace {keyspace} had replicas dc1:1 and now has dc1:3" in line
-        assert f"`nodetool repair --full {keyspace}` on every node" in line
-    async with connected(options) as connection:
-        for keyspace in (options.keyspace, f"{options.keyspace}_default"):
-            ((replication,),) = await connection.simple(
-                "SELECT replication FROM system_schema.keyspaces"
-                f" WHERE keyspace_name = '{keyspace}'"
-            )
-            assert replication["dc1"] == "3"
-    assert await have_schema(with_dataset(options, placement=Placement((("", 3),)))) == [
-        "nothing to do: the schema is as it should be"
-    ]
 
 
 @pytest.mark.parametrize(

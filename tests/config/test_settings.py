@@ -334,6 +334,8 @@ class TestDatasets:
         ({}, "BEST_EFFORT"),
         ({"replication": 1}, "one copy"),
         ({"replication": "dc1:3,dc2:3"}, "EACH_QUORUM"),
+        ({"payload_check": "strict"}, "each add is a compare-and-set"),
+        ({"accept_limit": "5m"}, "make rollup_window at least 30s"),
     ],
 )
 def test_what_is_often_a_mistake_is_told(values: dict[str, Any], word: str) -> None:

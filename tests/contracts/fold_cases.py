@@ -66,6 +66,44 @@ class FoldCases(StoreCases):
         await write(store, namespace, *opposite)
         assert await tail(store, namespace) == Fold(False, -21)
 
+    async def test_window_folds_are_the_sums_of_all_windows_with_events(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """As sums tells them, over slices; windows without events and out of the span are left out,
+        and so is a counter that never was."""
+        other = await make_namespace(store, "other")
+        ids = nonces_per_bucket()
+        times = (T0 - SLICE, T0 - WINDOW, T0, T0 + 1, NOW, NOW + WINDOW - 1, NOW + WINDOW)
+        events = [Event("c", at, each, 0, INT64_MAX) for at in times for each in ids]
+        events += [clear(at=NOW + 5, number=90), add(at=NOW + 6, number=91, delta=7)]
+        await write(store, namespace, *events, add("d", at=T0 + 3, delta=-3))
+        await write(store, other, add(delta=1_000))
+        span = (T0 - WINDOW, NOW + WINDOW)
+        found = await store.window_folds(
+            namespace, ["d", "never", "c"], from_us=span[0], to_us=span[1]
+        )
+        windows = [T0 - WINDOW, T0, NOW]
+        sums = await store.sums(namespace, [("c", at) for at in windows])
+        assert list(found) == [{T0: Fold(False, -3)}, {}, dict(zip(windows, sums, strict=True))]
+
+    async def test_window_folds_of_what_was_dropped_are_an_error(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """From the first instant that was kept on they are whole; before any slice is nothing."""
+        await write(store, namespace, add(at=FIRST_SLICE + SLICE))
+        ages = FIRST_SLICE - 10 * SLICE
+        found = await store.window_folds(namespace, ["c"], from_us=ages, to_us=SLICES_END)
+        assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
+        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        with pytest.raises(SliceMissingError):
+            await store.window_folds(
+                namespace, ["c"], from_us=FIRST_SLICE + SLICE - WINDOW, to_us=SLICES_END
+            )
+        found = await store.window_folds(
+            namespace, ["c"], from_us=FIRST_SLICE + SLICE, to_us=SLICES_END
+        )
+        assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
+
     async def test_a_clear_erases_across_partitions(
         self, store: Store, namespace: Namespace
     ) -> None:

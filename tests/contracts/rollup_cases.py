@@ -2,6 +2,8 @@
 
 import pytest
 
+from counter.busiest import busiest
+from counter.limits import MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.ports import Store
 from counter.types import Checkpoint, CounterUpdate, Head, Mark, Namespace, Pending, WindowRow
@@ -73,6 +75,46 @@ class MarkCases(StoreCases):
             await written(store, namespace, [add(at=NOW + 3), add(at=NOW + 4, number=2)])
         await written(store, namespace, [add("d", T0 - 1)])
         assert await marks(store, namespace) == [Mark(T0 - WINDOW, "d"), Mark(NOW, "c")]
+
+    async def test_the_busiest_counters_are_those_with_the_most_events_of_a_time(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """As many as are asked for; those of other namespaces and other times are none of them."""
+        other = await make_namespace(store, "elsewhere")
+        now = namespace.created_at_us + MINUTE
+        for name, events in (("a", 3), ("b", 5), ("計 '", 2), ("c", 1)):
+            numbers = range(1, events + 1)
+            await write(store, namespace, *(add(name, now - each, each, 9) for each in numbers))
+        await write(store, namespace, *(add("c", now + each, 9 + each) for each in range(9)))
+        await write(store, other, *(add("z", now - each, each) for each in range(1, 9)))
+        found = await busiest(store, namespace, now, span_us=10 * SECOND, limit=3)
+        assert [(each.counter, each.events) for each in found.counters] == [
+            ("b", 5),
+            ("a", 3),
+            ("計 '", 2),
+        ]
+        assert (found.from_us, found.to_us) == (now - 10 * SECOND, now)
+        assert found.is_whole
+        assert found.counters[0].per_s == 0.5
+        assert (
+            await busiest(store, namespace, now - MINUTE, span_us=SECOND, limit=3)
+        ).counters == ()
+
+    async def test_where_more_came_than_are_counted_the_latest_are(
+        self, store: Store, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And it is told since when, or that not all counters were looked at."""
+        for name in ("EVENTS_MAX", "_FEW", "_MANY"):
+            monkeypatch.setattr(f"counter.busiest.{name}", 4)
+        monkeypatch.setattr("counter.busiest.LOOKED_AT_MAX", 1)
+        now = namespace.created_at_us + MINUTE
+        ages = range(1, 7)
+        for name in ("a", "b"):
+            await write(store, namespace, *(add(name, now - age * SECOND, age) for age in ages))
+        found = await busiest(store, namespace, now, span_us=10 * SECOND, limit=3)
+        assert len(found.counters) == 1 + found.is_whole
+        assert found.counters[0].per_s == pytest.approx(1.0, rel=0.4)
+        assert found.is_whole is (found.from_us > now - 10 * SECOND)
 
     async def test_marks_that_stand_are_left(self, store: Store, namespace: Namespace) -> None:
         """The same mark again changes nothing, a recount of the same window is another."""

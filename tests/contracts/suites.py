@@ -1,6 +1,8 @@
 """All the suites that every store must pass, for an adapter's test file to take from one place."""
 
 from tests.contracts.atomic_cases import AtomicCases, NonTransactionalCases, TransactionalCases
+from tests.contracts.audit_cases import AuditCases, SettledAuditCases
+from tests.contracts.cases import StoreCases
 from tests.contracts.control_cases import (
     LeaseCases,
     ListingCases,
@@ -8,18 +10,23 @@ from tests.contracts.control_cases import (
     PurgeCases,
     WorkerLeaseCases,
 )
+from tests.contracts.crowd_cases import CrowdCases
 from tests.contracts.decision_cases import DecisionCases, ReservationCases
 from tests.contracts.event_cases import EventCases
 from tests.contracts.fold_cases import FoldCases, ScanCases
+from tests.contracts.key_cases import KeyCases
 from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
 from tests.contracts.slice_cases import SliceCases
 
 __all__ = [
     "AtomicCases",
+    "AuditCases",
     "CountsCases",
+    "CrowdCases",
     "DecisionCases",
     "EventCases",
     "FoldCases",
+    "KeyCases",
     "LeaseCases",
     "ListingCases",
     "MarkCases",
@@ -28,7 +35,9 @@ __all__ = [
     "PurgeCases",
     "ReservationCases",
     "ScanCases",
+    "SettledAuditCases",
     "SliceCases",
+    "StoreCases",
     "TransactionalCases",
     "WatermarkCases",
     "WorkerLeaseCases",

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from counter.limits import HOUR, MINUTE, SECOND
+from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.types import Decision, Namespace, Outcome, Placement, Written
+from counter.storage.cassandra.counts import WINDOW as WINDOW_KIND
+from counter.types import Decision, Fold, Namespace, Outcome, Placement, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
 from tests.contracts.cases import (
@@ -22,7 +23,10 @@ from tests.contracts.cases import (
     NOW,
     SLICE,
     SLICES_END,
+    T0,
+    WINDOW,
     add,
+    make_namespace,
     nonce,
     slice_at,
     write,
@@ -106,6 +110,10 @@ class TestSlices(OnCassandra, suites.SliceCases):
     """Slices."""
 
 
+class TestCrowds(OnCassandra, suites.CrowdCases):
+    """How crowded partitions get."""
+
+
 class TestListing(OnCassandra, suites.ListingCases):
     """Listing counters."""
 
@@ -116,6 +124,10 @@ class TestLeases(OnCassandra, suites.LeaseCases):
 
 class TestWorkerLeases(OnCassandra, suites.WorkerLeaseCases):
     """Leases of background work."""
+
+
+class TestKeys(OnCassandra, suites.KeyCases):
+    """API keys."""
 
 
 class TestPurge(OnCassandra, suites.PurgeCases):
@@ -162,3 +174,55 @@ class TestPurge(OnCassandra, suites.PurgeCases):
 
 class TestNonTransactional(OnCassandra, suites.NonTransactionalCases):
     """What a store without transactions does."""
+
+
+class TestAudit(OnCassandra, suites.AuditCases):
+    """The audit."""
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        """Hide it under a deletion that is later than its batch, and earlier than the next."""
+        assert isinstance(store, CassandraStore)
+        (head,) = await store.heads(namespace, [row[0]])
+        assert head is not None
+        keyspace = store._shelf(namespace.dataset).keyspace
+        await store._connection.simple(
+            f"DELETE FROM {keyspace}.counts USING TIMESTAMP {head.checkpoint.time_us + MILLISECOND}"
+            f" WHERE namespace = {namespace.id} AND counter = '{row[0]}' AND kind = {WINDOW_KIND}"
+            f" AND t = {row[1]} AND u = 0"
+        )
+
+    @pytest.mark.parametrize("rows", [2, 5])
+    async def test_windows_of_crowded_partitions_are_counted_by_halves(
+        self,
+        store: Store,
+        namespace: Namespace,
+        rows: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Down to one window, which the nodes sum where it alone is too much to read at once."""
+        monkeypatch.setattr("counter.storage.cassandra.folds.WINDOW_ROWS_MAX", rows)
+        windows = [NOW + n * WINDOW for n in (0, 1, 3, 7)]
+        events = [
+            add(at=at + n, number=100 * k + n, delta=10**k)
+            for k, at in enumerate(windows)
+            for n in range(4 * k + 1)
+        ]
+        await write(store, namespace, *events, add("d", NOW, 999))
+        found = await store.window_folds(namespace, ["c", "d"], from_us=T0, to_us=T0 + SLICE)
+        sums = await store.sums(namespace, [("c", at) for at in windows])
+        assert list(found) == [dict(zip(windows, sums, strict=True)), {NOW: Fold(False, 1)}]
+
+
+class TestNewLife(OnCassandra, suites.StoreCases):
+    """After a restore."""
+
+    async def test_what_may_have_been_given_out_is_not_given_out_again(self, store: Store) -> None:
+        """However much the old life gave out after its snapshot."""
+        assert isinstance(store, CassandraStore)
+        before = await store.lease_tokens(5, NOW)
+        old = await make_namespace(store, "old")
+        await store.begin_new_life(NOW + SECOND)
+        after = await store.lease_tokens(5, NOW)
+        assert after.first > before.first + 1_000_000_000
+        assert after.time_us >= NOW + SECOND
+        assert (await make_namespace(store, "new")).id > old.id + 1_000

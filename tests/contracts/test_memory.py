@@ -6,7 +6,7 @@ from pathlib import Path
 from counter.ports import Cache, Store
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.memory.leases import MemoryLeases
-from counter.types import Checkpoint
+from counter.types import Checkpoint, Namespace
 from tests.contracts import suites
 from tests.contracts.cache_cases import CacheCases, namespace_of
 from tests.contracts.cases import DATASET, NOW
@@ -64,6 +64,10 @@ class TestSlices(OnMemory, suites.SliceCases):
     """Slices."""
 
 
+class TestCrowds(OnMemory, suites.CrowdCases):
+    """How crowded partitions get."""
+
+
 class TestListing(OnMemory, suites.ListingCases):
     """Listing counters."""
 
@@ -74,6 +78,10 @@ class TestLeases(OnMemory, suites.LeaseCases):
 
 class TestWorkerLeases(OnMemory, suites.WorkerLeaseCases):
     """Leases of background work."""
+
+
+class TestKeys(OnMemory, suites.KeyCases):
+    """API keys."""
 
 
 class TestPurge(OnMemory, suites.PurgeCases):
@@ -138,3 +146,15 @@ async def test_a_lease_runs_out() -> None:
     assert dict(await leases.holders()) == {}
     assert list(await leases.heartbeat("b", 10)) == ["b"]
     assert list(await leases.acquire(["1"], "b", 10)) == [True]
+
+
+class TestAudit(OnMemory, suites.AuditCases):
+    """The audit."""
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        assert isinstance(store, MemoryStore)
+        del store._space(namespace).counts[row[0]].rows[row[1]]
+
+
+class TestSettledAudit(OnMemory, suites.SettledAuditCases):
+    """The audit where events are gone."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
+from counter.types import Namespace
 from tests.contracts import suites
 from tests.contracts.cases import DATASET, NOW
 from tests.support.clock import FakeClock
@@ -74,6 +75,10 @@ class TestWorkerLeases(OnSqlite, suites.WorkerLeaseCases):
     """Leases of background work."""
 
 
+class TestKeys(OnSqlite, suites.KeyCases):
+    """API keys."""
+
+
 class TestPurge(OnSqlite, suites.PurgeCases):
     """Purging."""
 
@@ -96,3 +101,18 @@ async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> N
     after = await store.lease_tokens(1, NOW)
     await store.close()
     assert after == before._replace(first=before.first + 7)
+
+
+class TestAudit(OnSqlite, suites.AuditCases):
+    """The audit."""
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        assert isinstance(store, SqliteStore)
+        sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
+        sql += " WHERE namespace = ? AND name = ?)"
+        key = (row[1], namespace.id, row[0])
+        await store._write(lambda connection, _: connection.execute(sql, key))
+
+
+class TestSettledAudit(OnSqlite, suites.SettledAuditCases):
+    """The audit where events are gone."""

@@ -5,8 +5,8 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,18 +15,16 @@ import pytest
 
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post
 from tests.support.waiting import eventually
-from tests.support.wire import Wire, rest_of, runner, statuses, turns, wired
+from tests.support.wire import Run, Wire, rest_of, runner, served, statuses, turns, wired
 
 #: What the machine keeps for a connection and way: little, so that it is soon full.
 SOCKET_BYTES = 16_384
 #: No request is asked for so often that its answers would fit anywhere.
 FLOOD_BYTES = 16 * 1024 * 1024
 HELD_BYTES_MAX = 4 * 1024 * 1024
-HELD_REQUESTS_MAX = 5_000
+HELD_REQUESTS_MAX = 300
 #: Turns of the loop without a byte taken, after which none will be.
 STALLS = 500
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +33,27 @@ def run() -> Iterator[Run]:
         yield each.run
 
 
-def served(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
-    stack = AsyncExitStack()
-    wire = run(stack.enter_async_context(wired(directory, **settings)))
-    run(wire.app.rest.within("eventual").create("EVENTUAL"))
-    yield wire
-    run(stack.aclose())
+def with_eventual(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
+    for wire in served(run, directory, **settings):
+        run(wire.app.rest.within("eventual").create("EVENTUAL"))
+        yield wire
 
 
 @pytest.fixture(scope="module")
 def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    yield from served(run, tmp_path_factory.mktemp("patient"), socket_bytes=SOCKET_BYTES)
+    yield from with_eventual(run, tmp_path_factory.mktemp("patient"), socket_bytes=SOCKET_BYTES)
 
 
 @pytest.fixture(scope="module")
 def hasty(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     """One that waits 1 s for the rest of a request."""
-    yield from served(run, tmp_path_factory.mktemp("hasty"), request_timeout_us=1_000_000)
+    yield from with_eventual(run, tmp_path_factory.mktemp("hasty"), request_timeout_us=1_000_000)
 
 
 @pytest.fixture(scope="module")
 def curt(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     """One that waits 10 ms for the next request."""
-    yield from served(run, tmp_path_factory.mktemp("curt"), keep_alive_s=0.01)
+    yield from with_eventual(run, tmp_path_factory.mktemp("curt"), keep_alive_s=0.01)
 
 
 class Held:

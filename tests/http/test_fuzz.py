@@ -61,6 +61,8 @@ class Desk:
         self.runner = asyncio.Runner()
         self.app = App("sqlite", directory)
         self.runner.run(self.app.start())
+        # Else nothing here would hear the end of it.
+        self.app.application.live.stream_s = 0
         self.document = self.runner.run(self.app.http.get("/openapi.json")).json()
         self.schema = schemathesis.openapi.from_dict(self.document)
 

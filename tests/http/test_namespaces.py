@@ -40,6 +40,8 @@ async def test_a_new_one_tells_all_its_settings(other: Rest, app: App) -> None:
         "payload_check": "guard",
         "key_ttl": "1d",
         "cache_ttl": "10s",
+        "requests_per_s": 0,
+        "adds_per_s": 0,
     }
     again = await other.http.get(other.path())
     assert again.json() == answer.json()
@@ -60,6 +62,41 @@ async def test_an_update_keeps_what_it_leaves_out(other: Rest) -> None:
     assert answer.headers["etag"] == '"v2"'
     assert answer.json() == created.json() | {"cache_ttl": "3s"}
     assert (await other.http.get(other.path())).json() == answer.json()
+
+
+async def test_what_does_not_fit_is_told_and_logged(
+    other: Rest, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await other.create("EVENTUAL", accept_limit="5m", key_ttl="1m")
+    assert answer.status_code == 201
+    key, window = answer.json()["warnings"]
+    assert "accept_limit is 5m and key_ttl is 1m" in key
+    assert "accept_limit is 5m and rollup_window is 10s" in window
+    assert f"namespace 'other': {key}" in caplog.messages
+    assert "warnings" not in (await other.http.get(other.path())).json()
+    mended = await other.http.put(other.path(), json={"key_ttl": "5m", "accept_limit": "5s"})
+    assert "warnings" not in mended.json()
+
+
+async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
+    clients = {
+        "retry": "8d",
+        "clock": "6s",
+        "max_staleness": "10s",
+        "hottest_per_s": 1_000,
+    }
+    answer = await other.create("EVENTUAL", clients=clients)
+    told = answer.json()["warnings"]
+    retention, key, slow, fast, behind, busiest = told
+    assert "clients retry for 8d and what became of a token is known for" in retention
+    assert "clients retry for 8d and key_ttl is 1d" in key
+    assert "6s slow" in slow
+    assert "6s fast" in fast
+    assert "counts should be at most 10s old" in behind
+    assert "the busiest counter's 1,000/s" in busiest
+    again = await other.http.put(other.path(), json={"clients": clients})
+    assert (again.json()["warnings"], again.headers["etag"]) == (told, '"v1"')
+    assert "warnings" not in (await other.http.put(other.path(), json={})).json()
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ ROUTES = (
     "post /v1/namespaces/{ns}/batch/add",
     "post /v1/namespaces/{ns}/batch/get",
     "post /v1/namespaces/{ns}/atomic/add",
+    "get /v1/namespaces/{ns}/counters/{c}/live",
+    "get /v1/namespaces/{ns}/shards",
+    "get /v1/outcomes",
     "post /v1/tokens",
 )
 

@@ -5,6 +5,7 @@ from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
 from tests.properties.stalls import StallingMachine
+from tests.simulation.calm import no_deadline_by_the_wall
 
 #: A failure is made small before it is shown, and that takes minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -33,6 +34,10 @@ class OverCassandra(StallingMachine):
     storage = "simulated"
     payload_check = "strict"
     tells_atomics_apart = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches.enter_context(no_deadline_by_the_wall())
 
 
 TestOverSqlite = OverSqlite.TestCase

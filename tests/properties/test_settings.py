@@ -57,6 +57,7 @@ of_a_cluster = of_any_store | {
     "clock_skew_max": durations,
     "shards": st.integers(1, 1_024),
     "event_buckets": st.integers(1, 256),
+    "event_buckets_max": st.integers(1, 256),
     "rollup": st.booleans(),
     "write_consistency": st.sampled_from(["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]),
 }

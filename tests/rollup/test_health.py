@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.skew import ClockGuard
+from counter.storage.memory import MemoryCache
 from rollup.health import Health, listening
 from rollup.leases import SLOTS
 from tests.rollup.world import CLOSING, Process, World
@@ -44,7 +45,9 @@ async def watched() -> AsyncIterator[Watched]:
     process = world.process("a", guard=guard)
     assert process.leases is not None
     await process.leases.turn()
-    health = Health(world.store, world.clock, guard, process.leases, process.worker)
+    health = Health(
+        world.store, world.clock, guard, process.leases, process.worker, MemoryCache(world.clock)
+    )
     async with listening(health, "127.0.0.1", 0) as port:
         yield Watched(world, process, health, f"http://127.0.0.1:{port}")
 

@@ -1,6 +1,5 @@
 """``python -m rollup`` as real processes over a real Cassandra: ends in order, dies, shares."""
 
-import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +11,8 @@ import pytest
 from counter.config import Settings
 from scripts.cluster_nodes import Cluster
 from scripts.demo_process import free_ports
-from tests.rollup.processes import Desk, Worker, desk_over, flags_for, settings_over, worker
+from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, worker
+from tests.support.collector import collecting
 from tests.support.waiting import eventually
 
 
@@ -35,10 +35,23 @@ def stack() -> Iterator[ExitStack]:
 
 
 async def test_a_worker_told_to_end_finishes_and_gives_its_leases_back(
-    settings: Settings, desk: Desk, tmp_path: Path
+    settings: Settings, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 0, nobody holds a slot, and nothing is lost that it was at."""
-    with worker(flags_for(settings), tmp_path / "log") as first:
+    """Exit code 0, nobody holds a slot, nothing is lost that it was at, and its traces are sent."""
+    with collecting() as collector:
+        collector.send_here(monkeypatch)
+        await _finishes(settings, desk, tmp_path / "log")
+    [of_cassandra, *_] = collector.named("store.apply")
+    assert "cassandra" in {each.value.string_value for each in of_cassandra.attributes}
+    batches = {each.span_id for each in collector.named("rollup.batch")}
+    assert of_cassandra.parent_span_id in batches
+    with worker(flags_for(settings), tmp_path / "second") as second:
+        await second.runs()
+        await desk.rolled_up(200, 2)
+
+
+async def _finishes(settings: Settings, desk: Desk, log: Path) -> None:
+    with worker(flags_for(settings, traces="otlp"), log) as first:
         await first.runs()
         await desk.shared_by(1)
         await desk.add_many(200)
@@ -49,9 +62,6 @@ async def test_a_worker_told_to_end_finishes_and_gives_its_leases_back(
         assert dict(await desk.store.holders()) == {}
         assert "joined" in first.output()
         assert "Traceback" not in first.output()
-    with worker(flags_for(settings), tmp_path / "second") as second:
-        await second.runs()
-        await desk.rolled_up(200, 2)
 
 
 async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
@@ -158,39 +168,3 @@ async def test_a_port_that_is_taken_is_told(settings: Settings, tmp_path: Path) 
         taken.listen()
         flags = flags_for(settings, metrics_port=str(taken.getsockname()[1]))
         assert "--metrics-port" in await cannot_start(flags, tmp_path / "log")
-
-
-@pytest.mark.slow
-async def test_an_outage_of_the_whole_cluster_is_survived(
-    breakable: Cluster, tmp_path: Path
-) -> None:
-    """The worker says so, and goes on by itself when the cluster answers again."""
-    settings = await asyncio.to_thread(settings_over, breakable, 3)
-    (port,) = free_ports(1)
-    with worker(flags_for(settings), tmp_path / "log", port) as one:
-        await one.runs()
-        async with desk_over(settings) as desk:
-            await desk.shared_by(1)
-            await desk.add_many(20)
-            await desk.rolled_up(20, 1)
-            for node in breakable.cassandra:
-                node.pause()
-            await answers(one, 503)
-            assert one.process.poll() is None
-            for node in breakable.cassandra:
-                node.resume()
-            await answers(one, 200)
-
-            await desk.add_many(20)
-            await desk.rolled_up(20, 2)
-        one.process.send_signal(signal.SIGTERM)
-        assert await one.ended() == 0, one.output()
-
-
-async def answers(one: Worker, status: int) -> None:
-    """Wait until /readyz says so."""
-
-    async def said() -> bool:
-        return (await one.get("/readyz")).status_code == status
-
-    await eventually(said, f"/readyz answers {status}", seconds=90)

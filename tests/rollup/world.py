@@ -120,9 +120,9 @@ class Process:
 class World:
     """One store and the API over it; its processes are the test's to make."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: Dataset = DATASET) -> None:
         self.clock = FakeClock(START_US)
-        self.store = MemoryStore(self.clock, [DATASET])
+        self.store = MemoryStore(self.clock, [dataset])
         self.api = CounterService(self.store, MemoryCache(self.clock), self.clock)
         self._nonces = iter(range(1, 2**62))
 

@@ -1,6 +1,6 @@
 """Bugs of adds and of resolutions."""
 
-from counter import resolution, service, windows, writing
+from counter import listed, resolution, service, windows, writing
 from counter.namespaces import Namespaces
 from counter.skew import ClockGuard
 from counter.storage.cassandra.decisions import CassandraDecisions
@@ -17,12 +17,12 @@ BUGS = (
         "the event is written before its mark",
         (
             Edit(_Writer.write_soon, "one.waits_for += 1", "pass"),
-            Edit(_Writer.write, "marks = self._unmarked(namespace, events)", "marks = []"),
+            Edit(_Writer.write_admitted, "marks = self._unmarked(namespace, events)", "marks = []"),
             Edit(
-                _Writer.write,
+                _Writer.write_admitted,
                 "self.check_deadline(namespace, began_us)",
                 "self.check_deadline(namespace, began_us)\n"
-                "        await self._leave_marks(namespace, self._unmarked(namespace, events))",
+                "    await self._leave_marks(namespace, self._unmarked(namespace, events))",
             ),
         ),
     ),
@@ -31,7 +31,7 @@ BUGS = (
         "no age check between mark and event",
         (
             Edit(
-                _Writer.write,
+                _Writer.write_admitted,
                 "if self.is_late(namespace, event.event_time_us, now_us):",
                 "if False:",
             ),
@@ -68,11 +68,11 @@ BUGS = (
         "a token that the guard knows is answered without writing the event",
         (
             Edit(
-                _Writer.write,
+                _Writer.write_admitted,
                 "outcomes[index] = Written.CONFLICT",
                 "outcomes[index] = Written.CONFLICT\n"
-                "            elif told[index] is Guarded.SAME:\n"
-                "                outcomes[index] = Written.REPLAYED",
+                "        elif told[index] is Guarded.SAME:\n"
+                "            outcomes[index] = Written.REPLAYED",
             ),
             Edit(
                 writing._One._go_on,
@@ -231,7 +231,7 @@ BUGS = (
         "the item key of an atomic add is its place in the list",
         (
             Edit(
-                service._atomic_events,
+                listed.events_of_atomic,
                 "earlier[counter] = earlier.get(counter, 0) + 1",
                 "earlier[counter] = len(events) + 1",
             ),

@@ -1,9 +1,11 @@
 """The simulated cluster in fair weather, on any loop: for tests that bring their own trouble."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from counter.types import ClockReading, Dataset
 from tests.simulation.cluster import Cluster
@@ -36,3 +38,19 @@ def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], CalmStore]:
 
     cluster = Cluster(at, clock.now_us, Weather(Random(1), delay_us=0))
     return lambda: CalmStore(dataset, clock, cluster)
+
+
+@asynccontextmanager
+async def _whatever_it_takes(_: int) -> AsyncIterator[None]:
+    yield
+
+
+@contextmanager
+def no_deadline_by_the_wall() -> Iterator[None]:
+    """Let the fake clock alone say how long a statement took: the wall's goes on while the machine
+    that runs the test is busy with other things."""
+    with ExitStack() as patches:
+        for module in ("events", "decisions"):
+            name = f"counter.storage.cassandra.{module}.within"
+            patches.enter_context(patch(name, _whatever_it_takes))
+        yield

@@ -64,6 +64,7 @@ class _Counters:
     def _note_seen(self, reads: Sequence[Seen]) -> None:
         """What an accurate read shows while the item's window is open to anybody stays there."""
         self._seen_us: dict[int, int] = {}
+        skew_us = self._config.skew_us
         for seen in sorted(reads, key=lambda each: each.answered_us):
             if seen.accuracy != "accurate":
                 continue
@@ -71,7 +72,11 @@ class _Counters:
                 time_us = item.event_time_us
                 if time_us is None or id(item) in self._seen_us:
                     continue
-                open_us = time_us + self._config.accept_us - self._config.skew_us
+                if item.change.plan.key is not None and seen.sent_us < time_us + skew_us:
+                    # What it shows is not this: the key had another time before, under which the
+                    # add was void at last.
+                    continue
+                open_us = time_us + self._config.accept_us - skew_us
                 if seen.answered_us < open_us:
                     self._seen_us[id(item)] = seen.answered_us
 

@@ -145,6 +145,10 @@ class SimulatedConnection(Connection):
     def nodes_by_datacenter(self) -> Mapping[str, int]:
         return {"dc1": 3}
 
+    def near_nodes(self) -> list[Any]:
+        """Nobody who could be asked of itself alone."""
+        return []
+
     async def node_clock(self) -> int:
         """What one node's clock says, after a round trip; it counts milliseconds."""
         weather = self._simulated.weather

@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 
+from counter.audit import Auditor, State
 from counter.limits import SECOND
+from counter.types import CounterType
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
@@ -17,7 +19,7 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
-from tests.simulation.world import START_US, World, deterministic
+from tests.simulation.world import START_US, Member, World, deterministic
 
 _TURNS_MAX = 2_000_000
 
@@ -83,6 +85,7 @@ class _Run:
         self._heal()
         await asyncio.gather(*tasks)
         problems = await self._settle()
+        problems += await self._audit()
         return problems + check(self._plan.config, self._clients.history, self._final)
 
     async def _until(self, at_us: int) -> None:
@@ -190,6 +193,19 @@ class _Run:
         self._final, problems = await settling.whole(slowest_us)
         return problems
 
+    async def _audit(self) -> list[str]:
+        """Have a process compare what is stored with the events; what is wrong."""
+        member = next(each for each in self.world.members if each.application is not None)
+        told: asyncio.Future[list[str]] = self._loop.create_future()
+        member.process.spawn(self._audited(member, told))
+        return await told
+
+    async def _audited(self, member: Member, told: asyncio.Future[list[str]]) -> None:
+        try:
+            told.set_result([each async for each in _mismatches(member)])
+        except Exception as error:
+            told.set_result([f"the audit failed: {error!r}"])
+
     def _changes_limit(self) -> bool:
         return any(isinstance(step, Fault) and step.what == "accept" for step in self._plan.steps)
 
@@ -198,3 +214,19 @@ class _Run:
         lines = trace_of(self._clients.history, START_US)
         lines = sorted([*self.world.notes, *lines])
         return [*lines, f"{self._loop.turns} turns, {self.world.cluster.statements} statements"]
+
+
+async def _mismatches(member: Member) -> AsyncIterator[str]:
+    """What an audit by the process of *member* finds wrong, or cannot tell."""
+    application = member.application
+    if application is None:
+        raise RuntimeError(f"{member.name} does not serve")
+    store = application.store
+    auditor = Auditor(store)
+    for namespace in application.service.namespaces.all():
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            continue
+        names = await store.counters(namespace, prefix="", after=None, limit=1_000)
+        for verdict in await auditor.audit(namespace, names):
+            if verdict.state is not State.RIGHT:
+                yield f"an audit says of {namespace.name}: {verdict}"

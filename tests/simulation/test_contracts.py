@@ -90,6 +90,10 @@ class TestSlices(OnSimulation, suites.SliceCases):
     """Slices."""
 
 
+class TestCrowds(OnSimulation, suites.CrowdCases):
+    """How crowded partitions get."""
+
+
 class TestListing(OnSimulation, suites.ListingCases):
     """Listing counters."""
 
@@ -100,6 +104,10 @@ class TestLeases(OnSimulation, suites.LeaseCases):
 
 class TestWorkerLeases(OnSimulation, suites.WorkerLeaseCases):
     """Leases of background work."""
+
+
+class TestKeys(OnSimulation, suites.KeyCases):
+    """API keys."""
 
 
 class TestPurge(OnSimulation, suites.PurgeCases):
@@ -140,3 +148,7 @@ def test_a_value_expires_on_every_replica_at_once(gone_us: int) -> None:
     cell = Cell(1, False, "x", until_us=NOW + gone_us)
     assert cell.live(NOW + gone_us - 1)
     assert not cell.live(NOW + gone_us)
+
+
+class TestSettledAudit(OnSimulation, suites.SettledAuditCases):
+    """The audit where events are gone."""

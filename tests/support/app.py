@@ -32,11 +32,20 @@ SMALL: dict[str, Any] = {
 class App:
     """One service after another over the same data."""
 
-    def __init__(self, storage: str, directory: Path, *, small: bool = False) -> None:
+    def __init__(
+        self,
+        storage: str,
+        directory: Path,
+        *,
+        small: bool = False,
+        tracing: Any = None,
+        **settings: Any,
+    ) -> None:
         self._api = need("api.app")
         self._settings = need("counter.config").Settings(
-            data=directory, **(SMALL if small else WIDE)
+            data=directory, **{**(SMALL if small else WIDE), **settings}
         )
+        self._tracing = tracing
         self.clock = FakeClock(START_US)
         self._new_store: Callable[[], Any] = lambda: None
         dataset = replace(self._settings.dataset(), id=1)
@@ -49,7 +58,11 @@ class App:
     async def start(self) -> None:
         """Wire a service and run its start."""
         self._app = self._api.create_app(
-            self._settings, store=self._new_store(), clock=self.clock, rollup=False
+            self._settings,
+            store=self._new_store(),
+            clock=self.clock,
+            rollup=False,
+            tracing=self._tracing,
         )
         self._lifespan = Lifespan(self._app)
         await self._lifespan.start()
@@ -94,9 +107,11 @@ class App:
 
 
 @asynccontextmanager
-async def running(storage: str, directory: Path, *, small: bool = False) -> AsyncIterator[App]:
-    """A started service, stopped at the end."""
-    app = App(storage, directory, small=small)
+async def running(
+    storage: str, directory: Path, *, small: bool = False, **more: Any
+) -> AsyncIterator[App]:
+    """A started service, stopped at the end; *more* is as for :class:`App`."""
+    app = App(storage, directory, small=small, **more)
     await app.start()
     try:
         yield app

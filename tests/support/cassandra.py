@@ -1,7 +1,7 @@
 """Ways to a test's Cassandra: options for a keyspace of its own, a connection, an open store."""
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -69,11 +69,11 @@ async def have_schema(options: CassandraOptions, patience: Patience | None = Non
 
 @asynccontextmanager
 async def opened(
-    options: CassandraOptions, clock: Clock | None = None
+    options: CassandraOptions, clock: Clock | None = None, patience: Patience | None = None
 ) -> AsyncIterator[CassandraStore]:
-    """An open store."""
+    """An open store; with *patience*, opened as a process does at its start."""
     store = CassandraStore(options, clock or SystemClock())
-    await store.open()
+    await (patience or Patience(0)).through(store.open)
     try:
         yield store
     finally:
@@ -103,6 +103,8 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
     for table, key in (("namespaces", "name"), ("leases", "slot")):
         for (value,) in await control.read(f"SELECT {key} FROM {{control}}.{table}"):
             await set_(f"DELETE FROM {{control}}.{table} WHERE {key} = ? IF EXISTS", value)
+    for (key_id,) in await control.read("SELECT id FROM {control}.api_keys WHERE everyone = 0"):
+        await set_("DELETE FROM {control}.api_keys WHERE everyone = 0 AND id = ? IF EXISTS", key_id)
     for (worker,) in await control.read("SELECT worker FROM {control}.workers"):
         await store.leave(worker)
     kept = {each.start_us: slice_text(each) for each in keep}
@@ -131,3 +133,16 @@ async def standing(store: CassandraStore, dataset: Dataset = DATASET) -> set[int
     cql = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
     names = [name for (name,) in await store._connection.simple(cql)]
     return {int(name[len("events_") :]) for name in names if name.startswith("events_")}
+
+
+def with_dataset(
+    options: CassandraOptions, dataset: Dataset = DATASET, placement: Placement | None = None
+) -> CassandraOptions:
+    """*options* with that dataset, and those replicas of it."""
+    return replace(options, datasets=[(dataset, placement or options.datasets[0][1])])
+
+
+async def tables(connection: Connection, keyspace: str) -> Mapping[str, object]:
+    """The id of each table."""
+    cql = f"SELECT table_name, id FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
+    return dict(await connection.simple(cql))

@@ -1,8 +1,8 @@
 """Fixtures over real servers: one Cassandra node, three of them, memcached.
 
-They are started once a test run (once a worker under ``-n``), at free addresses of their own, and
-end with it, even if it is killed. Where Java, Maven or memcached is missing, a test that asks for
-one is skipped at a desk and fails in the gate.
+They are started once a test run (once a worker under ``-n``; three nodes once a module), at free
+addresses of their own, and end with it, even if it is killed. Where Java, Maven or memcached is
+missing, a test that asks for one is skipped at a desk and fails in the gate.
 """
 
 import tempfile
@@ -90,9 +90,9 @@ def cassandra_with_passwords() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_nodes() -> Iterator[Cluster]:
-    """Three nodes and a memcached, for tests that break nothing."""
+    """Three nodes and a memcached, for tests that break nothing; all of them in one module."""
     with running_cluster(Shape(nodes=3, memcached=1, quick=True)) as cluster:
         yield cluster
 

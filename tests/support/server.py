@@ -1,5 +1,6 @@
 """The real thing: ``python -m counter serve`` as a process that a test may kill."""
 
+import asyncio
 import os
 import random
 import re
@@ -7,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ SMALL_WINDOWS: Mapping[str, str] = {
     "rollup_window": "200ms",
     "accept_limit": "500ms",
 }
-_SERVING = re.compile(r"Serving on (http://127\.0\.0\.1:\d+)")
+_SERVING = re.compile(r"Serving on (https?://127\.0\.0\.1:\d+)")
 
 
 def _command(data: Path, flags: Mapping[str, str]) -> list[str]:
@@ -173,6 +174,17 @@ async def serving(data: Path, logs: Path, **flags: str) -> AsyncIterator[Server]
     server = Server(data, logs, flags)
     try:
         await server.start()
+        yield server
+    finally:
+        server.clean_up()
+
+
+@contextmanager
+def served(place: Path, flags: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """The same for tests that have no event loop, in the folder *place*."""
+    server = Server(place / "data", place / "logs", flags or {})
+    try:
+        asyncio.run(server.start())
         yield server
     finally:
         server.clean_up()

@@ -7,16 +7,18 @@ choice. All run in one event loop, of the kind that a real process runs.
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 
-from api.direct import direct_protocol
-from api.protocol import cut_slow_clients, timed_protocol
-from api.serve import _config
+from api.protocol import timed_protocol
+from api.serve import make_server
+from api.server import Server
 from tests.support.app import App
 
 #: Turns of the loop after which what was sent here has been read there.
@@ -25,18 +27,10 @@ _REQUEST_TIMEOUT_US = 10_000_000
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals alone."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Wire:
     """One service, and the port that it listens on."""
 
-    def __init__(self, app: App, server: _Server, port: int) -> None:
+    def __init__(self, app: App, server: Server, port: int) -> None:
         self.app = app
         self.server = server
         self.port = port
@@ -50,10 +44,10 @@ class Wire:
         """The protocols of the connections that are open."""
         return self.server.server_state.connections
 
-    async def tell(self, *parts: bytes) -> bytes:
+    async def tell(self, *parts: bytes, tls: ssl.SSLContext | None = None) -> bytes:
         """All that comes back, until the service closes, on a connection that *parts* are sent on,
         each part for itself."""
-        reader, writer = await self.connect()
+        reader, writer = await self.connect(tls)
         try:
             for part in parts:
                 if not writer.is_closing():
@@ -63,8 +57,10 @@ class Wire:
         finally:
             writer.close()
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(
+        self, tls: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
 
 
 async def turns(count: int = _TURNS) -> None:
@@ -99,32 +95,29 @@ async def wired(
     keep_alive_s: float | None = None,
     socket_bytes: int | None = None,
     storage: str = "sqlite",
+    **settings: Any,
 ) -> AsyncIterator[Wire]:
     """A service that listens; without *direct*, every request goes through ASGI.
 
-    The machine keeps about *socket_bytes* for each connection and way, if they are given.
+    The machine keeps about *socket_bytes* for each connection and way, if they are given; and
+    *settings* may be set as one likes.
     """
-    app = App(storage, directory)
+    app = App(storage, directory, **settings)
     await app.start()
     application = app.application
-    config = _config(application, application.settings)
-    config.http = (
-        direct_protocol(application.front, application.service, request_timeout_us)
-        if direct
-        else timed_protocol(request_timeout_us)
-    )
+    given = {"request_timeout": request_timeout_us, **settings}
+    with nullcontext() if direct else patch("api.serve.direct_protocol", _none_directly):
+        server = make_server(application, application.settings.model_copy(update=given))
+    # The test's own signals are none of its business.
+    server.capture_signals = nullcontext  # type: ignore[assignment]
     if keep_alive_s is not None:
-        config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
-    server = _Server(config)
+        server.config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if socket_bytes is not None:
                 # What is accepted has what its listener has.
                 listener.setsockopt(socket.SOL_SOCKET, option, socket_bytes)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        sweeper = asyncio.create_task(
-            cut_slow_clients(server.server_state.connections, request_timeout_us)
-        )
         try:
             yield Wire(app, server, listener.getsockname()[1])
         finally:
@@ -133,11 +126,25 @@ async def wired(
             for each in list(server.server_state.connections):
                 each.transport.abort()
             await serving
-            sweeper.cancel()
             await app.stop()
+
+
+def _none_directly(_front: Any, _service: Any, request_timeout_us: int) -> Any:
+    return timed_protocol(request_timeout_us)
 
 
 def runner() -> asyncio.Runner:
     """Runs a loop of the kind that a process of the service runs."""
     factory = uvicorn.Config(lambda *_: None, loop="auto").get_loop_factory()
     return asyncio.Runner(loop_factory=factory)
+
+
+#: Runs a coroutine in the loop of a module's tests.
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def served(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
+    """A service for a whole module of tests, in the loop of *run*."""
+    stack = AsyncExitStack()
+    yield run(stack.enter_async_context(wired(directory, **settings)))
+    run(stack.aclose())

@@ -6,12 +6,13 @@ started again. With PORT 0 the first worker cannot start.
 
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 from socket import socket
 from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
-from api.serve import listen
+from api.listening import listen
 from api.workers import supervise, work_as_one
 from counter.clock import SystemClock
 from counter.config import Settings
@@ -32,11 +33,11 @@ def fails(_: Settings) -> Application:
     raise StartupError("there is no store here; start one")
 
 
-def work(settings: Settings, listener: socket, number: int, pipe: Connection) -> None:
+def work(settings: Settings, listener: socket, number: int, pipe: Connection, folder: Path) -> None:
     """What a spawned process does."""
     make = fails if settings.metrics_port is None else over_memory
     with patch("api.serve.create_app", make):
-        work_as_one(settings, listener, number, pipe)
+        work_as_one(settings, listener, number, pipe, folder)
 
 
 def main(workers: int, port: int) -> int:

@@ -6,13 +6,17 @@ import pytest
 
 from counter.best_effort import BestEffort
 from counter.errors import CacheUnavailableError, CounterError
-from counter.outcomes import Added
+from counter.outcomes import TALLIES, Added
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace
 from tests.contracts.cache_cases import namespace_of
 from tests.support.clock import FakeClock
 
 NOW = 1_000
+
+
+def tally() -> dict[str, int]:
+    return dict.fromkeys(TALLIES, 0)
 
 
 @pytest.fixture
@@ -23,9 +27,11 @@ def namespace() -> Namespace:
 def test_an_add_is_answered_at_once_where_the_cache_answers_at_once(namespace: Namespace) -> None:
     clock = FakeClock(NOW)
     told: list[Added | CounterError] = []
-    adds = BestEffort(MemoryCache(clock), clock)
+    tallied = tally()
+    adds = BestEffort(MemoryCache(clock), clock, tallied)
     assert adds.add_soon(namespace, "c", 3, told.append)
     assert told == [Added("c", 3, NOW, None)]
+    assert tallied == tally() | {"best_effort": 1}
 
 
 def test_an_add_that_was_not_made_is_told(namespace: Namespace) -> None:
@@ -35,8 +41,10 @@ def test_an_add_that_was_not_made_is_told(namespace: Namespace) -> None:
 
     clock, error = FakeClock(NOW), CacheUnavailableError("planted")
     told: list[Added | CounterError] = []
-    assert BestEffort(Down(clock), clock).add_soon(namespace, "c", 3, told.append)
+    tallied = tally()
+    assert BestEffort(Down(clock), clock, tallied).add_soon(namespace, "c", 3, told.append)
     assert told == [error]
+    assert tallied == tally() | {"unknown": 1}
 
 
 def test_one_that_cannot_be_told_keeps_no_other_waiting(
@@ -47,5 +55,5 @@ def test_one_that_cannot_be_told_keeps_no_other_waiting(
 
     clock = FakeClock(NOW)
     with caplog.at_level(logging.ERROR, "counter.best_effort"):
-        assert BestEffort(MemoryCache(clock), clock).add_soon(namespace, "c", 3, hung_up)
+        assert BestEffort(MemoryCache(clock), clock, tally()).add_soon(namespace, "c", 3, hung_up)
     assert "could not be told" in caplog.text

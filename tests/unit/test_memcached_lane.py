@@ -9,6 +9,7 @@ import pytest
 
 from counter.storage.memcached.connection import Connection, NotConnectedError
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
+from counter.tallies import Calls
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
@@ -195,3 +196,20 @@ async def test_a_closed_lane_answers_nobody(lane: Lane[int, int], work: Work) ->
     assert await first == [2]
     assert isinstance(await second, Unreachable)
     assert "closed" in await reason(lane)
+
+
+async def test_batches_and_requests_without_an_answer_are_tallied(
+    server: Server, work: Work
+) -> None:
+    """Those too that were not sent, because the server is left alone."""
+    calls = Calls()
+    work.open.set()
+    with ThreadPoolExecutor(1) as threads:
+        lane = Lane(server, threads, work, calls)
+        await lane.ask([1])
+        assert (sum(calls.seconds.counts), calls.errors) == (1, 0)
+        work.error = OSError("planted")
+        await asyncio.gather(lane.ask([1]), lane.ask([2]))
+        await lane.ask([3])
+        assert (sum(calls.seconds.counts), calls.errors) == (2, 3)
+        await lane.close()

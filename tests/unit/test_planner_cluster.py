@@ -219,3 +219,18 @@ def test_every_default_says_where_it_was_measured() -> None:
         rate = getattr(MEASURED, name)
         assert rate.per_s > 0
         assert "cluster-" in rate.source
+
+
+def test_what_was_measured_over_sqlite_is_warned_of() -> None:
+    """One process over SQLite takes several times what it takes over Cassandra."""
+    adds = {"what": "api_adds", "value": 25_000, "unit": "/s"}
+    others = [
+        {"what": "batch_adds", "value": 150_000, "unit": "/s"},
+        {"what": "event_bytes", "value": 47.5, "unit": "B"},
+    ]
+    report = {"subject": "capacity", "store": "sqlite", "figures": [adds, *others]}
+    rates = read_rates(json.dumps([report]), "mine.json")
+    assert rates.api_adds == Rate(Fraction(25_000), "mine.json, over SQLite", embedded=True)
+    need = cluster(adds_per_s=Fraction(0))
+    told = cluster_warnings(need, plan_cluster(need, rates), Clients(), rates)
+    assert any("api_adds were measured over SQLite" in each for each in told)

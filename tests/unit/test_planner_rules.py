@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from counter import limits
+from counter.client import Options
 from counter.config import Settings
-from counter.planner_rules import Clients, contradictions, lag_of, retry_most
+from counter.planner_rules import (
+    SDK_CLIENTS,
+    Clients,
+    contradictions,
+    creation_warnings,
+    lag_of,
+    retry_most,
+)
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 
 
@@ -115,3 +123,43 @@ def test_a_counter_too_busy_for_its_partitions_is_told_what_would_do() -> None:
 def test_a_strict_check_is_dear() -> None:
     (dear,) = told(payload_check=PayloadCheck.STRICT)
     assert "payload_check is strict" in dear
+
+
+def test_a_key_that_is_forgotten_before_tokens_are_refused() -> None:
+    (key,) = told(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE + 1)
+    assert "accept_limit is 1m1us and key_ttl is 1m" in key
+    assert "raise key_ttl to at least 1m1us" in key
+    assert told(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE) == ()
+
+
+def test_an_accept_limit_of_many_windows_makes_short_ones_pointless() -> None:
+    (wait,) = told(accept_limit_us=101 * limits.SECOND)
+    assert "accept_limit is 1m41s and rollup_window is 10s" in wait
+    assert "make rollup_window at least 10s100ms" in wait
+    assert told(accept_limit_us=100 * limits.SECOND) == ()
+
+
+def test_a_count_that_leaves_the_cache_long_before_the_next_comes() -> None:
+    (again,) = told(cache_ttl_us=limits.SECOND // 2)
+    assert "cache_ttl is 500ms and rollup_window is 10s" in again
+    assert "up to 20 times" in again
+    assert told(cache_ttl_us=limits.SECOND) == ()
+    assert told(cache_ttl_us=0) == (), "whoever turns it off knows"
+
+
+def test_in_sqlite_nothing_costs_more() -> None:
+    dear = settings(payload_check=PayloadCheck.STRICT, cache_ttl_us=limits.MILLISECOND)
+    assert len(contradictions(dear, dataset())) == 2
+    assert contradictions(dear, dataset(), shared=False) == ()
+
+
+def test_of_clients_nobody_told_of_it_is_known_what_the_sdk_does() -> None:
+    """A window as long as the retention: by the time of a recount all is forgotten."""
+    assert SDK_CLIENTS.retry_us == Options().deadline_s * limits.SECOND
+    short = dataset(retention_us=10 * limits.MINUTE, slice_us=10 * limits.MINUTE)
+    wide = settings(rollup_window_us=10 * limits.MINUTE, key_ttl_us=5 * limits.MINUTE)
+    (late,) = creation_warnings(wide, short, shared=False)
+    assert "clients retry for 30s and what became of a token is known for 0s" in late
+    assert creation_warnings(wide, short, Clients(), shared=False) == ()
+    for counter_type in CounterType:
+        assert creation_warnings(settings(counter_type=counter_type), dataset()) == ()

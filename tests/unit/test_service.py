@@ -1,11 +1,12 @@
-"""A key's reserved time that does not get fresh: the add is refused, and counts nowhere."""
+"""The service where it refuses: a key's time that does not get fresh, and more than it can bear."""
 
 from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from counter.errors import OverloadedError, TokenTooOldError
-from counter.limits import MINUTE
+from counter.limits import HOUR, MINUTE
+from counter.outcomes import Add, Added
 from tests.rollup.world import DATASET, World
 
 
@@ -41,3 +42,26 @@ async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
         await world.api.add(namespace, "c", 1, "order:1")
     assert caught.value.applied is None
     rereserve.assert_not_awaited()
+
+
+async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
+    """A batch is one request, and may be a thousand tasks."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    world.api.one_by_one.tasks.most = 2
+    keys = [Add("c", 1, f"key-{number}") for number in range(3)]
+    refused = await world.api.add_many(namespace, keys)
+    assert {type(each) for each in refused} == {OverloadedError}
+    assert world.api.tally["refused"] == 3
+    counted = await world.api.add_many(namespace, keys[:2])
+    assert {type(each) for each in counted} == {Added}
+    assert world.api.one_by_one.tasks.held == 0
+
+
+async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    world.api.late.most = 0
+    with pytest.raises(OverloadedError, match="late tokens are being resolved"):
+        await world.api.add(namespace, "c", 1, world.token(age_us=HOUR))
+    await world.add("c", 1)

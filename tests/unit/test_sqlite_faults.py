@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.errors import NamespaceUnknownError, OverloadedError, StoreUnavailableError
-from counter.limits import MINUTE
+from counter.limits import MINUTE, SECOND
 from counter.namespaces import Namespaces
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.lane import Lane
@@ -113,6 +113,21 @@ async def test_a_transaction_that_cannot_be_rolled_back_costs_its_connection_alo
         await desk.store.ping()
     assert await desk.add(1) is Written.REPLAYED
     assert await desk.add(2) is Written.NEW
+
+
+async def test_what_adds_show_is_not_asked_behind_them(desk: Desk) -> None:
+    """A health check that waited for a flood of adds would come too late to be of use."""
+    await desk.add(1)
+    adding = asyncio.create_task(desk.add(2))
+    await asyncio.sleep(0)
+    await desk.store.ping()
+    assert not adding.done()
+    await adding
+    desk.clock.advance(2 * SECOND)
+    adding = asyncio.create_task(desk.add(3))
+    await asyncio.sleep(0)
+    await desk.store.ping()
+    assert adding.done()
 
 
 async def test_a_long_tail_is_summed_by_its_readers_after_a_start(fast_dir: Path) -> None:

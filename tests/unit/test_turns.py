@@ -11,11 +11,14 @@ import pytest
 import pytest_asyncio
 
 from counter.errors import CounterError, OverloadedError, StoreUnavailableError
+from counter.limits import MILLISECOND
+from counter.overload import Load
 from counter.service import CounterService
 from counter.turns import Turns
 from counter.types import CounterType, Event, Namespace, Written
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import App, running, store_that_fails
+from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import DAY, SECOND, START_US
 from tests.support.waiting import eventually
@@ -35,7 +38,9 @@ class Desk:
     """Turns over a writer in the test's hand: what it was asked for, and when it may answer."""
 
     def __init__(self) -> None:
-        self.turns = Turns(self._write)
+        self.clock = FakeClock(START_US)
+        self.load = Load(self.clock)
+        self.turns = Turns(self._write, self.load)
         self.writes: list[tuple[str, list[str]]] = []
         self.told: Told = []
         self.may_answer = asyncio.Event()
@@ -72,6 +77,21 @@ async def test_the_adds_of_a_turn_are_one_write_and_each_is_told_its_own_outcome
     await settle()
     assert desk.writes == [("a", list(desk.outcomes))]
     assert desk.told == list(desk.outcomes.items())
+
+
+async def test_it_is_known_how_many_adds_are_under_way_and_how_long_their_turn_took() -> None:
+    desk = Desk()
+    desk.may_answer.clear()
+    desk.add(namespace("a"), event("first"))
+    desk.clock.advance(300 * MILLISECOND)
+    desk.add(namespace("b"), event("second"))
+    assert desk.load.ahead == 2
+    await settle()
+    assert desk.load.ahead == 2
+    assert desk.load.lag_us == 300 * MILLISECOND
+    desk.may_answer.set()
+    await settle()
+    assert desk.load.ahead == 0
 
 
 async def test_two_namespaces_of_a_turn_are_two_writes() -> None:
@@ -194,7 +214,7 @@ async def test_what_is_new_and_what_is_replayed_is_tallied_once_each(app: App) -
     assert [each.count for each in counts] == [5, 7]
 
 
-async def test_an_error_of_the_store_is_told_to_all_and_counts_for_nobody(app: App) -> None:
+async def test_an_error_of_the_store_is_told_to_all_and_counts_as_unknown(app: App) -> None:
     counting = Counting(app)
     with store_that_fails(app, "append"):
         for name in "abc":
@@ -202,7 +222,8 @@ async def test_an_error_of_the_store_is_told_to_all_and_counts_for_nobody(app: A
         told = await counting.all_told(3)
     assert [name for name, _ in told] == ["a", "b", "c"]
     assert all(isinstance(outcome, StoreUnavailableError) for _, outcome in told)
-    assert not any(counting.service.tally.values())
+    tally = counting.service.tally
+    assert {outcome: number for outcome, number in tally.items() if number} == {"unknown": 3}
     # The room in the queue was given back.
     assert counting.add(event("d", 1, app.clock.now_us()))
     assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
@@ -226,12 +247,13 @@ async def test_a_fault_that_nobody_foresaw_is_told_to_all_too(app: App) -> None:
 
 async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> None:
     counting = Counting(app)
-    with patch("counter.limits.PENDING_WRITES_MAX", 2), patch.object(app.store, "append") as append:
+    with patch("counter.limits.PENDING_WRITES_MAX", 2):
         for name in "abc":
             counting.add(event(name, 1, app.clock.now_us()))
-        told = await counting.all_told(3)
-    append.assert_not_called()
-    assert all(isinstance(outcome, OverloadedError) for _, outcome in told)
+        [(refused, error)] = counting.told
+        assert (refused, type(error)) == ("c", OverloadedError)
+        assert (await counting.all_told(3))[1:] == [("a", Written.NEW), ("b", Written.NEW)]
+    assert counting.service.tally["refused"] == 1
     assert counting.add(event("d", 1, app.clock.now_us()))
     assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
 

@@ -9,6 +9,7 @@ import pytest
 
 from counter.errors import ClockSkewError, StoreUnavailableError, WriteTimeoutError
 from counter.limits import PENDING_WRITES_MAX, SECOND
+from counter.overload import Load
 from counter.prompt import Told
 from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache
@@ -87,7 +88,10 @@ class World:
         self.clock = FakeClock(START_US)
         self.steps = Steps(self.clock)
         self.guard = ClockGuard(cast("Any", self.steps), self.clock)
-        self.writer = EventWriter(cast("Any", self.steps), self.clock, self.steps, self.guard)
+        self.load = Load(self.clock)
+        self.writer = EventWriter(
+            cast("Any", self.steps), self.clock, self.steps, self.guard, self.load
+        )
         self.told: list[Written | BaseException] = []
 
     def begin(self, namespace: Namespace = SPACE) -> bool:
@@ -116,6 +120,16 @@ async def world() -> World:
     world = World()
     await world.guard.measure()
     return world
+
+
+async def test_it_is_known_how_long_the_turn_of_an_add_took(world: World) -> None:
+    world.begin()
+    world.clock.advance(SECOND // 4)
+    await world.pass_time(SECOND)
+    assert world.load.lag_us == SECOND // 4
+    assert world.load.ahead == 1
+    world.end()
+    assert world.load.ahead == 0
 
 
 async def test_the_event_waits_for_its_mark_and_for_the_guard(world: World) -> None:
@@ -239,5 +253,5 @@ async def test_room_is_given_back_whatever_becomes_of_an_event(world: World) -> 
         assert world.writer.write_soon(SPACE, EVENT, raises)
         world.steps.guard_told(guard)
     world.steps.append_told(DOWN)
-    world.writer.admit(PENDING_WRITES_MAX)
+    world.load.admit(PENDING_WRITES_MAX)
     assert not world.begin()

@@ -1,0 +1,129 @@
+"""Event buckets that are raised by themselves, over Cassandra: two processes of one keyspace."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from counter.crowds import EVENT_BYTES
+from counter.limits import MINUTE, SECOND
+from counter.service import CounterService
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.memory import MemoryCache
+from counter.types import Namespace, PayloadCheck, Placement, Token
+from rollup.worker import RollupWorker
+from scripts.cluster_nodes import Cluster
+from tests.contracts.cases import SETTINGS, T0, nonce
+from tests.support.cassandra import DATASET, have_schema, opened, options_for
+from tests.support.clock import FakeClock
+
+SIZE = DATASET.slice_us
+HOT = replace(DATASET, event_buckets=1, event_buckets_max=8)
+USUAL = replace(
+    SETTINGS,
+    accept_limit_us=5 * SECOND,
+    key_ttl_us=10 * MINUTE,
+    payload_check=PayloadCheck.OFF,
+)
+#: Until a window of now is closed.
+CLOSING = 30 * SECOND
+
+
+@pytest.fixture(autouse=True)
+def small_partitions() -> Iterator[None]:
+    """They are to hold thirty events."""
+    with patch("rollup.partitions.PARTITION_BYTES_MAX", 30 * EVENT_BYTES):
+        yield
+
+
+@pytest.fixture(scope="module")
+def options(cassandra: Cluster) -> CassandraOptions:
+    options = replace(options_for(cassandra), datasets=[(HOT, Placement((("", 1),)))])
+    asyncio.run(have_schema(options))
+    return options
+
+
+class Process:
+    """An API and a worker over a store of their own."""
+
+    def __init__(self, store: CassandraStore, clock: FakeClock) -> None:
+        self.store, self.clock = store, clock
+        self.api = CounterService(store, MemoryCache(clock), clock)
+        self.worker = RollupWorker(store, MemoryCache(clock), clock, self.api.namespaces)
+
+    async def add(self, namespace: Namespace, number: int, counter: str = "hot") -> Token:
+        token = Token(nonce(number), self.clock.now_us())
+        await self.api.add(namespace, counter, 1, token)
+        return token
+
+    async def counts(self, namespace: Namespace) -> tuple[int, int]:
+        """Of what is rolled up and of the tail together, and of all the events."""
+        read = await self.api.get_one(namespace, "hot", 0)
+        (whole,) = await self.store.tails(namespace, [("hot", T0 - SIZE)])
+        return read.count, whole.total
+
+
+@pytest.fixture
+async def processes(options: CassandraOptions) -> AsyncIterator[tuple[Process, Process]]:
+    clock = FakeClock(T0 + MINUTE)
+    async with opened(options, clock) as one, opened(options, clock) as other:
+        yield Process(one, clock), Process(other, clock)
+
+
+async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
+    processes: tuple[Process, Process],
+) -> None:
+    """One process counts, the other makes the slice; both read and write right across both."""
+    one, other = processes
+    clock = one.clock
+    await one.worker.tick()
+    namespace = await one.api.namespaces.create("n", USUAL)
+    for number in range(100):
+        await one.add(namespace, number)
+        clock.advance(SECOND // 4)
+    clock.advance(CLOSING)
+    await one.worker.tick()
+    await one.worker.look_at_partitions()
+    (crowd,) = await other.store.crowds(namespace.dataset)
+    assert crowd.counter == "hot"
+    assert crowd.size_bytes == 100 * EVENT_BYTES
+    clock.advance(SIZE)
+    await other.worker.tick()
+    await one.worker.tick()
+    for each in processes:
+        slices = await each.store.slices(namespace.dataset)
+        assert [each.event_buckets for each in slices] == [1, 1, 1, 1, 4]
+    raised = slices[-1]
+    clock.advance(raised.start_us - 5 * SECOND - clock.now_us())
+    # In the last slice of one event bucket and in the first of four, each by both.
+    for number in range(100, 140):
+        token = await one.add(namespace, number)
+        await other.api.add(namespace, "hot", 1, token)
+        clock.advance(SECOND // 4)
+    assert await one.counts(namespace) == await other.counts(namespace) == (140, 140)
+    clock.advance(CLOSING)
+    await other.worker.tick()
+    assert await one.counts(namespace) == await other.counts(namespace) == (140, 140)
+    page = await one.store.scan(
+        namespace, "hot", from_us=T0, to_us=clock.now_us(), before=None, limit=200
+    )
+    assert [each.event_id for each in page] == [nonce(number) for number in reversed(range(140))]
+    keyspace = one.store._shelf(namespace.dataset).keyspace
+    partitions = await one.store._connection.simple(
+        f"SELECT DISTINCT namespace, counter, time_bucket, event_bucket"
+        f" FROM {keyspace}.events_{raised.start_us}"
+    )
+    assert len(partitions) == 4
+
+
+async def test_nodes_tell_how_large_partitions_are(processes: tuple[Process, Process]) -> None:
+    """The query is one that a node answers; what it rounds up is taken for the least it may be."""
+    one, _ = processes
+    sizes = await one.store._largest_partitions("system_schema")
+    assert sizes["tables"] == 0
+    rows = [("events_1", 1), ("events_2", 13)]
+    with patch.object(one.store._connection, "ask", return_value=rows):
+        sizes = await one.store._largest_partitions("k")
+    assert sizes == {"events_1": 0, "events_2": 10 * 1024 * 1024}

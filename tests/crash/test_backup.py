@@ -1,0 +1,125 @@
+"""A backup under load: what was acknowledged before it began is in it, and it is served exact."""
+
+import asyncio
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from counter.cli import app
+from counter.tokens import TokenGenerator
+from tests.support.rest import Rest, item
+from tests.support.server import Server, serving
+from tests.support.waiting import eventually
+
+CLIENTS = 3
+BATCH = 200
+#: So much is there before the backup, of some MiB, that it takes a while at its bounded speed.
+BATCHES_BEFORE = 40
+
+
+async def command(*words: str) -> int:
+    """The exit code of ``counter``, beside whoever serves."""
+
+    def run() -> int:
+        try:
+            app(list(words))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    return await asyncio.to_thread(run)
+
+
+class Adding:
+    """Clients that add one to counters of their own until told to end."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.tokens = TokenGenerator()
+        self.sent = [0] * CLIENTS
+        self.acknowledged = [0] * CLIENTS
+        self.ended = asyncio.Event()
+        self.enough = asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(self._client(number))
+
+    async def _client(self, number: int) -> None:
+        async with self.server.client() as rest:
+            while not self.ended.is_set():
+                self.sent[number] += BATCH
+                items = [item(f"c{number}", 1, self.tokens.next()) for _ in range(BATCH)]
+                answer = await rest.batch_add(items)
+                assert all("status" not in each for each in answer.json()["results"])
+                self.acknowledged[number] += BATCH
+                if sum(self.acknowledged) >= BATCHES_BEFORE * BATCH:
+                    self.enough.set()
+
+
+async def counts(rest: Rest) -> list[int]:
+    return [await rest.count(f"c{number}") for number in range(CLIENTS)]
+
+
+async def audited_wrong(server: Server, counter: str) -> None:
+    """Wait until the audit beside the service has found *counter*, and told of it."""
+
+    async def is_told() -> bool:
+        async with server.client() as rest:
+            text = (await rest.http.get("/metrics")).text
+        found = re.search(r"^counter_audit_mismatches_total (\S+)", text, re.MULTILINE)
+        return found is not None and float(found[1]) > 0
+
+    await eventually(is_told, "an audit finds the damage", seconds=60)
+    assert f"counter '{counter}': the count as of " in server.output("err")
+
+
+async def rolled_up(data: Path) -> None:
+    """Wait until every counter has a checkpoint: what is not rolled up could not be damaged."""
+
+    async def is_done() -> bool:
+        with closing(sqlite3.connect(data / "counter.db")) as connection:
+            sql = "SELECT count(checkpoint) FROM counters"
+            return bool(connection.execute(sql).fetchone()[0] == CLIENTS)
+
+    await eventually(is_done, "the rollup comes past")
+
+
+async def test_a_backup_under_load_holds_what_was_acknowledged_before(tmp_path: Path) -> None:
+    """Restored elsewhere, all of it agrees with its events; what is damaged there is found by the
+    service's own audit, and repaired; and it counts on."""
+    data, copy, restored = (tmp_path / name for name in ("data", "copy", "restored"))
+    async with serving(data, tmp_path / "logs") as server:
+        adding = Adding(server)
+        working = asyncio.create_task(adding.run())
+        await adding.enough.wait()
+        await rolled_up(data)
+        before = list(adding.acknowledged)
+        assert await command("backup", str(copy), f"--data={data}", "--rate=2MiB/s") == 0
+        meanwhile = list(adding.acknowledged)
+        adding.ended.set()
+        await working
+        assert sum(meanwhile) > sum(before)
+        assert await server.stop() == 0
+    assert await command("restore", str(copy), f"--data={restored}") == 0
+    assert await command("audit", "--all", f"--data={restored}") == 0
+    with closing(sqlite3.connect(restored / "counter.db")) as connection, connection:
+        damaged = connection.execute(
+            "UPDATE counters SET checkpoint = checkpoint + 1 WHERE name = 'c2'"
+            " AND checkpoint IS NOT NULL"
+        )
+        assert damaged.rowcount == 1
+    async with serving(restored, tmp_path / "logs2", audit_interval="100ms") as server:
+        await audited_wrong(server, "c2")
+        assert await server.stop() == 0
+    assert await command("audit", "--all", "--repair", f"--data={restored}") == 3
+    async with serving(restored, tmp_path / "logs3") as server, server.client() as rest:
+        found = await counts(rest)
+        assert all(a <= b <= c for a, b, c in zip(before, found, adding.sent, strict=True))
+        # A batch is a transaction of its own, or shares one: it is in the copy whole.
+        assert {each % BATCH for each in found} == {0}
+        assert (await rest.add("c0", 1, adding.tokens.next())).status_code == 200
+        assert await counts(rest) == [found[0] + 1, *found[1:]]
+        assert await server.stop() == 0

@@ -1,0 +1,248 @@
+"""How many connections there may be, how long a URL, and how long a client may take nothing."""
+
+import asyncio
+import gc
+import json
+import logging
+import random
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from api.listening import connections_max
+from api.protocol import TimedProtocol
+from counter.config import Settings
+from counter.errors import StartupError
+from counter.limits import CONNECTIONS_MAX, URL_BYTES_MAX
+from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post, request
+from tests.support.problems import check_problem
+from tests.support.waiting import eventually
+from tests.support.wire import Run, Wire, rest_of, runner, served, statuses
+
+CONNECTIONS = 10
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with runner() as each:
+        yield each.run
+
+
+@pytest.fixture(scope="module")
+def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """One that takes ten connections, and waits 300 ms."""
+    settings = {"connections_max": CONNECTIONS, "request_timeout_us": 300_000}
+    yield from served(run, tmp_path_factory.mktemp("few"), socket_bytes=16_384, **settings)
+
+
+async def gone(wire: Wire) -> None:
+    async def are() -> bool:
+        # What was admitted is finished, whoever is gone.
+        return not wire.connections and not wire.server.server_state.tasks
+
+    await eventually(are, "every connection is closed, and every request ended")
+
+
+def test_one_connection_too_many_is_told_so_and_closed(run: Run, wire: Wire) -> None:
+    """Those that are there go on; when one of them ends, there is room."""
+
+    async def check() -> None:
+        ends = [await wire.connect() for _ in range(CONNECTIONS)]
+        for reader, writer in ends:
+            writer.write(get())
+            await reader.readuntil(b"\r\n\r\n")
+        for _ in range(3):
+            head, _, body = (await wire.tell()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"connection: close" in head
+            assert b"retry-after: 1" in head
+            problem = json.loads(body)
+            check_problem(problem)
+            assert (problem["code"], problem["applied"]) == ("overloaded", None)
+        told = wire.app.application.connections
+        assert (len(told.open), told.most, told.ended["full"]) == (CONNECTIONS, CONNECTIONS, 3)
+        reader, writer = ends.pop()
+        writer.write(LAST)
+        assert statuses(await rest_of(reader)) == [200]
+        writer.close()
+        assert statuses(await wire.tell(get() + LAST)) == [200, 200]
+        for _, writer in ends:
+            writer.close()
+        await gone(wire)
+
+    run(check())
+
+
+@pytest.mark.parametrize("target", ["/v1/namespaces?x=%s", "/v1/%s", "/%s"])
+def test_a_url_that_is_too_long_is_refused(run: Run, wire: Wire, target: str) -> None:
+    for spare, expected in ((1, 414), (0, None)):
+        long = target % ("a" * (URL_BYTES_MAX - len(target) + 2 + spare))
+        assert len(long) == URL_BYTES_MAX + spare
+        received = run(wire.tell(request("GET", long, CLOSE)))
+        if expected is None:
+            assert statuses(received)[0] in (400, 404)
+        else:
+            assert statuses(received) == [expected]
+            problem = json.loads(received.partition(b"\r\n\r\n")[2])
+            check_problem(problem)
+            assert problem["code"] == "uri_too_long"
+
+
+def silent(wire: Wire) -> socket.socket:
+    """A client that reads nothing, and for which the machine keeps little."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.connect(("127.0.0.1", wire.port))
+    client.setblocking(False)
+    return client
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        request("GET", "/openapi.json") * 20,
+        request("GET", "/openapi.json", CLOSE),
+        get("f", "x: " + "y" * 100) * 3_000,
+    ],
+    ids=["large", "large-and-last", "many"],
+)
+def test_a_client_that_takes_nothing_is_cut_off(
+    run: Run, wire: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others are answered meanwhile, and requests that still wait for their turn fail quietly."""
+
+    ended = wire.app.application.connections.ended
+    before = ended["untaken"]
+
+    async def check() -> None:
+        with silent(wire) as client:
+            client.send(sent)
+
+            async def is_there() -> bool:
+                return any(each.transport.get_write_buffer_size() for each in wire.connections)
+
+            await eventually(is_there, "an answer waits to be taken")
+            assert statuses(await wire.tell(get() + LAST)) == [200, 200]
+            await gone(wire)
+
+    run(check())
+    assert ended["untaken"] == before + 1
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_a_client_that_takes_its_time_is_not(run: Run, wire: Wire) -> None:
+    """Slower than the limit in all, and always taking something."""
+
+    async def check() -> None:
+        with silent(wire) as client:
+            client.send(request("GET", "/openapi.json") * 40 + LAST)
+            reader, writer = await asyncio.open_connection(sock=client, limit=4_096)
+            received = bytearray()
+            looks = asyncio.get_running_loop()
+            end_s = looks.time() + 3 * 0.3
+            while looks.time() < end_s:
+                received += await reader.read(16_384)
+                await asyncio.sleep(0.001)
+            received += await rest_of(reader)
+            writer.close()
+        assert statuses(bytes(received)) == [200] * 41
+        await gone(wire)
+
+    run(check())
+
+
+def test_junk_of_any_kind_meets_an_answer_or_an_end(
+    run: Run, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests with bytes changed, left out, doubled and cut: nothing breaks, nothing stays."""
+    made = random.Random(SEED)
+    whole = [
+        add(1),
+        get(),
+        get("a%2Fb?max_staleness=0s"),
+        post("/v1/namespaces/default/batch/add", b'{"items": []}', JSON),
+        request("PUT", "/v1/namespaces/x", "content-length: 2", body=b"{}"),
+        request("POST", "/v1/tokens", "transfer-encoding: chunked", body=b"3\r\nabc\r\n0\r\n\r\n"),
+        request("OPTIONS", "*"),
+    ]
+    special = b"\r\n\0 :%/?\xff\x80\x7f{}[]\"'0123456789-\t;,"
+
+    def mutated() -> bytes:
+        sent = bytearray(b"".join(made.choices(whole, k=made.randint(1, 3))))
+        for _ in range(made.randint(1, 6)):
+            at = made.randrange(len(sent) + 1)
+            kind = made.randrange(4)
+            if kind == 0:
+                sent[at : at + 1] = bytes([made.choice(special)])
+            elif kind == 1:
+                del sent[at : at + made.randint(1, 20)]
+            elif kind == 2:
+                sent[at:at] = sent[at : at + made.randint(1, 60)] * made.randint(1, 3)
+            else:
+                sent[at:at] = made.randbytes(made.randint(1, 8))
+        return bytes(sent)
+
+    async def tell(sent: bytes) -> bytes:
+        reader, writer = await wire.connect()
+        try:
+            writer.write(sent)
+            writer.write_eof()
+            return await rest_of(reader)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def check() -> None:
+        for _ in range(120):
+            pieces = [mutated() for _ in range(CONNECTIONS - 2)]
+            answers = await asyncio.gather(*map(tell, pieces))
+            for sent, received in zip(pieces, answers, strict=True):
+                assert all(status < 500 for status in statuses(received)), (SEED, sent, received)
+        await gone(wire)
+        gc.collect()
+        # By its type: what asks a proxy for its class may meet one of something that is gone.
+        kept = [each for each in gc.get_objects() if issubclass(type(each), TimedProtocol)]
+        assert len(kept) < CONNECTIONS
+        assert statuses(await wire.tell(get() + LAST)) == [200, 200]
+
+    run(check())
+    # Nor does junk fill the log: it is counted.
+    assert not caplog.records
+    assert wire.app.application.connections.ended["malformed"] > 100
+
+
+def limits(soft: int, hard: int) -> Any:
+    """The process may open so many files, and be allowed as many as *hard*."""
+    now = [soft, hard]
+
+    def change(_: int, given: tuple[int, int]) -> None:
+        now[:] = given
+
+    return patch.multiple(resource, getrlimit=lambda _: tuple(now), setrlimit=change)
+
+
+def test_files_are_made_to_suffice_where_that_is_allowed() -> None:
+    with limits(1_024, 1_000_000):
+        assert connections_max(Settings()) == CONNECTIONS_MAX
+        assert CONNECTIONS_MAX < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * CONNECTIONS_MAX
+    with limits(256, resource.RLIM_INFINITY):
+        assert connections_max(Settings()) == CONNECTIONS_MAX
+    with limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY):
+        assert connections_max(Settings(connections_max=1_000_000)) == 1_000_000
+
+
+def test_fewer_files_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the number of connections was given, the process does not start with less."""
+    with limits(1_024, 4_096):
+        fits = connections_max(Settings())
+        assert 1_000 < fits < 4_096
+        assert f"it takes {fits} connections; raise the limit (ulimit -n)" in caplog.text
+        assert connections_max(Settings(connections_max=fits)) == fits
+        with pytest.raises(StartupError, match=f"give --connections-max {fits}"):
+            connections_max(Settings(connections_max=fits + 1))

@@ -1,0 +1,336 @@
+"""Keys, scopes and rates at the door, over ASGI and on the connection itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from counter.keys import Scope
+from tests.support.app import App
+from tests.support.keys import hand_out, made
+from tests.support.rest import Rest, fresh, item, on_wire
+from tests.support.times import SECOND, START_US
+from tests.support.wire import wired
+
+Header = dict[str, str]
+NOBODY: Header = {}
+
+
+class Door:
+    """A service, and what a client with some key is told."""
+
+    def __init__(self, app: App, http: httpx.AsyncClient) -> None:
+        self.app = app
+        self.http = http
+        self.rest = Rest(http)
+
+    async def key(self, scope: Scope, *namespaces: str, **more: object) -> Header:
+        return await hand_out(self.app, scope, *namespaces, **more)
+
+    async def add(self, header: Header, namespace: str = "default") -> httpx.Response:
+        path = f"/v1/namespaces/{namespace}/counters/c/add"
+        body = {"delta": 1, "idempotency_token": on_wire(fresh(self.app.clock.now_us()))}
+        return await self.http.post(path, json=body, headers=header)
+
+    async def get(self, header: Header, namespace: str = "default") -> httpx.Response:
+        return await self.http.get(f"/v1/namespaces/{namespace}/counters/c", headers=header)
+
+
+@pytest.fixture(params=["over-asgi", "direct"])
+async def door(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Door]:
+    async with (
+        wired(tmp_path, direct=request.param == "direct") as wire,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
+    ):
+        yield Door(wire.app, http)
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "")
+
+
+async def test_without_any_key_made_everybody_may_come_in(door: Door) -> None:
+    assert (await door.add(NOBODY)).status_code == 200
+    assert (await door.add({"Authorization": "Bearer whatever"})).status_code == 200
+
+
+async def test_from_the_first_key_on_every_request_needs_one(door: Door) -> None:
+    assert (await door.get(NOBODY)).status_code == 200
+    header = await door.key(Scope.WRITE)
+    for answer in (await door.add(NOBODY), await door.get(NOBODY)):
+        assert code(answer) == (401, "key_missing")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+        assert answer.json()["applied"] is None
+    assert (await door.add(header)).status_code == 200
+    assert (await door.get(header)).json()["count"] == 1
+
+
+@pytest.mark.parametrize("sent", ["ck_", "Basic dXNlcjpwYXNz", "Bearer", "Bearer ck_a_b", ""])
+async def test_what_is_no_key_is_refused(door: Door, sent: str) -> None:
+    await door.key(Scope.READ)
+    assert code(await door.get({"Authorization": sent})) == (401, "key_invalid")
+
+
+async def test_another_secret_under_a_known_id_is_refused(door: Door) -> None:
+    header = await door.key(Scope.READ)
+    wrong = header["Authorization"][:-1] + ("a" if header["Authorization"][-1] != "a" else "b")
+    assert code(await door.get({"Authorization": wrong})) == (401, "key_invalid")
+    assert wrong not in (await door.get({"Authorization": wrong})).text
+
+
+async def test_a_key_that_is_revoked_is_out_once_the_process_has_looked(door: Door) -> None:
+    key, header = made(Scope.WRITE)
+    store, ring = door.app.store, door.app.application.keys
+    await store.create_api_key(key)
+    await ring.refresh()
+    assert (await door.add(header)).status_code == 200
+    (standing,) = await store.api_keys()
+    gone = type(standing)(**{**_fields(standing), "revoked_at_us": door.app.clock.now_us()})
+    assert await store.change_api_key(standing, gone)
+    await ring.refresh()
+    # On the very connection that has sent adds with it.
+    assert code(await door.add(header)) == (401, "key_invalid")
+    assert code(await door.get(NOBODY)) == (401, "key_missing")
+
+
+async def test_a_key_expires(door: Door) -> None:
+    header = await door.key(Scope.READ, expires_at_us=START_US + 60 * SECOND)
+    assert (await door.get(header)).status_code == 200
+    door.app.clock.advance(60 * SECOND)
+    await door.app.application.keys.refresh()
+    assert code(await door.get(header)) == (401, "key_invalid")
+
+
+async def test_a_scope_allows_what_it_says(door: Door) -> None:
+    read, write, admin = [await door.key(scope) for scope in Scope]
+    put = "/v1/namespaces/mine"
+    body = {"counter_type": "EVENTUAL"}
+    assert code(await door.add(read)) == (403, "scope_insufficient")
+    assert (await door.get(read)).status_code == 200
+    assert (await door.add(write)).status_code == 200
+    assert (await door.get(write)).status_code == 200
+    for each in (read, write):
+        refused = await door.http.put(put, json=body, headers=each)
+        assert code(refused) == (403, "scope_insufficient")
+        assert refused.json()["scope"] == "admin"
+    assert (await door.http.put(put, json=body, headers=admin)).status_code == 201
+    assert (await door.http.delete(put, headers=write)).status_code == 403
+    assert (await door.http.delete(put, headers=admin)).status_code == 204
+
+
+async def test_a_namespace_of_others_is_as_unknown_as_one_that_is_not_there(door: Door) -> None:
+    """The same status, headers and body, but for the name: whatever is asked for."""
+    mine = await door.key(Scope.ADMIN, "mine", "team-*")
+    everything = await door.key(Scope.ADMIN)
+    for name in ("mine", "team-a", "theirs"):
+        made_ns = await door.http.put(
+            f"/v1/namespaces/{name}", json={"counter_type": "EVENTUAL"}, headers=everything
+        )
+        assert made_ns.status_code == 201
+    assert (await door.add(mine, "mine")).status_code == 200
+    assert (await door.add(mine, "team-a")).status_code == 200
+    for method, path in (
+        ("GET", ""),
+        ("PUT", ""),
+        ("DELETE", ""),
+        ("GET", "/counters"),
+        ("GET", "/counters/c"),
+        ("GET", "/counters/c/events"),
+        ("POST", "/counters/c/add"),
+        ("POST", "/batch/add"),
+        ("POST", "/atomic/add"),
+    ):
+        told = []
+        for name in ("theirs", "absent"):
+            url = f"/v1/namespaces/{name}{path}"
+            answer = await door.http.request(
+                method, url, json={}, headers=mine | {"X-Request-Id": "same"}
+            )
+            told.append((answer.status_code, dict(answer.headers), answer.text))
+        there, absent = told
+        assert there[0] == 404
+        assert (there[0], there[1], there[2].replace("theirs", "absent")) == absent
+    listed = await door.http.get("/v1/namespaces", headers=mine)
+    assert [each["namespace"] for each in listed.json()["namespaces"]] == ["mine", "team-a"]
+
+
+async def test_what_tells_of_all_namespaces_takes_a_key_for_all(door: Door) -> None:
+    mine, everything = await door.key(Scope.ADMIN, "mine"), await door.key(Scope.READ)
+    assert code(await door.http.get("/metrics")) == (401, "key_missing")
+    assert code(await door.http.get("/metrics", headers=mine)) == (403, "scope_insufficient")
+    assert (await door.http.get("/metrics", headers=everything)).status_code == 200
+    for path in ("/healthz", "/readyz"):
+        assert (await door.http.get(path)).status_code == 200
+
+
+async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
+    slow = await door.key(Scope.WRITE, requests_per_s=2.0)
+    other = await door.key(Scope.WRITE)
+    told = [(await door.add(slow)).status_code for _ in range(3)]
+    assert told == [200, 200, 429]
+    refused = await door.get(slow)
+    assert code(refused) == (429, "rate_limited")
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["ratelimit-policy"] == '"requests";q=2;w=1'
+    assert refused.headers["ratelimit"] == '"requests";r=0;t=1'
+    assert (refused.json()["applied"], refused.json()["retry"]) == (None, "same_token")
+    assert (await door.add(other)).status_code == 200
+    door.app.clock.advance(SECOND // 2)
+    assert (await door.add(slow)).status_code == 200
+    assert (await door.get(other)).json()["count"] == 4
+
+
+async def test_a_key_may_make_so_many_adds_a_second_in_batches_too(door: Door) -> None:
+    key = await door.key(Scope.WRITE, adds_per_s=3.0)
+    items = [item("c", 1, fresh(door.app.clock.now_us())) for _ in range(5)]
+    path = "/v1/namespaces/default/batch/add"
+    batch = await door.http.post(path, json={"items": items}, headers=key)
+    assert batch.status_code == 200
+    assert code(await door.add(key)) == (429, "rate_limited")
+    again = await door.http.post(path, json={"items": items}, headers=key)
+    assert code(again) == (429, "rate_limited")
+    assert (await door.get(key)).json()["count"] == 5
+
+
+async def test_a_namespace_has_rates_that_all_its_callers_share(door: Door) -> None:
+    body = {"counter_type": "ACCURATE", "adds_per_s": 2, "requests_per_s": 3}
+    made_ns = await door.http.put("/v1/namespaces/slow", json=body)
+    assert (made_ns.json()["adds_per_s"], made_ns.json()["requests_per_s"]) == (2, 3)
+    one, two = await door.key(Scope.WRITE), await door.key(Scope.WRITE)
+    told = [(await door.add(each, "slow")).status_code for each in (one, two, one)]
+    assert told == [200, 200, 429]
+    assert code(await door.get(two, "slow")) == (429, "rate_limited")
+    assert (await door.add(one)).status_code == 200
+    everything = await door.key(Scope.ADMIN)
+    more = await door.http.put("/v1/namespaces/slow", json={"adds_per_s": 0}, headers=everything)
+    assert more.json()["adds_per_s"] == 0
+
+
+async def test_what_costs_more_than_its_bytes_tell_has_rates_of_its_own(door: Door) -> None:
+    key = await door.key(Scope.WRITE, reservations_per_s=1.0, resolutions_per_s=1.0)
+    path = "/v1/namespaces/default/counters/c/add"
+    named = [
+        await door.http.post(path, json={"delta": 1}, headers=key | {"Idempotency-Key": f"o{n}"})
+        for n in range(2)
+    ]
+    assert [each.status_code for each in named] == [200, 429]
+    old = door.app.clock.now_us() - 30 * SECOND
+    late = [
+        await door.http.post(
+            path, json={"delta": 1, "idempotency_token": on_wire(fresh(old))}, headers=key
+        )
+        for _ in range(2)
+    ]
+    assert [code(each) for each in late] == [(410, "token_too_old"), (429, "rate_limited")]
+    # Neither keeps the usual adds from being taken.
+    assert (await door.add(key)).status_code == 200
+
+
+async def test_a_hedge_of_ten_takes_ten_and_counts_once(door: Door) -> None:
+    key = await door.key(Scope.WRITE, adds_per_s=10.0)
+    token = on_wire(fresh(door.app.clock.now_us()))
+    path = "/v1/namespaces/default/counters/c/add"
+    body = {"delta": 1, "idempotency_token": token}
+    sent = (door.http.post(path, json=body, headers=key) for _ in range(12))
+    told = [each.status_code for each in await asyncio.gather(*sent)]
+    assert (told.count(200), told.count(429)) == (10, 2)
+    assert (await door.get(key)).json()["count"] == 1
+
+
+async def test_every_answer_carries_a_request_id_and_is_not_kept(door: Door) -> None:
+    answers = [
+        await door.add(NOBODY),
+        await door.get(NOBODY),
+        await door.http.get("/v1/nothing"),
+        await door.http.get("/healthz"),
+        await door.http.post("/v1/namespaces/default/counters/c/add", content=b"{"),
+    ]
+    ids = [each.headers["x-request-id"] for each in answers]
+    assert len(set(ids)) == len(ids)
+    for each in answers:
+        assert each.headers["x-content-type-options"] == "nosniff"
+        assert each.headers["cache-control"] == "no-store"
+    page = await door.http.get("/problems")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("given", ["abc-123", "x" * 128])
+async def test_a_request_id_of_the_client_comes_back(door: Door, given: str) -> None:
+    for answer in (
+        await door.add({"X-Request-Id": given}),
+        await door.get({"X-Request-Id": given}),
+    ):
+        assert answer.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "two words", "x" * 129, "caf\xe9"])
+async def test_one_that_could_not_stand_in_a_log_does_not(door: Door, given: str) -> None:
+    header = {b"X-Request-Id": given.encode("latin-1")}
+    answer = await door.http.get("/v1/namespaces/default/counters/c", headers=header)
+    assert answer.headers["x-request-id"] not in ("", given)
+
+
+def _fields(key: object) -> dict[str, object]:
+    return {name: getattr(key, name) for name in key.__slots__}  # type: ignore[attr-defined]
+
+
+async def test_what_is_refused_for_its_rate_is_tallied_as_refused(door: Door) -> None:
+    """It is known what became of it: nothing."""
+    key = await door.key(Scope.WRITE, resolutions_per_s=1.0)
+    old = on_wire(fresh(door.app.clock.now_us() - 30 * SECOND))
+    path = "/v1/namespaces/default/counters/c/add"
+    for _ in range(3):
+        await door.http.post(path, json={"delta": 1, "idempotency_token": old}, headers=key)
+    tally = door.app.application.service.tally
+    assert (tally["voided"], tally["refused"], tally["unknown"]) == (1, 2, 0)
+
+
+async def test_what_is_refused_before_it_is_read_is_labelled_too(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        answer = await wire.tell(b"get / HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    for each in (b"x-request-id: ", b"x-content-type-options: nosniff", b"cache-control: no-store"):
+        assert b"\r\n" + each in answer
+
+
+def _fields_of_429(answer: httpx.Response) -> tuple[str, str]:
+    return answer.headers["ratelimit-policy"], answer.headers["retry-after"]
+
+
+async def test_a_rate_below_one_a_second_is_told_as_one_in_so_many(door: Door) -> None:
+    slow = await door.key(Scope.READ, requests_per_s=0.1)
+    assert (await door.get(slow)).status_code == 200
+    assert _fields_of_429(await door.get(slow)) == ('"requests";q=1;w=10', "10")
+
+
+async def test_a_refusal_says_whose_the_rate_is(door: Door) -> None:
+    body = {"counter_type": "ACCURATE", "adds_per_s": 1}
+    assert (await door.http.put("/v1/namespaces/slow", json=body)).status_code == 201
+    key = await door.key(Scope.WRITE, requests_per_s=3.0)
+    assert (await door.add(key, "slow")).status_code == 200
+    assert "namespace 'slow' may have 1 adds" in (await door.add(key, "slow")).json()["detail"]
+    await door.get(key)
+    assert "the key " in (await door.get(key)).json()["detail"]
+
+
+async def test_where_keys_cannot_be_read_any_more_requests_are_sent_elsewhere(door: Door) -> None:
+    header = await door.key(Scope.READ)
+    door.app.clock.advance(61 * SECOND)
+    assert code(await door.get(header)) == (503, "store_unavailable")
+    ready = await door.http.get("/readyz")
+    assert ready.status_code == 503
+    assert [each["part"] for each in ready.json()["troubles"]] == ["keys"]
+    await door.app.application.keys.refresh()
+    assert (await door.http.get("/readyz")).status_code == 200
+    assert (await door.get(header)).status_code == 200
+
+
+async def test_of_two_keys_the_first_one_counts(door: Door) -> None:
+    read, write = await door.key(Scope.READ), await door.key(Scope.WRITE)
+    body = {"delta": 1, "idempotency_token": on_wire(fresh(door.app.clock.now_us()))}
+    path = "/v1/namespaces/default/counters/c/add"
+    both = [*read.items(), *write.items()]
+    assert code(await door.http.post(path, json=body, headers=both)) == (403, "scope_insufficient")
+    assert (await door.http.post(path, json=body, headers=both[::-1])).status_code == 200

@@ -1,0 +1,104 @@
+"""What the service tells of itself: its rollup by shards, and adds by outcome."""
+
+from pathlib import Path
+
+import pytest
+
+from counter.keys import Scope
+from counter.limits import SECOND
+from rollup.leases import slot_of
+from tests.support.app import App, running
+from tests.support.keys import hand_out
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh
+
+
+async def test_each_shard_has_its_watermark_and_how_far_it_is_behind(rest: Rest, app: App) -> None:
+    many = rest.within("many")
+    await many.create("ACCURATE", shards=3)
+    app.clock.advance(60 * SECOND)
+    before = (await rest.http.get(many.path(verb="shards"))).json()
+    assert [each["shard"] for each in before["shards"]] == [0, 1, 2]
+    assert all(each["overdue_seconds"] > 30 for each in before["shards"])
+    await app.roll_up()
+    after = (await rest.http.get(many.path(verb="shards"))).json()
+    for each in after["shards"]:
+        assert each["overdue_seconds"] == 0
+        assert 5 < each["lag_seconds"] < 60
+        # Nobody rolls up here but the test.
+        assert each["owner"] is None
+
+
+async def test_where_one_process_has_all_it_is_the_owner(tmp_path: Path) -> None:
+    async with running("sqlite", tmp_path) as app:
+        app.application.health.rolls_up = True
+        (shard,) = (await app.http.get("/v1/namespaces/default/shards")).json()["shards"]
+        assert shard["owner"]
+
+
+async def test_where_several_share_the_work_it_is_who_has_the_lease(tmp_path: Path) -> None:
+    async with running("simulated", tmp_path) as app:
+        path = "/v1/namespaces/default/shards"
+        assert {each["owner"] for each in (await app.http.get(path)).json()["shards"]} == {None}
+        namespace = app.application.service.namespaces.get("default")
+        await app.store.acquire([slot_of(namespace.id, 0)], "worker-1", 10 * SECOND)
+        assert (await app.http.get(path)).json()["shards"][0]["owner"] == "worker-1"
+
+
+async def test_rough_counters_have_no_rollup(rest: Rest) -> None:
+    rough = rest.within("rough")
+    await rough.create("BEST_EFFORT")
+    answer = await rest.http.get(rough.path(verb="shards"))
+    assert_problem(answer, 400, "not_supported", applied=None, retry="never", names=("rough",))
+
+
+async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
+    """As many as are asked for, over as long a time, and found out once a second."""
+    for name, adds in (("a", 1), ("b", 3), ("c", 2)):
+        for _ in range(adds):
+            await rest.add(name, 5, fresh(app.clock.now_us()))
+    app.clock.advance(SECOND)
+    path = "/v1/namespaces/default/busiest"
+    found = (await rest.http.get(path, params={"limit": 2})).json()
+    assert [(each["counter"], each["count"]) for each in found["counters"]] == [
+        ("b", 15),
+        ("c", 10),
+    ]
+    assert found["counters"][0]["adds_per_s"] > found["counters"][1]["adds_per_s"] > 0
+    assert found["complete"] is True
+    assert found["since"] < found["as_of"]
+    await rest.add("new", 1, fresh(app.clock.now_us()))
+    assert (await rest.http.get(path, params={"limit": 2})).json() == found
+    app.clock.advance(11 * SECOND)
+    assert (await rest.http.get(path)).json()["counters"] == []
+    assert len((await rest.http.get(path, params={"span": "1m"})).json()["counters"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("limit", "0"), ("limit", "101"), ("span", "1ms"), ("span", "2m"), ("x", "1")],
+)
+async def test_what_is_busy_is_asked_for_within_bounds(name: str, value: str, rest: Rest) -> None:
+    answer = await rest.http.get("/v1/namespaces/default/busiest", params={name: value})
+    assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))
+
+
+async def test_adds_are_told_by_what_became_of_them(rest: Rest, app: App) -> None:
+    token = fresh(app.clock.now_us())
+    for delta in (1, 1, 2):
+        await rest.add("c", delta, token)
+    found = (await rest.http.get("/v1/outcomes")).json()["outcomes"]
+    assert {name: count for name, count in found.items() if count} == {
+        "original": 1,
+        "replayed": 1,
+        "conflict": 1,
+    }
+
+
+async def test_outcomes_take_a_key_for_all_namespaces(tmp_path: Path) -> None:
+    async with running("memory", tmp_path) as app:
+        some = await hand_out(app, Scope.ADMIN, "default")
+        every = await hand_out(app, Scope.READ)
+        answer = await app.http.get("/v1/outcomes", headers=some)
+        assert_problem(answer, 403, "scope_insufficient", applied=None, retry="never")
+        assert (await app.http.get("/v1/outcomes", headers=every)).status_code == 200

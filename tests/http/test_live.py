@@ -1,0 +1,182 @@
+"""A count as it changes: told at once and when it changes, and only for as long as it may be."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.keys import Scope
+from counter.limits import SECOND
+from tests.support.app import App, running, store_that_fails
+from tests.support.keys import hand_out
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh
+from tests.support.waiting import eventually
+
+PATH = "/v1/namespaces/default/counters/c/live"
+
+
+@pytest.fixture
+def storage() -> str:
+    """Nothing here depends on the store."""
+    return "memory"
+
+
+class Watcher:
+    """A client of one stream, by ASGI: what httpx has for that waits for the end of all."""
+
+    def __init__(self, app: App, path: str, headers: dict[str, str], method: str) -> None:
+        self.text = ""
+        self.status = 0
+        self.gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(n.lower().encode(), v.encode()) for n, v in headers.items()],
+        }
+        self.task = asyncio.ensure_future(app.application(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        self.text += message.get("body", b"").decode()
+
+    @property
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Kind and data of all that came."""
+        blocks = [each for each in self.text.split("\n\n") if each.startswith("event: ")]
+        pairs = [each.removeprefix("event: ").split("\ndata: ") for each in blocks]
+        return [(kind, json.loads(data)) for kind, data in pairs]
+
+    @property
+    def counts(self) -> list[int]:
+        return [data["count"] for kind, data in self.events if kind == "count"]
+
+    async def until(self, count: int) -> None:
+        """Wait for so many events."""
+
+        async def come() -> bool:
+            return len(self.events) >= count
+
+        await eventually(come, f"{count} events of {self.text!r}")
+
+
+@asynccontextmanager
+async def watching(
+    app: App, path: str = PATH, headers: dict[str, str] | None = None, method: str = "GET"
+) -> AsyncIterator[Watcher]:
+    app.application.live.look_s = 0.001
+    watcher = Watcher(app, path, headers or {}, method)
+    try:
+        yield watcher
+    finally:
+        watcher.gone.set()
+        await asyncio.wait_for(watcher.task, 30)
+
+
+async def test_it_tells_the_count_and_then_each_change(rest: Rest, app: App) -> None:
+    async with watching(app) as watcher:
+        for count in (1, 2):
+            await watcher.until(count)
+            app.clock.advance(SECOND)
+            await rest.add("c", 1, fresh(app.clock.now_us()))
+        await watcher.until(3)
+    assert watcher.status == 200
+    assert watcher.counts == [0, 1, 2]
+    assert set(watcher.events[0][1]) == {"namespace", "counter", "count", "as_of", "accuracy"}
+
+
+async def test_all_who_watch_one_counter_share_its_looks(app: App) -> None:
+    live = app.application.live
+    async with watching(app) as one, watching(app) as other:
+        await one.until(1)
+        await other.until(1)
+        assert live.streams == 2
+        assert len(live._watches) == 1
+    assert (live.streams, live._watches) == (0, {})
+
+
+async def test_no_more_are_begun_than_there_may_be(rest: Rest, app: App) -> None:
+    app.application.live.streams_max = 1
+    async with watching(app) as watcher:
+        await watcher.until(1)
+        answer = await rest.http.get(PATH)
+        assert_problem(answer, 503, "overloaded", applied=None, retry="same_token", names=("1",))
+    app.application.live.stream_s = 0
+    assert (await rest.http.get(PATH)).status_code == 200
+
+
+async def test_it_ends_with_the_process(app: App) -> None:
+    async with watching(app) as watcher:
+        await watcher.until(1)
+        app.application.drain()
+        await asyncio.wait_for(watcher.task, 30)
+    assert watcher.events[-1] == ("end", {})
+    answer = await app.http.get(PATH)
+    assert_problem(answer, 503, "overloaded", applied=None, retry="same_token")
+
+
+async def test_a_head_asks_for_no_stream(app: App) -> None:
+    async with watching(app, method="HEAD") as watcher:
+        await asyncio.wait_for(watcher.task, 30)
+    assert (watcher.status, watcher.text) == (200, "")
+    assert app.application.live.streams == 0
+
+
+async def test_a_store_in_trouble_is_told_and_so_is_its_end(rest: Rest, app: App) -> None:
+    async with watching(app) as watcher:
+        await watcher.until(1)
+        with store_that_fails(app, "heads"), store_that_fails(app, "tails"):
+            await watcher.until(2)
+        await watcher.until(3)
+    assert [kind for kind, _ in watcher.events] == ["count", "problem", "count"]
+    assert watcher.events[1][1]["code"] == "store_unavailable"
+
+
+async def test_it_ends_with_the_namespace(rest: Rest, app: App) -> None:
+    spare = rest.within("spare")
+    await spare.create("ACCURATE")
+    async with watching(app, spare.path("c", "live")) as watcher:
+        await watcher.until(1)
+        await rest.http.delete(spare.path())
+        await asyncio.wait_for(watcher.task, 30)
+    assert watcher.events[-1][1]["code"] == "namespace_unknown"
+
+
+async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path) -> None:
+    async with running("memory", tmp_path) as app:
+        header = await hand_out(app, Scope.READ, "default")
+        async with watching(app, headers=header) as watcher:
+            await watcher.until(1)
+            with patch.object(app.application.keys, "find", return_value=None):
+                await asyncio.wait_for(watcher.task, 30)
+        assert watcher.events[-1][1]["code"] == "key_invalid"
+        assert (await app.http.get(PATH)).status_code == 401
+
+
+async def test_silence_is_broken_by_a_comment(tmp_path: Path) -> None:
+    async with running("memory", tmp_path) as app:
+        live = app.application.live
+        seconds = iter(range(10**9))
+        with (
+            patch.object(live, "_now_s", lambda: float(next(seconds))),
+            patch("api.live._AGAIN_S", 1e9),
+        ):
+            async with watching(app) as watcher:
+
+                async def beats() -> bool:
+                    return watcher.text.count(": still here\n\n") >= 2
+
+                await eventually(beats, "two heartbeats")
+        assert len(watcher.counts) == 1

@@ -1,0 +1,90 @@
+"""A store that stands still: few wait for it, the others are told so, and nobody is forgotten."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+
+from counter.limits import MILLISECOND, WRITE_WAIT_MAX_US
+from tests.support.rest import Rest, fresh, item, on_wire
+from tests.support.waiting import eventually
+from tests.support.wire import Wire, wired
+
+_ADD = "/v1/namespaces/default/counters/c/add"
+
+#: A smaller bound than the service's own: it is soon reached.
+TRICKLE_WRITES = 64
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Always let in no more than that."""
+    monkeypatch.setattr("counter.limits.TRICKLE_WRITES", TRICKLE_WRITES)
+
+
+class Stall:
+    """The store's appends, which wait until they may go on."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._works = wire.app.store.append
+        self.goes_on = asyncio.Event()
+        self.events = 0
+
+    async def append(self, namespace: Any, events: Sequence[Any]) -> Any:
+        self.events += len(events)
+        await self.goes_on.wait()
+        return await self._works(namespace, events)
+
+
+async def test_while_the_store_stands_still_few_wait_and_all_who_do_are_told(
+    tmp_path: Path,
+) -> None:
+    limits = httpx.Limits(max_connections=200)
+    async with (
+        wired(tmp_path) as wire,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", limits=limits) as http,
+    ):
+        load, stall = wire.service.load, Stall(wire)
+
+        async def add() -> httpx.Response:
+            body = {"delta": 1, "idempotency_token": on_wire(fresh(wire.app.clock.now_us()))}
+            return await http.post(_ADD, json=body)
+
+        async def waits(adds: int) -> None:
+            async def all_are_there() -> bool:
+                return stall.events == adds
+
+            await eventually(all_are_there, f"{adds} adds wait for the store")
+
+        with patch.object(wire.app.store, "append", stall.append):
+            adding = [asyncio.create_task(add()) for _ in range(TRICKLE_WRITES)]
+            await waits(TRICKLE_WRITES)
+            # Nothing has ended for longer than an add may wait: the next one shows it.
+            wire.app.clock.advance(WRITE_WAIT_MAX_US + MILLISECOND)
+            adding.append(asyncio.create_task(add()))
+            await waits(TRICKLE_WRITES + 1)
+
+            refused = await asyncio.gather(*(add() for _ in range(20)))
+            items = [item("c", 1, fresh(wire.app.clock.now_us())) for _ in range(3)]
+            refused.append(
+                await http.post("/v1/namespaces/default/batch/add", json={"items": items})
+            )
+            assert {each.status_code for each in refused} == {503}
+            assert {each.json()["code"] for each in refused} == {"overloaded"}
+            assert {each.json()["applied"] for each in refused} == {None}
+            # None of them came as far as the store, or waits.
+            assert stall.events == load.ahead == TRICKLE_WRITES + 1
+            assert load.refused == 21
+
+            assert (await Rest(http).get("c")).json()["count"] == 0
+            assert (await http.get("/healthz")).status_code == 200
+
+            stall.goes_on.set()
+            assert {each.status_code for each in await asyncio.gather(*adding)} == {200}
+        assert load.ahead == 0
+        assert (await add()).status_code == 200
+        assert (await Rest(http).get("c")).json()["count"] == TRICKLE_WRITES + 2

@@ -1,0 +1,289 @@
+"""HTTPS of the server itself: real certificates, real handshakes."""
+
+import asyncio
+import json
+import logging
+import ssl
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.expiry import ends_at_s
+from api.tls import Certificates, server_context
+from counter.client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
+from counter.config import Settings
+from counter.errors import InvalidParameterError, StartupError
+from tests.support.bytes_on_wire import LAST, add, get
+from tests.support.certificates import Authority, Signed
+from tests.support.rest import fresh
+from tests.support.waiting import eventually
+from tests.support.wire import Wire, rest_of, runner, statuses, turns, wired
+
+OPTIONS = Options(trust_env=False)
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with runner() as each:
+        yield each.run
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def own(authority: Authority) -> Signed:
+    """What the service shows."""
+    return authority.sign()
+
+
+def served(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
+    stack = AsyncExitStack()
+    yield run(stack.enter_async_context(wired(directory, **settings)))
+    run(stack.aclose())
+
+
+@pytest.fixture(scope="module")
+def wire(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """One that drops who does not shake hands within 300 ms."""
+    files = {"https_cert": own.cert, "https_key": own.key}
+    yield from served(run, tmp_path_factory.mktemp("tls"), request_timeout_us=300_000, **files)
+
+
+@pytest.fixture(scope="module")
+def mutual(
+    run: Run, own: Signed, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Wire]:
+    """One that wants to see clients' certificates."""
+    files = {"https_cert": own.cert, "https_key": own.key, "https_client_ca": authority.cert}
+    yield from served(run, tmp_path_factory.mktemp("mutual"), **files)
+
+
+def settings(own: Signed, **more: Any) -> Settings:
+    return Settings(https_cert=own.cert, https_key=own.key, **more)
+
+
+def test_requests_are_answered_as_in_the_clear(run: Run, wire: Wire, authority: Authority) -> None:
+    """The direct way and the other, one after the other on one connection."""
+    sent = add(1, 5, counter="t") + get("t") + get("t?max_staleness=0s") + LAST
+    received = run(wire.tell(sent, tls=authority.client()))
+    assert statuses(received) == [200] * 4
+    assert received.count(b'"count":5') == 2
+
+
+def test_large_bodies_and_answers_pass(run: Run, wire: Wire, authority: Authority) -> None:
+    """More than a record of TLS, or a buffer, holds."""
+    names = [f"{number:0200}" for number in range(900)]
+    body = json.dumps({"counters": names}).encode()
+    head = b"POST /v1/namespaces/default/batch/get HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    received = run(wire.tell(head + body, tls=authority.client()))
+    results = json.loads(received.partition(b"\r\n\r\n")[2])["results"]
+    assert [each["counter"] for each in results] == names
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_no_tls_older_than_1_2(run: Run, wire: Wire, authority: Authority) -> None:
+    for version, spoken in (("TLSv1_2", True), ("TLSv1_1", False)):
+        client = authority.client()
+        client.set_ciphers("DEFAULT:@SECLEVEL=0")
+        client.minimum_version = ssl.TLSVersion.TLSv1
+        client.maximum_version = ssl.TLSVersion[version]
+        if spoken:
+            assert statuses(run(wire.tell(LAST, tls=client))) == [200]
+        else:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                run(wire.tell(LAST, tls=client))
+
+
+def test_what_it_speaks_keeps_the_past_secret(own: Signed) -> None:
+    names = [each["name"] for each in server_context(settings(own)).get_ciphers()]
+    assert names
+    assert all(name.startswith(("TLS_", "ECDHE-")) for name in names)
+
+
+def test_plain_http_is_not_answered(run: Run, wire: Wire) -> None:
+    assert b"HTTP/" not in run(wire.tell(LAST))
+
+
+def test_who_never_shakes_hands_is_dropped(run: Run, wire: Wire) -> None:
+    """And holds up nobody meanwhile."""
+
+    async def check() -> None:
+        silent = [await wire.connect() for _ in range(20)]
+        for reader, writer in silent:
+            assert await rest_of(reader) == b""
+            writer.close()
+        assert not wire.connections
+
+    ended = wire.app.application.connections.ended
+    before = ended["handshake"]
+    run(check())
+    assert ended["handshake"] == before + 20
+
+
+def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
+    run: Run, mutual: Wire, authority: Authority, tmp_path: Path
+) -> None:
+    known = authority.client(authority.sign("client"))
+    assert statuses(run(mutual.tell(LAST, tls=known))) == [200]
+    stranger = authority.client(Authority(tmp_path, "stranger").sign("client"))
+    for refused in (authority.client(), stranger):
+        # TLS 1.3 tells a client late that its certificate was not taken.
+        try:
+            received = run(mutual.tell(LAST, tls=refused))
+        except (ssl.SSLError, ConnectionError):
+            received = b""
+        assert received == b""
+
+
+def test_the_sdk_trusts_whom_it_is_told_to_and_shows_its_own(
+    run: Run, mutual: Wire, authority: Authority
+) -> None:
+    own = authority.sign("sdk")
+    options = replace(
+        OPTIONS, tls_ca=str(authority.cert), tls_cert=str(own.cert), tls_key=str(own.key)
+    )
+    url = f"https://localhost:{mutual.port}"
+
+    async def check() -> None:
+        async with AsyncCounterClient(url, options=options) as client:
+            await mutual.app.rest.add("sdk", 2, fresh(mutual.app.clock.now_us()))
+            assert (await client.get("sdk")).count == 2
+        seen: list[Attempt] = []
+        async with AsyncCounterClient(
+            url, options=replace(OPTIONS, on_attempt=seen.append)
+        ) as client:
+            with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.get("sdk")
+            with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.add("sdk", 2)
+        assert len(seen) == 2, "what is not trusted now is not trusted in a second either"
+
+    run(check())
+
+
+@pytest.mark.parametrize("wrong", [{"tls_ca": "none"}, {"tls_cert": "none"}, {"tls_key": "none"}])
+def test_the_sdk_says_which_file_is_none(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameterError, match=next(iter(wrong))):
+        CounterClient("https://localhost", options=replace(OPTIONS, **wrong))  # type: ignore[arg-type]
+
+
+async def shown(wire: Wire, authority: Authority) -> bytes:
+    """The certificate that a new connection is shown."""
+    _, writer = await wire.connect(authority.client())
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    assert isinstance(shown, bytes)
+    return shown
+
+
+def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
+    run: Run, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connections that are open live on."""
+
+    async def check() -> None:
+        mine = authority.sign("mine")
+        async with wired(tmp_path, https_cert=mine.cert, https_key=mine.key) as wire:
+            certificates = wire.server._certificates
+            assert certificates is not None
+            reader, writer = await wire.connect(authority.client())
+            first = await shown(wire, authority)
+            watching = asyncio.create_task(certificates.watch(0.01))
+
+            mine.install(authority.sign("mine"))
+
+            async def renewed() -> bool:
+                return await shown(wire, authority) != first
+
+            await eventually(renewed, "the new certificate is shown")
+            second = await shown(wire, authority)
+            mine.cert.write_text("no certificate", encoding="ascii")
+
+            async def told() -> bool:
+                return "stays in use" in caplog.text
+
+            await eventually(told, "it is told that the file is broken")
+            assert await shown(wire, authority) == second
+            mine.key.unlink()
+            assert not certificates.renew()
+            assert await shown(wire, authority) == second
+            writer.write(get() + LAST)
+            assert statuses(await rest_of(reader)) == [200, 200]
+            writer.close()
+            watching.cancel()
+
+    with caplog.at_level(logging.INFO, "counter.api"):
+        run(check())
+    assert "was renewed from" in caplog.text
+
+
+def test_the_end_of_a_certificate_is_known_and_told(
+    wire: Wire, own: Signed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = ["openssl", "x509", "-in", str(own.cert), "-noout", "-enddate"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    end_s = ssl.cert_time_to_seconds(said.strip().partition("=")[2])
+    assert ends_at_s(own.cert) == end_s
+    families = {each.name: each for each in wire.app.application.connections.collect()}
+    assert families["counter_certificate_end_timestamp_seconds"].samples[0].value == end_s
+    Certificates(settings(own))
+    assert f"the certificate in {own.cert} ends at " in caplog.text
+    none = tmp_path / "none.pem"
+    none.write_text("none", encoding="ascii")
+    with pytest.raises(ValueError, match="holds no certificate"):
+        ends_at_s(none)
+
+
+def test_files_that_stay_the_same_are_told_of_once(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = authority.sign("once")
+    certificates = Certificates(settings(mine))
+    mine.install(Signed(authority.sign().cert, mine.key))
+    assert [certificates.renew() for _ in range(3)] == [False] * 3
+    assert caplog.text.count("stays in use") == 1
+
+
+def test_what_cannot_be_served_says_which_file_it_is(authority: Authority, tmp_path: Path) -> None:
+    own, other = authority.sign(), authority.sign()
+    hidden = authority.sign("hidden", password="sesame")
+    secret = tmp_path / "secret"
+    secret.write_text("sesame\n", encoding="ascii")
+    junk = tmp_path / "junk"
+    junk.write_text("junk", encoding="ascii")
+    for wrong in (Signed(own.cert, other.key), Signed(junk, own.key), hidden):
+        with pytest.raises(StartupError, match=f"https_cert {wrong.cert} and https_key") as caught:
+            server_context(settings(wrong))
+        assert "--https-key-password-file" in str(caught.value)
+        assert "sesame" not in str(caught.value)
+    with pytest.raises(StartupError, match=f"https_client_ca {junk} cannot be used"):
+        server_context(settings(own, https_client_ca=junk))
+    server_context(settings(hidden, https_key_password_file=secret))
+
+
+def test_a_shutdown_ends_connections_in_order(
+    run: Run, own: Signed, authority: Authority, tmp_path: Path
+) -> None:
+    async def check() -> None:
+        async with wired(tmp_path, https_cert=own.cert, https_key=own.key) as wire:
+            reader, writer = await wire.connect(authority.client())
+            writer.write(get())
+            await reader.readuntil(b"\r\n\r\n")
+            wire.server.should_exit = True
+            assert b"HTTP/" not in await rest_of(reader)
+            writer.close()
+            await turns()
+            with pytest.raises(ConnectionError):
+                await wire.connect(authority.client())
+
+    run(check())

@@ -1,0 +1,148 @@
+"""What the metrics say of adds, of the store and of the cache, and /readyz of what is missing."""
+
+import re
+from unittest.mock import AsyncMock, patch
+
+import pytest
+
+from counter.errors import CacheUnavailableError, OverloadedError, WriteTimeoutError
+from tests.support.app import App, store_that_fails
+from tests.support.problems import assert_problem
+from tests.support.rest import Rest, fresh, item
+from tests.support.times import HOUR, MINUTE, SECOND, rfc3339
+
+
+class Told:
+    """Numbers that the metrics gained since it was made, or since it was last asked."""
+
+    def __init__(self, rest: Rest) -> None:
+        self._rest = rest
+        self._before: dict[str, float] = {}
+
+    async def gained(self, family: str) -> dict[str, float]:
+        """By the values of the labels; what did not change is left out."""
+        text = (await self._rest.http.get("/metrics")).text
+        found = re.findall(rf"^({family}(?:{{.*}})?) (\S+)$", text, re.MULTILINE)
+        now = {sample: float(value) for sample, value in found}
+        before, self._before = self._before, self._before | now
+        changed = {name: value - before.get(name, 0) for name, value in now.items()}
+        return {
+            " ".join(re.findall(r'"([^"]*)"', name)): value
+            for name, value in changed.items()
+            if value
+        }
+
+
+@pytest.fixture
+def told(rest: Rest) -> Told:
+    return Told(rest)
+
+
+async def test_adds_that_were_refused_and_of_which_nobody_knows_are_told_apart(
+    rest: Rest, app: App, told: Told
+) -> None:
+    """Of the one nothing was written, the other may be counted."""
+    now_us = app.clock.now_us()
+
+    async def outcome(**given: object) -> dict[str, float]:
+        await rest.add("c", 1, **({"token": fresh(app.clock.now_us())} | given))  # type: ignore[arg-type]
+        return await told.gained("counter_adds_total")
+
+    assert await outcome() == {"original": 1}
+    assert await outcome(token=fresh(now_us + HOUR)) == {"refused": 1}
+    assert await outcome(token=None) == {"refused": 1}
+    with store_that_fails(app, "append"):
+        assert await outcome() == {"unknown": 1}
+    for error, name in ((OverloadedError("full"), "refused"), (WriteTimeoutError("?"), "unknown")):
+        with patch.object(app.store, "append", AsyncMock(side_effect=error)):
+            assert await outcome() == {name: 1}
+    assert await outcome(token=fresh(now_us - MINUTE)) == {"voided": 1}
+
+
+async def test_each_add_of_a_batch_is_told(rest: Rest, app: App, told: Told) -> None:
+    now_us = app.clock.now_us()
+    items = [
+        item("a", 1, fresh(now_us)),
+        item("b", 1, fresh(now_us + HOUR)),
+        item("c", 1, fresh(now_us)),
+    ]
+    await rest.batch_add(items)
+    assert await told.gained("counter_adds_total") == {"original": 2, "refused": 1}
+    with store_that_fails(app, "append"):
+        await rest.batch_add([item("a", 1, fresh(now_us)), item("b", 1, fresh(now_us))])
+    assert await told.gained("counter_adds_total") == {"unknown": 2}
+
+
+async def test_best_effort_adds_are_told_as_what_they_are(rest: Rest, app: App, told: Told) -> None:
+    path = "/v1/namespaces/rough"
+    made = await rest.http.put(path, json={"counter_type": "BEST_EFFORT"})
+    assert made.status_code == 201, made.text
+    await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
+    assert await told.gained("counter_adds_total") == {"best_effort": 1}
+    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
+    with patch.object(app.application.cache, "increment", down):
+        await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
+    assert await told.gained("counter_adds_total") == {"unknown": 1}
+
+
+async def test_requests_are_told_by_route_and_status(rest: Rest, app: App, told: Told) -> None:
+    """By the route's template: what a client may choose makes no series."""
+    await rest.add("any/name", 1, fresh(app.clock.now_us()))
+    await rest.add("other", 1, fresh(app.clock.now_us() + HOUR))
+    await rest.http.get("/v1/any/thing")
+    await rest.http.get("/any/thing")
+    route = "POST /v1/namespaces/{ns}/counters/{c}/add"
+    gained = await told.gained("counter_requests_total")
+    assert gained == {f"{route} 200": 1, f"{route} 400": 1, "other 404": 2}
+
+
+@pytest.mark.parametrize("storage", ["sqlite"])
+async def test_group_commits_marks_and_calls_are_told(rest: Rest, app: App, told: Told) -> None:
+    for family in ("counter_commit_events_count", "counter_marks_total"):
+        await told.gained(family)
+    await told.gained("counter_store_call_duration_seconds_count")
+    now_us = app.clock.now_us()
+    await rest.batch_add([item(name, 1, fresh(now_us)) for name in "aab"])
+    assert await told.gained("counter_commit_events_count") == {"": 1}
+    assert await told.gained("counter_commit_events_sum") == {"": 3}
+    assert await told.gained("counter_marks_total") == {"dirty": 2}
+    # The commit, and the look of each scrape whether the store can be written.
+    calls = await told.gained("counter_store_call_duration_seconds_count")
+    assert calls["write"] >= 1
+    await rest.http.get("/v1/namespaces/default/counters/a", params={"max_staleness": "1h"})
+    assert await told.gained("counter_cache_lookups_total") == {"miss": 1}
+    await rest.http.get("/v1/namespaces/default/counters/a", params={"max_staleness": "1h"})
+    assert await told.gained("counter_cache_lookups_total") == {"hit": 1}
+
+
+async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> None:
+    began = rfc3339(app.clock.now_us())
+    await rest.http.get("/readyz")
+    app.clock.advance(SECOND)
+    seen = rfc3339(app.clock.now_us())
+    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
+    cache = {"part": "cache", "detail": "planted", "since": seen, "last_worked": began}
+    with patch.object(app.application.cache, "ping", down):
+        for _ in range(2):
+            answer = await rest.http.get("/readyz")
+            assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+            assert answer.json()["troubles"] == [cache]
+            app.clock.advance(SECOND)
+        with store_that_fails(app, "ping"):
+            answer = await rest.http.get("/readyz")
+            assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
+            store, other = answer.json()["troubles"]
+            assert (store["part"], store["since"]) == ("store", rfc3339(app.clock.now_us()))
+            assert other == cache
+    assert "troubles" not in (await rest.http.get("/readyz")).json()
+
+
+async def test_liveness_asks_nobody(rest: Rest, app: App) -> None:
+    """A restart would not bring the store back."""
+    with (
+        patch.object(app.store, "ping", AsyncMock()) as store,
+        patch.object(app.application.cache, "ping", AsyncMock()) as cache,
+    ):
+        assert (await rest.http.get("/healthz")).json() == {"status": "alive"}
+    assert not store.called
+    assert not cache.called

@@ -1,0 +1,34 @@
+"""The pages under docs/: their programs and their commands, to be run."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.server import ROOT
+
+DOCS = ROOT / "docs"
+_SAVED = re.compile(
+    r"[Ss]ave (?:this|it) as `(\w+\.py)`(?:(?!```).)*?```python\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def page(name: str) -> str:
+    """The text of a page, such as ``tutorials/kafka.md``."""
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def save_programs(text: str, folder: Path) -> list[str]:
+    """Write each program that a page says to save, as it says; their names."""
+    found = _SAVED.findall(text)
+    for name, program in found:
+        (folder / name).write_text(program, encoding="utf-8")
+    return [name for name, _ in found]
+
+
+def python_of(text: str, without: Sequence[str] = ()) -> str:
+    """All blocks of Python of a page, in their order, but for what is saved as one of *without*."""
+    for name, program in _SAVED.findall(text):
+        if name in without:
+            text = text.replace(program, "")
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))

@@ -1,0 +1,226 @@
+"""The audit beside all that goes on meanwhile: no false alarm, and no damage missed."""
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import cast
+
+import pytest
+
+from counter.audit import Auditor, State
+from counter.errors import CounterError, NamespaceUnknownError
+from counter.limits import MINUTE, SECOND
+from counter.ports import Store
+from counter.types import CounterUpdate, Event, Mark, Namespace, Pending, WindowRow
+from counter.windows import window_of
+from rollup.maintenance import Maintenance
+from tests.rollup.world import CLOSING, DATASET, SETTINGS, WINDOW, Process, Road, World
+
+NAMES = tuple(f"c{number}" for number in range(6))
+SEEDS = 15
+
+
+class Life:
+    """What goes on in a namespace, drawn from a seed: adds, late ones, clears, rollups, recounts,
+    slices that are dropped, and time that passes."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.world = World()
+        self.process = Process(self.world.store, self.world.clock, None, seed=seed)
+
+    async def begin(self) -> Namespace:
+        dataset = replace(DATASET, retention_us=20 * MINUTE)
+        self.world.store._shelves[1].dataset = dataset
+        return await self.world.begin(shards=2)
+
+    async def go_on(self, namespace: Namespace, steps: int) -> None:
+        for _ in range(steps):
+            await self.step(namespace)
+
+    async def step(self, namespace: Namespace) -> None:
+        world, name = self.world, self.random.choice(NAMES)
+        namespace = world.api.namespaces.get(namespace.name)
+        kind = self.random.randrange(12)
+        try:
+            if kind < 4:
+                await world.add(name, self.random.randrange(-9, 10))
+            elif kind == 4:
+                age_us = self.random.randrange(20 * SECOND)
+                await world.api.add(namespace, name, 5, world.token(age_us))
+            elif kind == 5:
+                await world.api.clear(namespace, name, world.token())
+            elif kind == 6:
+                await world.api.add_atomic(namespace, [(each, 1) for each in NAMES], world.token())
+            elif kind == 7:
+                await world.api.recount(namespace, name, 0, 2**60)
+            elif kind == 8 and self.random.randrange(8) == 0:
+                world.clock.advance(12 * MINUTE)
+                await Maintenance(world.store, world.clock, world.api.namespaces).run_once()
+            else:
+                world.clock.advance(self.random.randrange(CLOSING))
+                await self.process.worker.tick()
+        except CounterError:
+            # Late, too old, or no slice: refused as it must be.
+            await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        for _ in range(3):
+            self.world.clock.advance(2 * CLOSING)
+            await self.process.worker.tick()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_nothing_that_goes_on_meanwhile_is_taken_for_damage(seed: int) -> None:
+    """Between any two steps of a look anything may happen; some of it may have to be waited for."""
+    life = Life(seed)
+    namespace = await life.begin()
+    await life.go_on(namespace, 20)
+    road = cast(Store, Road(life.world.store, seed))
+
+    async def sleep(_: float) -> None:
+        for _ in range(life.random.randrange(30)):
+            await asyncio.sleep(0)
+
+    auditor = Auditor(road, sleep=sleep, chunk_us=life.random.choice((WINDOW, MINUTE, 2**40)))
+    ended = asyncio.create_task(life.go_on(namespace, 60))
+    while not ended.done():
+        for verdict in await auditor.audit(namespace, NAMES):
+            assert verdict.state is not State.WRONG, verdict
+    await ended
+    await life.settle()
+    for verdict in await auditor.audit(namespace, NAMES):
+        assert verdict.state is State.RIGHT, verdict
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_whatever_is_damaged_is_found(seed: int) -> None:
+    """After any life, of any counter: a row, one that is lost, or the checkpoint. Others stay
+    right, and what can be put right is."""
+    life = Life(seed)
+    namespace = await life.begin()
+    await life.go_on(namespace, 80)
+    # None but the rollup's own doings may be left to do.
+    await life.settle()
+    store, random = life.world.store, life.random
+    await life.world.add(NAMES[0], 3)
+    life.world.clock.advance(CLOSING)
+    await life.settle()
+    name = random.choice([each for each in NAMES if each in store._space(namespace).counts])
+    counts = store._space(namespace).counts[name]
+    [head] = await store.heads(namespace, [name])
+    assert head is not None
+    assert not head.pending
+    rows = [at for at in counts.rows if at >= store._shelves[1].dropped_before_us]
+    checkpoint = head.checkpoint
+    kind = random.choice(("row", "lost", "checkpoint") if rows else ("checkpoint",))
+    if kind == "lost":
+        at_us = random.choice(rows)
+        _, row = counts.rows.pop(at_us)
+        if row == WindowRow(at_us, False, 0):
+            kind = "nothing"
+    else:
+        changed: tuple[WindowRow, ...] = ()
+        if kind == "row":
+            row = counts.rows[random.choice(rows)][1]
+            changed = (row._replace(total=row.total + random.choice((-1, 1))),)
+        else:
+            checkpoint = checkpoint._replace(count=checkpoint.count + random.choice((-1, 1)))
+        update = CounterUpdate(name, changed, checkpoint)
+        await store.apply(namespace, [update], through_us=checkpoint.time_us)
+    auditor = Auditor(store, sleep=lambda _: asyncio.sleep(0))
+    verdicts = await auditor.audit(namespace, NAMES, trust_settled=True)
+    wrong = [each.counter for each in verdicts if each.state is not State.RIGHT]
+    assert wrong == ([] if kind == "nothing" else [name]), (kind, verdicts)
+    await auditor.repair(namespace, verdicts, life.world.api.resolver)
+    await life.settle()
+    assert {each.state for each in await auditor.audit(namespace, NAMES)} == {State.RIGHT}
+
+
+async def test_a_write_that_lands_in_a_passed_window_is_told() -> None:
+    """In a store without transactions one that nobody acknowledged may: a recount counts it."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    process = world.process()
+    await world.add("c", 1)
+    at_us = world.clock.now_us()
+    world.clock.advance(2 * CLOSING)
+    await process.worker.tick()
+    await world.store.append(namespace, [Event("c", at_us, b"n" * 16, 0, 10)])
+    auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
+    (verdict,) = await auditor.audit(namespace, ["c"])
+    assert verdict.repairs == (window_of(at_us, WINDOW),)
+    await auditor.repair(namespace, [verdict], world.api.resolver)
+    world.clock.advance(2 * CLOSING)
+    await process.worker.tick()
+    assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
+    assert await world.rolled_up(namespace) == {"c": 11}
+
+
+async def test_a_rollup_that_stands_half_done_is_waited_for() -> None:
+    """A batch may be seen in part by one read and not by the next, before the watermark passes."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    process = world.process()
+    await world.add("c", 1)
+    window_us = window_of(world.clock.now_us(), WINDOW)
+    world.clock.advance(2 * CLOSING)
+    process.road.hold_in = "advance"
+    working = asyncio.create_task(process.worker.tick())
+    await process.road.held.wait()
+    world.store._space(namespace).counts["c"].rows.pop(window_us)
+    auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
+    (verdict,) = await auditor.audit(namespace, ["c"])
+    assert verdict.state is State.WAITING
+    assert "half done" in verdict.why
+    await world.store.mark(namespace, [Mark(window_us, "c")])
+    process.road.open.set()
+    await working
+    (verdict,) = await auditor.audit(namespace, ["c"])
+    assert verdict.state is State.WRONG
+
+
+async def test_a_recount_that_nobody_will_do_hides_nothing() -> None:
+    """One whose window was passed without it: readers count its own window, and nothing else."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    process = world.process()
+    await world.add("c", 1)
+    window_us = window_of(world.clock.now_us(), WINDOW)
+    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    await world.add("d", 1)
+    world.clock.advance(2 * CLOSING)
+    await process.worker.tick()
+    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
+    assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
+    head = (await world.store.heads(namespace, ["c"]))[0]
+    assert head is not None
+    wrong = CounterUpdate("c", (), head.checkpoint._replace(count=9))
+    await world.store.apply(namespace, [wrong], through_us=head.checkpoint.time_us)
+    (verdict,) = await auditor.audit(namespace, ["c"])
+    assert verdict.state is State.WRONG
+
+
+async def test_a_namespace_that_goes_under_the_look_is_an_error() -> None:
+    """Whatever was read before it went: nobody is told of damage."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    process = world.process()
+    await world.add("c", 1)
+    world.clock.advance(2 * CLOSING)
+    await process.worker.tick()
+    road = Road(world.store)
+    road.hold_in = "heads"
+    auditor = Auditor(cast(Store, road), sleep=lambda _: asyncio.sleep(0))
+    looking = asyncio.create_task(auditor.audit(namespace, ["c"]))
+    await road.held.wait()
+    await world.store.delete_namespace(namespace)
+    road.open.set()
+    with pytest.raises(NamespaceUnknownError):
+        await looking
+
+
+def test_the_settings_of_this_world_leave_no_doubt() -> None:
+    """Windows are short beside slices, so that slices are dropped while tests look on."""
+    assert SETTINGS.rollup_window_us < DATASET.slice_us

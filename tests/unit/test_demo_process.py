@@ -1,0 +1,16 @@
+"""What starts the processes that demo, chaos and benchmarks break."""
+
+from pathlib import Path
+
+from scripts.demo_process import LOG_TAIL_CHARS, CounterProcess
+
+
+async def test_a_process_runs_that_has_written_much_since_it_said_so(tmp_path: Path) -> None:
+    """Regression: the sign was looked for at the log's end, where busy ones had other lines."""
+    process = CounterProcess("one", ["str"], tmp_path / "log", "Help on class str", module="pydoc")
+    try:
+        await process.start()
+        await process.run()
+    finally:
+        await process.destroy()
+    assert len((tmp_path / "log").read_text(encoding="utf-8")) > 2 * LOG_TAIL_CHARS

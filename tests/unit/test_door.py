@@ -1,0 +1,95 @@
+"""Those who are turned away are told so: all of them, in their order, and not all at once."""
+
+import asyncio
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from api.call import Message, Reply
+from api.door import Door
+from counter.errors import OverloadedError
+from counter.overload import Load
+from tests.support.clock import FakeClock
+from tests.support.times import START_US
+from tests.support.virtual import virtually
+
+
+def flooded() -> Door:
+    """A door where more adds are ahead than could end in time."""
+    load = Load(FakeClock(START_US))
+    load.admit(load.room)
+    return Door(load)
+
+
+def test_who_is_refused_is_told_soon_and_never_more_than_some_at_a_time() -> None:
+    told: list[tuple[int, float]] = []
+
+    async def refuse() -> None:
+        door, loop = flooded(), asyncio.get_running_loop()
+
+        def answer(number: int, reply: Reply) -> None:
+            assert reply.status == 503
+            told.append((number, loop.time()))
+
+        for number in range(250):
+            assert door.refuses(None, partial(answer, number))
+        assert told == []
+        await asyncio.sleep(1)
+        assert door.refuses(None, partial(answer, 250))
+        await asyncio.sleep(1)
+
+    virtually(refuse())
+    assert [number for number, _ in told] == list(range(251))
+    at = Counter(round(when_s, 3) for _, when_s in told)
+    assert at == {0.02: 100, 0.04: 100, 0.06: 50, 1.02: 1}
+
+
+def test_one_who_cannot_be_told_keeps_nobody_else_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Reply] = []
+
+    async def refuse() -> None:
+        def fails(_: Reply) -> None:
+            raise RuntimeError("the connection is gone")
+
+        door = flooded()
+        assert door.refuses(None, fails)
+        assert door.refuses(None, told.append)
+        await asyncio.sleep(1)
+
+    virtually(refuse())
+    assert len(told) == 1
+    assert "the connection is gone" in caplog.text
+
+
+def test_a_refused_body_is_read_whole_and_its_handler_told_in_its_turn() -> None:
+    """A client that still sends would take an early answer for a broken connection."""
+    parts: list[Message] = [{"body": b"a", "more_body": True}, {"body": b"b", "more_body": False}]
+
+    async def receive() -> Message:
+        return parts.pop(0)
+
+    async def handle() -> float:
+        guarded = flooded().guarded(receive, None)
+        assert (await guarded())["body"] == b"a"
+        with pytest.raises(OverloadedError):
+            await guarded()
+        return asyncio.get_running_loop().time()
+
+    assert virtually(handle()) == 0.02
+    assert parts == []
+
+
+def test_no_turn_of_the_event_loop_is_made_of_answers_alone() -> None:
+    """Clients that come again as soon as they are answered would make it last for ever."""
+
+    async def ask() -> list[int]:
+        door, at_once = flooded(), []
+        for _ in range(2):
+            at_once.append(sum(not door.keeps_waiting() for _ in range(2_000)))
+            await asyncio.sleep(0)
+        return at_once
+
+    assert virtually(ask()) == [500, 500]

@@ -1,0 +1,44 @@
+"""What is seen of a data directory from outside."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from counter.errors import StartupError
+from counter.storage.sqlite.copying import DATABASE
+from counter.storage.sqlite.glance import glance
+
+
+def test_the_version_is_seen_while_all_is_in_the_log_yet(tmp_path: Path) -> None:
+    """Regression: of a service that had just begun it was 0, as if the next start raised it."""
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        assert glance(tmp_path).version == 0
+        for version in (1, 7):
+            database.execute(f"CREATE TABLE t{version} (value)")
+            database.execute(f"PRAGMA user_version = {version}")
+            assert glance(tmp_path).version == version
+    assert glance(tmp_path).version == 7
+
+
+def test_a_database_that_was_cut_is_told_from_a_whole_one(tmp_path: Path) -> None:
+    """Regression: of what was not looked at nothing was said to be wrong."""
+    path = tmp_path / DATABASE
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE t AS SELECT zeroblob(100000)")
+        database.commit()
+        # Its end may still be in the log.
+        glance(tmp_path)
+    assert glance(tmp_path).size == path.stat().st_size
+    path.write_bytes(path.read_bytes()[:40_000])
+    with pytest.raises(StartupError, match="is cut: its last"):
+        glance(tmp_path)
+
+
+def test_a_lock_file_that_is_no_text_names_nobody(tmp_path: Path) -> None:
+    """Regression: it ended the look with a traceback."""
+    (tmp_path / "lock").write_bytes(b"\xf3\xff")
+    assert glance(tmp_path).holder is None

@@ -1,0 +1,242 @@
+"""What waits is bounded: whoever could not be answered in time is refused, and never for long."""
+
+from collections import deque
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import OverloadedError
+from counter.limits import (
+    MILLISECOND,
+    PENDING_WRITES_MAX,
+    SECOND,
+    WRITE_WAIT_MAX_US,
+)
+from counter.overload import Bounded, Load
+from tests.support.clock import FakeClock
+from tests.support.times import START_US
+
+#: A smaller bound than the service's own: it is soon reached.
+TRICKLE_WRITES = 64
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Always let in no more than that."""
+    monkeypatch.setattr("counter.limits.TRICKLE_WRITES", TRICKLE_WRITES)
+
+
+class Service:
+    """A service in virtual time: it ends so many adds a millisecond, the oldest first."""
+
+    def __init__(self, per_ms: int) -> None:
+        self.per_ms = per_ms
+        self.clock = FakeClock(START_US)
+        self.load = Load(self.clock)
+        self.waiting: deque[int] = deque()
+        #: How long each add that ended had waited.
+        self.waits: list[int] = []
+        self.refused = 0
+        self.longest_queue = 0
+
+    def run(self, ms: int, arriving_per_ms: float) -> None:
+        """Let adds come in, a turn of the event loop each millisecond."""
+        came = 0.0
+        for _ in range(ms):
+            came += arriving_per_ms
+            self.load.turn_began()
+            while came >= 1:
+                came -= 1
+                if self.load.refuses() is not None:
+                    self.refused += 1
+                    continue
+                self.load.admit(1)
+                self.waiting.append(self.clock.now_us())
+            self.longest_queue = max(self.longest_queue, len(self.waiting))
+            self.clock.advance(MILLISECOND)
+            self.load.turn_over()
+            ended = min(self.per_ms, len(self.waiting))
+            now_us = self.clock.now_us()
+            self.waits += [now_us - self.waiting.popleft() for _ in range(ended)]
+            if ended:
+                self.load.leave(ended)
+
+    def goodput(self, ms: int, arriving_per_ms: float) -> float:
+        """Of what it can do in *ms*, the part that it does, and in no more than twice the bound."""
+        self.waits.clear()
+        self.run(ms, arriving_per_ms)
+        in_time = [wait for wait in self.waits if wait <= 2 * WRITE_WAIT_MAX_US]
+        return len(in_time) / (ms * self.per_ms)
+
+
+@pytest.mark.parametrize("times", [1.5, 3, 10])
+@pytest.mark.parametrize("per_ms", [1, 10, 50])
+def test_what_is_taken_in_is_answered_in_time_however_much_comes(per_ms: int, times: float) -> None:
+    service = Service(per_ms)
+    service.goodput(3_000, times * per_ms)
+    # Once it is known how fast this goes; an instant's arrivals are all that can be too many.
+    assert service.goodput(2_000, times * per_ms) == 1
+    assert max(service.waits) < 1.1 * WRITE_WAIT_MAX_US
+    assert service.refused > 0
+
+
+def test_nobody_is_refused_below_what_the_service_can_bear() -> None:
+    service = Service(10)
+    service.run(3_000, 9.9)
+    assert service.refused == 0
+
+
+def test_a_burst_after_hours_of_little_is_taken_in() -> None:
+    """Little ends where little comes: that says nothing of what can be borne."""
+    service = Service(20)
+    service.run(2_000, 60)
+    service.run(2_000, 0.05)
+    service.refused = 0
+    service.run(100, 80)
+    assert service.refused == 0
+
+
+def test_a_store_that_stands_still_lets_few_more_wait_and_many_when_it_goes_on() -> None:
+    service = Service(20)
+    service.run(2_000, 15)
+    service.per_ms = 0
+    service.run(5_000, 15)
+    waits_at_once = service.load.ahead
+    assert waits_at_once <= service.longest_queue <= 20_000
+    assert service.refused > 0
+    service.run(5_000, 15)
+    assert service.load.ahead == waits_at_once
+    service.per_ms = 20
+    service.run(1_000, 15)
+    service.refused = 0
+    assert service.goodput(1_000, 15) > 0.7
+    assert service.refused == 0
+
+
+def test_a_flood_leaves_nothing_behind() -> None:
+    service = Service(10)
+    service.run(5_000, 100)
+    service.run(500, 0)
+    service.refused = 0
+    assert service.goodput(1_000, 9) == pytest.approx(0.9, abs=0.01)
+    assert service.refused == 0
+    assert service.load.wait_us < 10 * MILLISECOND
+
+
+def test_a_service_that_becomes_slower_takes_in_less() -> None:
+    service = Service(40)
+    service.run(2_000, 60)
+    service.per_ms = 4
+    service.run(10_000, 60)
+    service.waits.clear()
+    service.run(1_000, 60)
+    assert max(service.waits) < 1.1 * WRITE_WAIT_MAX_US
+    assert service.load.rate_per_s == pytest.approx(4_000, rel=0.1)
+
+
+def test_a_few_adds_may_always_wait_or_nothing_would_be_learned_again() -> None:
+    service = Service(0)
+    service.run(10_000, 0.1)
+    assert service.load.ahead == TRICKLE_WRITES
+    assert service.refused > 0
+    service.per_ms = 1
+    service.run(200, 0.1)
+    service.refused = 0
+    assert service.goodput(1_000, 0.9) > 0.8
+    assert service.refused == 0
+
+
+def test_long_turns_of_the_event_loop_count_as_waiting() -> None:
+    """Requests lie unread as long as a turn takes: behind one of 400 ms, 100 ms are left."""
+    service = Service(10)
+    service.run(2_000, 20)
+    service.load.leave(service.load.ahead)
+    service.load.turn_began()
+    service.clock.advance(400 * MILLISECOND)
+    service.load.turn_over()
+    assert service.load.room == pytest.approx(1_000, rel=0.1)
+    assert service.load.wait_us == 400 * MILLISECOND
+
+
+def test_who_waits_for_less_time_than_the_queue_takes_is_told_at_once() -> None:
+    service = Service(10)
+    service.run(2_000, 20)
+    load = service.load
+    load.leave(load.ahead - 1_000)
+    assert load.refuses() is None
+    assert load.refuses(within_us=SECOND) is None
+    hurried = load.refuses(within_us=90 * MILLISECOND)
+    assert hurried is not None
+    assert "it may wait 0.09 s" in hurried.detail
+    load.leave(load.ahead)
+    assert load.refuses(within_us=1) is None
+
+
+def test_a_hurried_sender_is_told_its_own_bound_and_others_theirs() -> None:
+    """Also one that would wait longer than anybody may. What all are told is worded once."""
+    service = Service(10)
+    service.run(5_000, 30)
+    load = service.load
+    load.admit(load.room - load.ahead)
+    told = load.refuses()
+    assert told is not None
+    hurried = load.refuses(within_us=90 * MILLISECOND)
+    assert hurried is not None
+    assert "it may wait 0.09 s" in hurried.detail
+    assert load.refuses() is load.refuses(within_us=60 * SECOND) is told
+
+
+async def test_a_refusal_says_how_long_and_what_to_do() -> None:
+    service = Service(10)
+    service.run(5_000, 30)
+    load = service.load
+    load.admit(load.room - load.ahead)
+    with pytest.raises(OverloadedError) as told:
+        load.check()
+    error = told.value
+    assert (error.status, error.applied, error.retry) == (503, None, "same_token")
+    assert error.retry_after_us == SECOND
+    assert error.detail.startswith("an add would wait 0.5")
+    assert "it may wait 0.5 s" in error.detail
+    assert load.refused == service.refused + 1
+
+
+def test_a_calm_service_does_not_even_look_at_the_clock() -> None:
+    load = Service(10).load
+    with patch.object(FakeClock, "boottime_us", side_effect=ZeroDivisionError):
+        assert load.refuses() is None
+
+
+def test_no_more_adds_wait_than_may_ever() -> None:
+    load = Service(10).load
+    load.admit(PENDING_WRITES_MAX)
+    with pytest.raises(OverloadedError, match=f"{PENDING_WRITES_MAX} adds wait for a commit"):
+        load.admit(1)
+    load.leave(PENDING_WRITES_MAX)
+    load.admit(1)
+
+
+def test_what_is_bounded_is_refused_past_its_bound_and_free_when_given_back() -> None:
+    some = Bounded("bodies are being read", 10)
+    some.take(7)
+    with pytest.raises(OverloadedError, match="7 bodies are being read already, and 4 more come"):
+        some.take(4)
+    some.take(3)
+    some.give_back(10)
+    some.take(10)
+
+
+def test_a_pause_long_ago_turns_nobody_away() -> None:
+    service = Service(per_ms=100)
+    load = service.load
+    load.turn_began()
+    load.admit(1)
+    service.clock.advance(700 * MILLISECOND)
+    load.turn_over()
+    load.leave(1)
+    service.clock.advance(3_600 * SECOND)
+    assert load.wait_us == 0
+    load.turn_began()
+    for _ in range(500):
+        assert load.refuses() is None
+        load.admit(1)

@@ -1,0 +1,124 @@
+"""What several processes on a port tell, whichever of them is asked."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from api.exposition import Exposition
+from api.sharing import Board
+from counter.limits import SECOND
+from counter.tallies import Histogram
+from rollup.families import histogram
+from tests.support.clock import FakeClock
+from tests.support.waiting import eventually
+
+
+def told(adds: int, depth: int = 0) -> list[Metric]:
+    """What one process tells of itself."""
+    counter = CounterMetricFamily("adds", "Adds.", labels=["outcome"])
+    counter.add_metric(["original"], adds)
+    tally = Histogram((1, 10))
+    tally.observe(adds)
+    return [counter, GaugeMetricFamily("depth", "Depth.", value=depth), histogram("h", "", tally)]
+
+
+def values(families: list[Metric]) -> dict[str, float]:
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+class Port:
+    """Two processes on a port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock(0)
+        self._folder = folder
+        self.boards = [self.start(number) for number in range(2)]
+
+    def start(self, number: int) -> Board:
+        """A process, perhaps in the place of one that died."""
+        return Board(self._folder, number, 2, self.clock)
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Port:
+    return Port(tmp_path)
+
+
+def test_counters_are_summed_and_gauges_bear_their_processs_number(port: Port) -> None:
+    port.boards[0].gathered(told(3, depth=7))
+    found = values(port.boards[1].gathered(told(4, depth=8)))
+    assert found["adds_total original"] == 7
+    assert (found["depth 0"], found["depth 1"]) == (7, 8)
+    assert [found[f"counter_h_bucket {bound}"] for bound in ("1.0", "10.0", "+Inf")] == [0, 2, 2]
+    assert (found["counter_h_count"], found["counter_h_sum"]) == (2, 7)
+    assert (found["counter_worker_up 0"], found["counter_worker_up 1"]) == (1, 1)
+
+
+def test_no_sum_goes_back_when_a_process_dies_and_another_takes_its_place(port: Port) -> None:
+    """Whatever was told is told again, however often they die."""
+    port.boards[0].gathered(told(3))
+    assert values(port.boards[1].gathered(told(4)))["adds_total original"] == 7
+    for deaths in range(1, 4):
+        again = port.start(1)
+        assert values(port.boards[0].gathered(told(3)))["adds_total original"] == 6 + deaths
+        assert values(again.gathered(told(1)))["adds_total original"] == 7 + deaths
+
+
+def test_of_one_that_is_gone_or_hangs_no_gauge_is_told(port: Port) -> None:
+    port.boards[0].gathered(told(3, depth=7))
+    port.clock.advance(6 * SECOND)
+    found = values(port.boards[1].gathered(told(4)))
+    assert "depth 0" not in found
+    assert (found["counter_worker_up 0"], found["adds_total original"]) == (0, 7)
+
+
+def test_one_that_is_not_there_yet_is_missing(tmp_path: Path) -> None:
+    board = Board(tmp_path, 0, 2, FakeClock(0))
+    found = values(board.gathered(told(1)))
+    assert (found["counter_worker_up 0"], found["counter_worker_up 1"]) == (1, 0)
+
+
+async def test_it_is_laid_down_unasked_and_a_last_time_at_the_end(port: Port) -> None:
+    stop, adds = asyncio.Event(), 5
+    collect: Callable[[], list[Metric]] = lambda: told(adds)  # noqa: E731
+    running = asyncio.create_task(port.boards[0].run(collect, stop))
+
+    async def laid() -> bool:
+        return values(port.boards[1].gathered(told(0))).get("adds_total original") == 5
+
+    await eventually(laid, "what is counted is laid down")
+    adds = 9
+    stop.set()
+    await running
+    assert values(port.boards[1].gathered(told(0)))["adds_total original"] == 9
+
+
+def test_a_disk_that_takes_nothing_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scrape is answered all the same."""
+    board = Board(tmp_path / "gone", 0, 1, FakeClock(0))
+    with caplog.at_level(logging.WARNING, "counter.workers"):
+        for _ in range(3):
+            found = values(board.gathered(told(1)))
+            assert (found["adds_total original"], found["counter_worker_up 0"]) == (1, 1)
+    assert len(caplog.records) == 1
+
+
+def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
+    own = CounterMetricFamily("counter_adds", "Adds.", labels=["outcome"])
+    own.add_metric(["original"], 4)
+    port.boards[0].gathered([own])
+    exposition = Exposition((SimpleNamespace(collect=lambda: [own]),))
+    assert exposition.adds({"original": 4}) == {"original": 4}
+    exposition.board = port.boards[1]
+    assert exposition.adds({"original": 4}) == {"original": 8}

@@ -1,0 +1,25 @@
+"""What turns traces on, and what it says where it cannot."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from counter.config import Settings
+from counter.errors import StartupError
+from counter.tracing import NoTracing, open_tracing
+
+
+def test_traces_are_off_unless_asked_for(tmp_path: Path) -> None:
+    tracing = open_tracing(Settings(data=tmp_path))
+    assert isinstance(tracing, NoTracing)
+
+
+def test_without_the_extra_a_start_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "counter.spans", raising=False)
+    # As where it is not installed: the API may be there without the SDK.
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    with pytest.raises(StartupError, match=r"opentelemetry.sdk.* is not installed: pip install"):
+        open_tracing(Settings(data=tmp_path, traces="otlp"))
