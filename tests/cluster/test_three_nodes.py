@@ -1,0 +1,272 @@
+"""What takes three nodes: one schema made through all of them, and some that are down or silent.
+
+No store is opened anew after a fault: recovery needs no restart. One module, so that one cluster is
+started for all of it.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from counter.clock import SystemClock
+from counter.durations import format_duration
+from counter.errors import UnavailableError
+from counter.limits import SECOND
+from counter.patience import Patience
+from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.tables import (
+    CONTROL_TABLES,
+    DATASET_TABLES,
+    SCHEMA_VERSION,
+    table_id,
+)
+from counter.types import Event, Mark, Namespace, Placement, Slice
+from counter.windows import window_of
+from scripts.cluster_nodes import Cluster
+from scripts.cluster_nodetool import nodetool
+from scripts.demo_process import free_ports
+from tests.contracts.cases import SETTINGS, WINDOW
+from tests.rollup.processes import Worker, desk_over, flags_for, settings_over, worker
+from tests.support.cassandra import (
+    DATASET,
+    at,
+    connected,
+    have_schema,
+    opened,
+    options_for,
+    slice_of_now,
+    tables,
+    with_dataset,
+)
+from tests.support.waiting import eventually
+
+T = TypeVar("T")
+#: How long a process tries to start: the nodes that are left take a while to know who is gone.
+_START_US = 60 * SECOND
+
+
+@pytest.fixture(scope="module")
+def made(three_nodes: Cluster) -> tuple[CassandraOptions, list[str]]:
+    """A keyspace that has three replicas, made by four processes at once; what these told."""
+    options = replace(options_for(three_nodes, replicas=3), read_timeout_us=2 * SECOND)
+    port = three_nodes.shape.cassandra_port
+    settings = {
+        "PATH": os.environ["PATH"],
+        "COUNTER_STORE": "cassandra",
+        "COUNTER_KEYSPACE": options.keyspace,
+        "COUNTER_REPLICATION": "3",
+        "COUNTER_RETENTION": format_duration(DATASET.retention_us),
+        "COUNTER_SLICE": format_duration(DATASET.slice_us),
+        "COUNTER_TIME_BUCKET": format_duration(DATASET.time_bucket_us),
+        "COUNTER_EVENT_BUCKETS": str(DATASET.event_buckets),
+        "COUNTER_WRITE_TIMEOUT": format_duration(DATASET.write_timeout_us),
+        "COUNTER_CLOCK_SKEW_MAX": format_duration(DATASET.clock_skew_max_us),
+    }
+
+    async def apply(contact_point: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "counter", "schema", "apply"),
+            env={**settings, "COUNTER_CONTACT_POINTS": f"{contact_point}:{port}"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        return output.decode()
+
+    async def apply_all() -> list[str]:
+        nodes = [*three_nodes.contact_points, three_nodes.contact_points[0]]
+        return await asyncio.gather(*(apply(each) for each in nodes))
+
+    return options, "".join(asyncio.run(apply_all())).splitlines()
+
+
+@pytest.fixture(scope="module")
+def options(made: tuple[CassandraOptions, list[str]]) -> CassandraOptions:
+    """Of that keyspace."""
+    return made[0]
+
+
+async def namespace_in(store: CassandraStore) -> Namespace:
+    # Its number is that of whichever process made it: each of those that try takes one.
+    (dataset,) = await store.datasets()
+    await store.make_slice(dataset, slice_of_now())
+    name = f"n{uuid.uuid4().hex}"
+    namespace = await store.create_namespace(name, SETTINGS, SystemClock().now_us())
+    assert namespace is not None
+    return namespace
+
+
+async def all_works(store: CassandraStore, namespace: Namespace, number: int) -> None:
+    """A write of each kind, and it is read back. Each is tried again while it is not told."""
+    now_us = slice_of_now().start_us + number
+    event = Event(f"c{number}", now_us, number.to_bytes(16, "big"), 0, 1)
+    mark = Mark(window_of(now_us, WINDOW), event.counter)
+    await told(store.ping)
+    await told(lambda: store.mark(namespace, [mark]))
+    await told(lambda: appended(store, namespace, event))
+    assert list(await told(lambda: store.find(namespace, [event]))) == [event]
+    assert (await told(lambda: store.lease_tokens(1, now_us))).time_us >= now_us
+    assert await told(lambda: store.acquire([f"{number}"], "a", 60_000_000)) == [True]
+    assert namespace in await told(store.namespaces)
+    await told(store.read_clock)
+
+
+async def appended(store: CassandraStore, namespace: Namespace, event: Event) -> None:
+    (written,) = await store.append(namespace, [event])
+    if isinstance(written, UnavailableError):
+        raise written
+
+
+async def told(ask: Callable[[], Awaitable[T]]) -> T:
+    """What *ask* comes to, when the nodes that it asks are those that answer."""
+
+    async def try_it() -> tuple[T] | None:
+        try:
+            return (await ask(),)
+        except UnavailableError:
+            return None
+
+    (answer,) = await eventually(try_it, "an answer")
+    return answer
+
+
+def test_many_processes_on_three_nodes_make_the_same(
+    three_nodes: Cluster, made: tuple[CassandraOptions, list[str]]
+) -> None:
+    """Each asks a node of its own first. A table that two of them create is one table."""
+    options, told = made
+    # Whole lines: the audit log, on standard error, tells them once more in one line of its own.
+    assert told.count("created dataset default") == 1
+    assert told.count(f"the schema of {options.keyspace} has version {SCHEMA_VERSION}") == 1
+
+    async def tables_at(host: str) -> None:
+        async with connected(at(options, (host, three_nodes.shape.cassandra_port))) as connection:
+            for keyspace, names in (
+                (options.keyspace, CONTROL_TABLES),
+                (f"{options.keyspace}_default", DATASET_TABLES),
+            ):
+                expected = {name: table_id(keyspace, name) for name in names}
+                assert await tables(connection, keyspace) == expected
+
+    for host in three_nodes.contact_points:
+        asyncio.run(tables_at(host))
+
+
+async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
+    """Of the dataset's keyspace and of the control keyspace."""
+    options = options_for(three_nodes)
+    await have_schema(options)
+    told = await have_schema(with_dataset(options, placement=Placement((("dc1", 3),))))
+    for line, keyspace in zip(told, (options.keyspace, f"{options.keyspace}_default"), strict=True):
+        assert f"keyspace {keyspace} had replicas dc1:1 and now has dc1:3" in line
+        assert f"`nodetool repair --full {keyspace}` on every node" in line
+    async with connected(options) as connection:
+        for keyspace in (options.keyspace, f"{options.keyspace}_default"):
+            ((replication,),) = await connection.simple(
+                "SELECT replication FROM system_schema.keyspaces"
+                f" WHERE keyspace_name = '{keyspace}'"
+            )
+            assert replication["dc1"] == "3"
+    # As it was told: before that a quorum may be of the new replicas alone, which know of nothing.
+    for keyspace in (options.keyspace, f"{options.keyspace}_default"):
+        await asyncio.to_thread(nodetool, three_nodes.cassandra[0], "repair", "--full", keyspace)
+    assert await have_schema(with_dataset(options, placement=Placement((("", 3),)))) == [
+        "nothing to do: the schema is as it should be"
+    ]
+
+
+async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
+    breakable: Cluster, options: CassandraOptions
+) -> None:
+    """With one down of three, writes, compare-and-sets and schema changes go on, and a process can
+    start. With two down they fail, saying why; when they are back, they succeed."""
+    async with opened(options) as store:
+        namespace = await namespace_in(store)
+        await all_works(store, namespace, 1)
+        await asyncio.to_thread(breakable.cassandra[2].kill)
+        await all_works(store, namespace, 2)
+        start_us = slice_of_now().end_us
+        ahead = Slice(start_us, start_us + DATASET.slice_us, DATASET.time_bucket_us, 4)
+        await told(lambda: store.make_slice(namespace.dataset, ahead))
+        async with opened(options, patience=Patience(_START_US)) as other:
+            await all_works(other, namespace, 3)
+            assert ahead in await told(lambda: other.slices(namespace.dataset))
+
+        await asyncio.to_thread(breakable.cassandra[1].kill)
+
+        async def says_why() -> bool:
+            with pytest.raises(UnavailableError) as caught:
+                await store.ping()
+            return "1 of the 2 replicas" in caught.value.detail
+
+        await eventually(says_why, "the node that is left knows that it is alone", seconds=90)
+        with pytest.raises(UnavailableError):
+            await store.namespaces()
+        with pytest.raises(UnavailableError):
+            await store.lease_tokens(1, 0)
+        with pytest.raises(UnavailableError):
+            async with opened(options):
+                pass
+        await asyncio.to_thread(breakable.mend)
+        await all_works(store, namespace, 4)
+
+
+async def test_a_node_that_says_nothing_holds_up_nobody(
+    breakable: Cluster, options: CassandraOptions
+) -> None:
+    """It is not known to be down at first. Idempotent statements are sent to another node; a
+    compare-and-set that it swallowed is settled by another."""
+    async with opened(options) as store:
+        namespace = await namespace_in(store)
+        await all_works(store, namespace, 1)
+        breakable.cassandra[1].pause()
+        for number in range(2, 5):
+            await all_works(store, namespace, number)
+        async with opened(options, patience=Patience(_START_US)) as other:
+            await all_works(other, namespace, 5)
+        breakable.cassandra[1].resume()
+        await all_works(store, namespace, 6)
+
+
+async def test_a_worker_survives_an_outage_of_the_whole_cluster(
+    breakable: Cluster, tmp_path: Path
+) -> None:
+    """It says so, and goes on by itself when the cluster answers again."""
+    settings = await asyncio.to_thread(settings_over, breakable, 3)
+    (port,) = free_ports(1)
+    with worker(flags_for(settings), tmp_path / "log", port) as one:
+        await one.runs()
+        async with desk_over(settings) as desk:
+            await desk.shared_by(1)
+            await desk.add_many(20)
+            await desk.rolled_up(20, 1)
+            for node in breakable.cassandra:
+                node.pause()
+            await answers(one, 503)
+            assert one.process.poll() is None
+            for node in breakable.cassandra:
+                node.resume()
+            await answers(one, 200)
+
+            await desk.add_many(20)
+            await desk.rolled_up(20, 2)
+        one.process.send_signal(signal.SIGTERM)
+        assert await one.ended() == 0, one.output()
+
+
+async def answers(one: Worker, status: int) -> None:
+    """Wait until /readyz says so."""
+
+    async def said() -> bool:
+        return (await one.get("/readyz")).status_code == status
+
+    await eventually(said, f"/readyz answers {status}", seconds=90)
