@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 from cyclopts import App
@@ -20,6 +20,8 @@ from counter.errors import CounterError, StartupError
 
 #: What a command that cannot start, or whose settings are wrong, ends with.
 EXIT_CANNOT_START: Final = 2
+#: What a shell tells of a program that was interrupted.
+EXIT_INTERRUPTED: Final = 130
 #: What a shell tells of a program whose reader went away: what was to be printed was not.
 EXIT_UNREAD: Final = 141
 
@@ -223,6 +225,12 @@ def remark(text: str) -> None:
         print(f"counter: {line}", file=sys.stderr)
 
 
+def read_no_more() -> None:
+    """Nobody reads standard output any more: what is left in it must not be told at the exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str) -> NoReturn:
     remark(message)
     raise SystemExit(EXIT_CANNOT_START)
@@ -233,6 +241,5 @@ def main() -> None:
     try:
         app()
     except BrokenPipeError:
-        # Whoever read this has gone: what is left to print must not be told at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        read_no_more()
         raise SystemExit(EXIT_UNREAD) from None

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
-from counter.cli import remark, tell
+from counter.cli import EXIT_INTERRUPTED, remark, tell
 from counter.cli_service import (
-    EXIT_INTERRUPTED,
     EXIT_NOT_DONE,
     EXIT_UNKNOWN,
     ServiceFlags,

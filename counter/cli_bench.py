@@ -22,7 +22,7 @@ from rich.table import Table
 
 from counter.bench import COUNTERS, EMBEDDED, Figure, Run, measure
 from counter.bench_processes import BenchError
-from counter.cli import tell, told
+from counter.cli import EXIT_INTERRUPTED, remark, tell, told
 from counter.cli_flags import StoreFlags
 from counter.clock import SystemClock, to_rfc3339
 from counter.config import Settings
@@ -31,7 +31,6 @@ from counter.errors import StartupError
 from counter.planner_rates import SUBJECT
 
 EXIT_WRONG: Final = 1
-EXIT_INTERRUPTED: Final = 130
 _SECONDS_MAX: Final = 3_600
 _CONNECTIONS_MAX: Final = 1_024
 _COUNTERS_MAX: Final = 1_000_000
@@ -88,10 +87,10 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
                 )
                 measure(run)
         except BenchError as error:
-            sys.stderr.write(f"counter: {error}\n")
+            remark(str(error))
             raise SystemExit(EXIT_WRONG) from None
         except KeyboardInterrupt:
-            sys.stderr.write("counter: interrupted; nothing was saved, and nothing is left\n")
+            remark("interrupted; nothing was saved, and nothing is left")
             raise SystemExit(EXIT_INTERRUPTED) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from counter.cli import remark, tell
+from counter.cli import EXIT_INTERRUPTED, remark, tell
 from counter.cli_export import STDOUT, check_file_name, refuse_best_effort
 from counter.cli_progress import progress
 from counter.cli_service import (
-    EXIT_INTERRUPTED,
     EXIT_NO,
     EXIT_UNKNOWN,
     ServiceFlags,

@@ -6,14 +6,20 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 from cyclopts import Parameter
 
-from counter.cli import EXIT_CANNOT_START, remark
+from counter.cli import (
+    EXIT_CANNOT_START,
+    EXIT_INTERRUPTED,
+    EXIT_UNREAD,
+    read_no_more,
+    remark,
+)
 from counter.client import (
     Attempt,
     CounterClient,
@@ -40,9 +46,6 @@ EXIT_NO: Final = 1
 #: As where a process cannot start: bad input, or it could not be done and nothing is changed.
 EXIT_NOT_DONE: Final = EXIT_CANNOT_START
 EXIT_UNKNOWN: Final = 4
-EXIT_INTERRUPTED: Final = 130
-#: What a shell tells of a program whose reader went away: it is done, but not printed.
-EXIT_UNREAD: Final = 141
 
 #: The key itself: as a flag it would show in a list of processes.
 KEY_VARIABLE: Final = "COUNTER_API_KEY"
@@ -188,7 +191,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _read_no_more()
+        read_no_more()
         raise SystemExit(EXIT_UNREAD) from None
     except StartupError as error:
         fail(str(error), EXIT_NOT_DONE)
@@ -200,7 +203,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
     except OSError as error:
         if _cannot_be_printed():
             # What was to be done is done: only to tell of it failed.
-            _read_no_more()
+            read_no_more()
             fail(f"standard output: {error.strerror or error}", EXIT_UNREAD)
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_NOT_DONE)
 
@@ -289,9 +292,3 @@ def _cannot_be_printed() -> bool:
     except OSError:
         return True
     return False
-
-
-def _read_no_more() -> None:
-    """Nobody reads standard output any more: what is left in it must not be told at the exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from counter.cli import app
 from counter.clock import SystemClock
 from counter.config import Settings
 from counter.keys import KeyRing
 from counter.storage import open_store
+from tests.cli.shell import Shell
 
 
 @pytest.fixture(autouse=True)
@@ -25,50 +25,35 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class Shell:
-    """Runs ``counter key`` and keeps what it said."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.err = ""
+class KeyShell(Shell):
+    """Runs ``counter key``."""
 
     def run(self, *words: str) -> tuple[int, str]:
-        """The exit code and what was printed."""
-        code = 0
-        try:
-            app(["key", *words])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, self.err = self._capsys.readouterr()
-        return code, out
+        return super().run("key", *words)
 
     def create(self, *words: str) -> str:
         """The key that is made."""
-        code, out = self.run("create", *(words or ("--namespace", "videos", "--scope", "write")))
-        assert code == 0, self.err
-        return out.strip()
+        return self.said("create", *(words or ("--namespace", "videos", "--scope", "write")))
 
     def listed(self) -> Sequence[dict[str, Any]]:
-        code, out = self.run("list", "--json")
-        assert code == 0
-        keys: Sequence[dict[str, Any]] = json.loads(out)["keys"]
+        keys: Sequence[dict[str, Any]] = json.loads(self.said("list", "--json"))["keys"]
         return keys
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
+def shell(capsys: pytest.CaptureFixture[str]) -> KeyShell:
+    return KeyShell(capsys)
 
 
 @pytest.mark.parametrize("command", ["create", "list", "rotate", "revoke"])
-def test_each_command_says_what_it_does_and_ends_with(command: str, shell: Shell) -> None:
+def test_each_command_says_what_it_does_and_ends_with(command: str, shell: KeyShell) -> None:
     code, text = shell.run(command, "--help")
     assert code == 0
     assert "Exit codes: 0; 1 if" in text
     assert "--contact-points" in text
 
 
-def test_a_key_is_printed_alone_and_never_again(shell: Shell) -> None:
+def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:
     """So that a script can catch it. What is on disk cannot tell it either."""
     text = shell.create()
     key_id, secret = text.split("_")[1:]
@@ -85,7 +70,7 @@ def test_a_key_is_printed_alone_and_never_again(shell: Shell) -> None:
     assert secret.encode() not in b"".join(each.read_bytes() for each in Path("data").iterdir())
 
 
-async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: Shell) -> None:
+async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyShell) -> None:
     """Which it holds alone, so far as counts go."""
     store = open_store(Settings(), SystemClock())
     await store.open()
@@ -112,7 +97,7 @@ async def in_thread(call: Any, *args: Any) -> Any:
     return await asyncio.to_thread(call, *args)
 
 
-def test_only_its_owner_may_read_the_file(shell: Shell) -> None:
+def test_only_its_owner_may_read_the_file(shell: KeyShell) -> None:
     old = os.umask(0)
     try:
         shell.create()
@@ -121,7 +106,7 @@ def test_only_its_owner_may_read_the_file(shell: Shell) -> None:
     assert stat.S_IMODE(Path("data/keys.sqlite3").stat().st_mode) == 0o600
 
 
-def test_what_is_listed(shell: Shell) -> None:
+def test_what_is_listed(shell: KeyShell) -> None:
     """Nothing is cut or folded, and a label is no markup."""
     assert shell.run("list") == (0, "")
     assert "there are no keys: no request needs one" in shell.err
@@ -152,7 +137,7 @@ def test_what_is_listed(shell: Shell) -> None:
     assert ", reservations unlimited, resolutions 1/s  " in second
 
 
-def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: Shell) -> None:
+def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell) -> None:
     old = shell.create()
     code, out = shell.run("rotate", old.split("_")[1], "--grace", "10m")
     assert code == 0
@@ -175,7 +160,7 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: Shell) -
     assert rows[1].endswith(f"expired, replaced by {body['id']}")
 
 
-def test_a_revocation_says_how_soon_it_holds(shell: Shell) -> None:
+def test_a_revocation_says_how_soon_it_holds(shell: KeyShell) -> None:
     key_id = shell.create().split("_")[1]
     assert shell.run("revoke", key_id) == (0, "")
     assert "refuses it within two seconds" in shell.err
@@ -185,7 +170,7 @@ def test_a_revocation_says_how_soon_it_holds(shell: Shell) -> None:
     assert f"key {key_id} was revoked before, at 2" in shell.err
 
 
-def test_an_unknown_id_ends_with_1_and_close_ones(shell: Shell) -> None:
+def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
     key_id = shell.create().split("_")[1]
     for command in ("revoke", "rotate"):
         assert shell.run(command, key_id[:-1]) == (1, "")
@@ -202,13 +187,13 @@ def test_an_unknown_id_ends_with_1_and_close_ones(shell: Shell) -> None:
         (["--scope", "read", "--requests", "1e10/s"], "requests is 1e+10/s; it must be at most"),
     ],
 )
-def test_wrong_values_end_with_2(words: list[str], told: str, shell: Shell) -> None:
+def test_wrong_values_end_with_2(words: list[str], told: str, shell: KeyShell) -> None:
     assert shell.run("create", "--namespace", "videos", *words) == (2, "")
     assert f"counter: {told}" in shell.err
     assert not Path("data").exists()
 
 
-def test_a_file_that_was_cut_short_lets_nobody_in(shell: Shell) -> None:
+def test_a_file_that_was_cut_short_lets_nobody_in(shell: KeyShell) -> None:
     """It is not taken for a service that never had a key. Regression: an empty one was."""
     shell.create()
     assert [each.name for each in Path("data").iterdir()] == ["keys.sqlite3"]
@@ -219,7 +204,7 @@ def test_a_file_that_was_cut_short_lets_nobody_in(shell: Shell) -> None:
         assert "restore it from a backup" in shell.err
 
 
-def test_a_file_of_a_later_version_is_left_alone(shell: Shell) -> None:
+def test_a_file_of_a_later_version_is_left_alone(shell: KeyShell) -> None:
     shell.create()
     with closing(sqlite3.connect("data/keys.sqlite3")) as connection:
         connection.execute("PRAGMA user_version = 9")
@@ -227,7 +212,7 @@ def test_a_file_of_a_later_version_is_left_alone(shell: Shell) -> None:
     assert "has version 9, and this program knows 1: use the newer program" in shell.err
 
 
-def test_a_directory_that_cannot_be_made_is_named(shell: Shell) -> None:
+def test_a_directory_that_cannot_be_made_is_named(shell: KeyShell) -> None:
     Path("data").write_text("a file")
     words = ["--namespace", "videos", "--scope", "read"]
     assert shell.run("create", *words) == (2, "")
@@ -235,7 +220,7 @@ def test_a_directory_that_cannot_be_made_is_named(shell: Shell) -> None:
 
 
 def test_a_file_that_its_user_cannot_open_is_said_to_be_so(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
+    shell: KeyShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By root, who may all, it cannot be seen."""
     shell.create()
@@ -249,7 +234,7 @@ def test_a_file_that_its_user_cannot_open_is_said_to_be_so(
     assert "must be able to read and write it" in shell.err
 
 
-def test_what_root_makes_is_the_service_s(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_root_makes_is_the_service_s(shell: KeyShell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user that owns the data directory must be able to read its keys."""
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -262,13 +247,13 @@ def test_what_root_makes_is_the_service_s(shell: Shell, monkeypatch: pytest.Monk
     assert ids == [owner.st_uid, owner.st_gid]
 
 
-def test_all_wrong_values_are_told_at_once(shell: Shell) -> None:
+def test_all_wrong_values_are_told_at_once(shell: KeyShell) -> None:
     wrong = ["--scope", "x", "--expires", "x", "--adds", "x"]
     assert shell.run("create", "--namespace", "videos", *wrong)[0] == 2
     assert shell.err.count("counter: --") == 3
 
 
-def test_a_file_that_cannot_be_used_is_named(shell: Shell) -> None:
+def test_a_file_that_cannot_be_used_is_named(shell: KeyShell) -> None:
     """And what to do about it."""
     Path("data").mkdir()
     Path("data/keys.sqlite3").write_bytes(b"no database, and longer than its head " * 10)
@@ -278,7 +263,7 @@ def test_a_file_that_cannot_be_used_is_named(shell: Shell) -> None:
         assert "restore it from a backup" in shell.err
 
 
-def test_what_is_done_to_keys_is_in_the_audit_log(shell: Shell) -> None:
+def test_what_is_done_to_keys_is_in_the_audit_log(shell: KeyShell) -> None:
     flags = ["--audit-log", "audit.jsonl"]
     text = shell.create("--namespace", "videos", "--scope", "read", *flags)
     key_id = text.split("_")[1]
