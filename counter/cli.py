@@ -127,7 +127,7 @@ app.command(
         "Make a backup an empty data directory, to be audited and served.",
         "counter restore /backups/monday --data ./data",
         "0 if it is there, whole; 2 if the backup is not, or the directory not empty;"
-        f" {INTERRUPTED}, and nothing is left.",
+        f" {INTERRUPTED}. What is broken off leaves a directory that is not served: empty it.",
     ),
 )
 schema.command(
@@ -151,7 +151,7 @@ plan.command(
     "counter.cli_plan:storage",
     help=helped(
         "Plan how one counter's events are cut.",
-        "counter plan storage --events-per-day 43M --retention 7d",
+        "counter plan storage --events-per-day 43e6 --retention 7d",
         _PLANNED,
     ),
 )
@@ -189,12 +189,12 @@ key.command(
 key.command(
     "counter.cli_key:rotate",
     help=helped(
-        "Make a key in place of another.", "counter key rotate 5f3a0f0e6f0c --grace 1d", _KEYED
+        "Make a key in place of another.", "counter key rotate pbay5xaap5pt --grace 1d", _KEYED
     ),
 )
 key.command(
     "counter.cli_key:revoke",
-    help=helped("Have a key be refused, for ever.", "counter key revoke 5f3a0f0e6f0c", _KEYED),
+    help=helped("Have a key be refused, for ever.", "counter key revoke pbay5xaap5pt", _KEYED),
 )
 
 add_moving_commands(app)

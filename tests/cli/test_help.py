@@ -11,6 +11,7 @@ import pytest
 from cyclopts import App
 
 from counter.cli import app
+from counter.keys import id_in
 
 #: They print nothing, or a script; what is served logs JSON with --log-format.
 NO_JSON = {"serve", "rollup", "completion", "namespace delete"}
@@ -40,15 +41,35 @@ def test_all_commands_are_looked_at() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_its_help_has_examples_that_hold_and_its_exit_codes(name: str) -> None:
     text = ALL[name].help or ""
-    examples = re.findall(rf"^  (counter {name}\b.*)$", text, re.MULTILINE)
+    examples = examples_of(name)
     assert examples, text
-    for each in examples:
-        words = shlex.split(re.split(r" [|>] ", each)[0])[1:]
+    for words in examples:
         app.parse_args(words, print_error=False, exit_on_error=False)
     codes = text.partition("Exit codes: ")[2]
     assert re.search(r"\b0\b", codes), text
     assert re.search(r"\b2\b| of counter ", codes), text
     assert name in NO_INTERRUPT or name.startswith("plan ") or "130" in codes, text
+
+
+def examples_of(name: str) -> list[list[str]]:
+    """The words of each example in a command's help."""
+    found = re.findall(rf"^  (counter {name}\b.*)$", ALL[name].help or "", re.MULTILINE)
+    return [shlex.split(re.split(r" [|>] ", each)[0])[1:] for each in found]
+
+
+@pytest.mark.parametrize("name", [each for each in ALL if each.startswith("plan ")])
+def test_an_example_of_a_plan_is_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: one gave a number in a form that is not read."""
+    for words in examples_of(name):
+        if "--rates" not in words:
+            app(words, result_action="return_value")
+            assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["key rotate", "key revoke"])
+def test_an_example_names_a_key_as_keys_are_named(name: str) -> None:
+    for words in examples_of(name):
+        assert id_in(words[2]) == words[2]
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NO_JSON))
