@@ -29,6 +29,7 @@ from counter.config_values import (
     ReadableFile,
     ReadConsistency,
     Replication,
+    SecretFile,
     StoreKind,
     WriteConsistency,
     between,
@@ -106,9 +107,7 @@ class Settings(ServingSettings):
         description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
     )
     cassandra_username: str | None = Field(None, description="Who logs in to Cassandra")
-    cassandra_password_file: ReadableFile | None = Field(
-        None, description="A file with the password"
-    )
+    cassandra_password_file: SecretFile | None = Field(None, description="A file with the password")
     cassandra_password: SecretStr | None = Field(
         default_factory=_password, description="The password; never a flag"
     )

@@ -16,7 +16,7 @@ from counter.durations import format_duration, parse_duration
 CASSANDRA_PORT: Final = 9042
 MEMCACHED_PORT: Final = 11211
 REPLICAS_MAX: Final = 16
-_PORT_MAX: Final = 65_535
+PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 _HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
 #: As browsers write it: no default port, no path, nothing upper-case.
@@ -61,8 +61,8 @@ def endpoint(text: str, default_port: int) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]"):
         host, port = text, str(default_port)
-    plain = port.isascii() and port.isdigit() and len(port) <= len(str(_PORT_MAX))
-    if _HOST.fullmatch(host) is None or not (plain and 1 <= int(port) <= _PORT_MAX):
+    plain = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX))
+    if _HOST.fullmatch(host) is None or not (plain and 1 <= int(port) <= PORT_MAX):
         raise ValueError(f"{text[:80]!r} is not host or host:port")
     return host.strip("[]"), int(port)
 
@@ -156,6 +156,21 @@ def _check_file(path: Path) -> Path:
 
 #: A file that can be read.
 ReadableFile = Annotated[Path, AfterValidator(_check_file)]
+
+
+def _check_text(path: Path) -> Path:
+    try:
+        path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # Not what the codec says: that shows some of it.
+        raise ValueError(f"{str(path)!r} is not text in UTF-8") from None
+    return path
+
+
+#: A file with a secret in it, as text.
+SecretFile = Annotated[Path, AfterValidator(_check_text)]
 
 
 def _check_origin(text: str) -> str:

@@ -269,6 +269,17 @@ class TestRelations:
         assert settings.cassandra_password.get_secret_value() == "from the file"
         assert "keep one of them" in refusal(**login, cassandra_password="hush")
 
+    @pytest.mark.parametrize("name", ["cassandra_password_file", "https_key_password_file"])
+    def test_a_password_that_is_no_text_is_named_and_not_shown(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "password"
+        path.write_bytes(b"hush\xff")
+        message = refusal(**CASSANDRA, cassandra_username="me", **{name: path})
+        assert f"{name} (flag --{name.replace('_', '-')}): {str(path)!r} is not text" in message
+        assert "hush" not in message
+        assert "0xff" not in message
+
     def test_a_file_that_cannot_be_read_is_named(self) -> None:
         message = refusal(**CASSANDRA, tls_ca="none.pem")
         assert "tls_ca" in message
