@@ -22,6 +22,7 @@ from api.sharing import Board
 from api.tls import Certificates
 from api.workers import Parent, supervise
 from counter.config import Settings
+from counter.config_values import PORT_MAX
 from counter.errors import StartupError
 from counter.limits import SECOND
 from counter.logs import load_soon
@@ -43,6 +44,12 @@ def serve(settings: Settings) -> None:
         raise StartupError(
             f"metrics_port {own} and port {settings.port} meet: each of {settings.workers}"
             " processes has a port of its own from metrics_port on; choose another one"
+        )
+    if own is not None and own + settings.workers - 1 > PORT_MAX:
+        raise StartupError(
+            f"metrics_port is {own}, and {settings.workers} processes would have ports of their own"
+            f" up to {own + settings.workers - 1}; choose {PORT_MAX + 1 - settings.workers} or a"
+            " lower one"
         )
     with listen(settings.host, settings.port) as listener:
         if settings.workers == 1:

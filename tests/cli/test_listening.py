@@ -48,3 +48,12 @@ def test_a_process_has_no_port_of_its_own_that_all_share() -> None:
     settings = Settings(port=9001, metrics_port=9001)
     with pytest.raises(StartupError, match="metrics_port 9001 and port 9001 meet"):
         serve(settings)
+
+
+def test_each_process_has_a_port_that_there_is() -> None:
+    """Regression: the processes past the last port failed with a trace, again and again."""
+    settings = Settings(
+        store="cassandra", contact_points=("127.0.0.1",), port=0, workers=3, metrics_port=65_534
+    )
+    with pytest.raises(StartupError, match="up to 65536; choose 65533 or a lower one"):
+        serve(settings)
