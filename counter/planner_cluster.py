@@ -16,7 +16,7 @@ from counter import limits
 from counter.durations import format_duration
 from counter.planner import RATE_MAX_PER_S, PlanError, hold_duration, hold_number
 from counter.planner_rates import MEASURED, Rates
-from counter.planner_rules import Clients, contradictions
+from counter.planner_rules import EVENT_BUCKETS_MAX, Clients, contradictions
 from counter.quantities import NUMBER_MAX, format_bytes, format_number, format_share
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag
@@ -26,7 +26,6 @@ CACHE_ENTRY_BYTES: Final = 152
 #: So that one can be started anew while the other works.
 PROCESSES_MIN: Final = 2
 REPLICATION_MAX: Final = 16
-_EVENT_BUCKETS_MAX: Final = 256
 _BYTES_MAX: Final = 10**18
 #: A token is remembered twice as long as it may be sent again: counter/storage/memcached/cache.py.
 _GUARD_MARGIN: Final = 2
@@ -245,7 +244,7 @@ def _check(need: ClusterNeed) -> None:
     hold_duration("retention", dataset.retention_us, limits.RETENTION_MIN_US, longest_us)
     hold_duration("slice", dataset.slice_us, limits.MINUTE, longest_us)
     hold_duration("time_bucket", dataset.time_bucket_us, limits.SECOND, longest_us)
-    hold_number("event_buckets", dataset.event_buckets, 1, _EVENT_BUCKETS_MAX)
+    hold_number("event_buckets", dataset.event_buckets, 1, EVENT_BUCKETS_MAX)
     hold_duration("write_timeout", dataset.write_timeout_us, limits.MILLISECOND, limits.MINUTE)
     hold_duration("clock_skew_max", dataset.clock_skew_max_us, 0, limits.MINUTE)
     window_us = need.settings.rollup_window_us

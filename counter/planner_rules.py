@@ -20,6 +20,7 @@ from counter.quantities import format_bytes, format_number
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag
 
+EVENT_BUCKETS_MAX: Final = 256
 #: What a pass of the rollup and the cache may take besides; docs/rollup.md.
 PASS_US: Final = 2 * limits.SECOND
 
@@ -177,13 +178,17 @@ def _partition_problems(dataset: Dataset, clients: Clients) -> Iterator[str]:
     size = in_bucket * clients.event_bytes / dataset.event_buckets
     if size > PARTITION_BYTES_MAX:
         parts = ceil(size / PARTITION_BYTES_MAX)
-        fits_us = dataset.time_bucket_us // parts
+        fits_us = dataset.time_bucket_us // parts // limits.SECOND * limits.SECOND
+        ways = []
+        if fits_us:
+            ways.append(f"a time_bucket of at most {spell_duration(fits_us)}")
+        if parts * dataset.event_buckets <= EVENT_BUCKETS_MAX:
+            ways.append(f"{parts * dataset.event_buckets} event_buckets")
         yield (
             f"the busiest counter's {format_number(clients.hottest_per_s)}/s make partitions of"
             f" {format_bytes(size)} (time_bucket {spell_duration(dataset.time_bucket_us)},"
-            f" event_buckets {dataset.event_buckets}), {parts} times the 4 MiB that are good: use a"
-            f" time_bucket of at most {spell_duration(fits_us // limits.SECOND * limits.SECOND)},"
-            f" or {parts * dataset.event_buckets} event_buckets"
+            f" event_buckets {dataset.event_buckets}), {parts} times the 4 MiB that are good: use"
+            f" {', or '.join(ways) or 'several counters in its place'}"
         )
 
 

@@ -120,6 +120,19 @@ def test_a_counter_too_busy_for_its_partitions_is_told_what_would_do() -> None:
     assert told(busy, dataset(event_buckets=6)) == ()
 
 
+@pytest.mark.parametrize(
+    ("hottest", "way"),
+    [
+        (10_000, "use a time_bucket of at most 6s"),
+        (10**9, "use several counters in its place"),
+    ],
+)
+def test_nobody_is_told_to_set_what_is_refused(hottest: int, way: str) -> None:
+    """There are 256 event_buckets at most, and a time_bucket is no shorter than a second."""
+    (wide,) = told(Clients(hottest_per_s=Fraction(hottest)))
+    assert wide.endswith(f"that are good: {way}")
+
+
 def test_a_strict_check_is_dear() -> None:
     (dear,) = told(payload_check=PayloadCheck.STRICT)
     assert "payload_check is strict" in dear
