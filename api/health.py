@@ -89,6 +89,7 @@ class Health:
         self.is_leaving = False
         self.latest = Report()
         self._troubles = Troubles(clock)
+        self._asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
 
     async def keep_looking(self, stop: asyncio.Event) -> None:
         """Look every few seconds until *stop* is set."""
@@ -98,8 +99,11 @@ class Health:
                 await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
 
     async def look(self) -> Report:
-        """Ask the store and the cache, each for a bounded time."""
-        store, cache = await asyncio.gather(self._ask_store(), self._ask_cache())
+        """Ask the store and the cache, each for a bounded time; who comes meanwhile waits for the
+        same answers. Everybody may ask, and a flood of that must not become one of writes."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        store, cache = await asyncio.shield(self._asking)
         clock = None if self._guard is None else self._guard.trouble
         rollup = self._worker.trouble if self.rolls_up else None
         found = {
@@ -114,6 +118,9 @@ class Health:
         keys, leaving = self._keys.trouble, self.is_leaving
         self.latest = Report(store, clock, rollup, cache, keys, leaving, troubles)
         return self.latest
+
+    async def _ask(self) -> tuple[CounterError | None, str | None]:
+        return await asyncio.gather(self._ask_store(), self._ask_cache())
 
     async def _ask_store(self) -> CounterError | None:
         try:

@@ -1,5 +1,6 @@
 """What operators and newcomers find beside the counters."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,6 +104,30 @@ async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App
         assert (await rest.http.get("/healthz")).status_code == 200
         assert await metric(rest, "counter_store_up") == 0
     assert (await rest.http.get("/readyz")).status_code == 200
+
+
+async def test_a_flood_of_those_who_ask_is_no_flood_of_writes(rest: Rest, app: App) -> None:
+    """Who has no key may ask, and asking whether the store can be written is a write."""
+    goes_on, asked = asyncio.Event(), 0
+
+    async def ping() -> None:
+        nonlocal asked
+        asked += 1
+        await goes_on.wait()
+
+    with patch.object(app.store, "ping", ping):
+        asking = [asyncio.create_task(rest.http.get("/readyz")) for _ in range(20)]
+        given_up = asyncio.create_task(rest.http.get("/readyz"))
+        while not asked:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        goes_on.set()
+        assert [(await each).status_code for each in asking] == [200] * 20
+        assert asked == 1
+        assert (await rest.http.get("/readyz")).status_code == 200
+        assert asked == 2
 
 
 async def test_it_is_ready_and_says_so_where_only_the_cache_is_down(rest: Rest, app: App) -> None:
