@@ -108,18 +108,18 @@ async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App
 
 async def test_a_flood_of_those_who_ask_is_no_flood_of_writes(rest: Rest, app: App) -> None:
     """Who has no key may ask, and asking whether the store can be written is a write."""
-    goes_on, asked = asyncio.Event(), 0
+    began, goes_on, asked = asyncio.Event(), asyncio.Event(), 0
 
     async def ping() -> None:
         nonlocal asked
         asked += 1
+        began.set()
         await goes_on.wait()
 
     with patch.object(app.store, "ping", ping):
         asking = [asyncio.create_task(rest.http.get("/readyz")) for _ in range(20)]
         given_up = asyncio.create_task(rest.http.get("/readyz"))
-        while not asked:
-            await asyncio.sleep(0)
+        await began.wait()
         for _ in range(10):
             await asyncio.sleep(0)
         given_up.cancel()
