@@ -138,8 +138,11 @@ class DirectCycle:
         if adds and self.protocol.front.door.refuses(self.timeout, self.answer):
             return
         service = self.protocol.service
-        namespace = service.namespaces.at_hand(name, writes=adds) if self.quick else None
-        if namespace is not None and self._may_come_in(namespace, adds):
+        # Before anything is looked up: how long it takes tells nobody what others have.
+        caller = self._caller(name, adds) if self.quick else None
+        namespace = None if caller is None else service.namespaces.at_hand(name, writes=adds)
+        if caller is not None and namespace is not None:
+            self._admit(caller, namespace, adds)
             if self.response_complete:
                 return
             if adds:
@@ -154,24 +157,23 @@ class DirectCycle:
                 return
         self.protocol.start(self._handle())
 
-    def _may_come_in(self, namespace: Namespace, adds: bool) -> bool:
-        """Whether the caller may do this, and nothing has to be said about it by the handler; who
-        has had too much is told at once."""
+    def _caller(self, namespace: str, adds: bool) -> Caller | None:
+        """Who sent it, if they may do this; None where the handler has to say why not."""
         gate = self.protocol.front.gate
-        caller = gate.anyone
-        if gate.asks_for_keys:
-            known = self.protocol.caller(self.authorization)
-            if known is None or not known.may(_SCOPES[adds], namespace.name):
-                return False
-            caller = known
+        if not gate.asks_for_keys:
+            return gate.anyone
+        known = self.protocol.caller(self.authorization)
+        return known if known is not None and known.may(_SCOPES[adds], namespace) else None
+
+    def _admit(self, caller: Caller, namespace: Namespace, adds: bool) -> None:
+        """Take of what *caller* may have; who has had too much is told at once."""
         meters = caller.meters(namespace)
         if not meters.is_empty:
             try:
-                gate.count(meters, adds)
+                self.protocol.front.gate.count(meters, adds)
             except RateLimitedError as error:
                 self._fail(error)
         self.admitted = True
-        return True
 
     def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
         """Whether the add is under way."""

@@ -160,6 +160,9 @@ class Front:
         if path in _GUARDED:
             try:
                 caller = self.gate.caller(header_of(scope, b"authorization"))
+                if caller.key is not None:
+                    # Without keys all share one rate, and a flood must not hide itself.
+                    self.gate.admit(caller, None, 0)
                 caller.require_all_namespaces()
             except CounterError as error:
                 await problem_reply(error).send(send)
@@ -199,8 +202,13 @@ class Front:
         try:
             # First of all: who has no key learns nothing of what there is.
             caller = call.caller = self.gate.caller(call.header(b"authorization"))
-            route = self._route(call, parts)
-            caller.require(route.scope, call.namespace)
+            try:
+                route = self._route(call, parts)
+                caller.require(route.scope, call.namespace)
+            except CounterError:
+                # It is a request all the same: else names could be guessed at past every rate.
+                self.gate.admit(caller, None, 0)
+                raise
         except CounterError as error:
             return error
         return route, caller

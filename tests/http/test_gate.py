@@ -182,6 +182,51 @@ async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
     assert (await door.get(other)).json()["count"] == 4
 
 
+async def test_what_is_refused_takes_of_a_keys_requests_too(door: Door) -> None:
+    """Else a key with a rate could guess at names as fast as it likes."""
+    key = await door.key(Scope.READ, "mine", requests_per_s=3.0)
+    refused = [
+        await door.get(key, "theirs"),
+        await door.add(key, "mine"),
+        await door.http.get("/v1/nowhere", headers=key),
+    ]
+    assert [each.status_code for each in refused] == [404, 403, 404]
+    assert code(await door.get(key, "theirs")) == (429, "rate_limited")
+    assert code(await door.http.get("/v1/nowhere", headers=key)) == (429, "rate_limited")
+
+
+async def test_metrics_take_of_a_keys_requests_and_of_nobody_elses(tmp_path: Path) -> None:
+    """Without keys all share one rate, and a flood must not hide itself."""
+    async with (
+        wired(tmp_path, requests_per_s=1) as wire,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
+    ):
+        assert [(await http.get("/metrics")).status_code for _ in range(3)] == [200] * 3
+        key = await hand_out(wire.app, Scope.READ)
+        told = [(await http.get("/metrics", headers=key)).status_code for _ in range(2)]
+        assert told == [200, 429]
+
+
+async def test_nothing_is_looked_up_for_a_key_that_is_not_for_it(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it takes must not tell what there is."""
+    key = await door.key(Scope.READ, "mine")
+    namespaces = door.app.application.service.namespaces
+    looked: list[str] = []
+    for name in ("at_hand", "find", "get", "doubts"):
+        found = getattr(namespaces, name)
+
+        def look(namespace: str, *given: object, _found: object = found, **more: object) -> object:
+            looked.append(namespace)
+            return _found(namespace, *given, **more)  # type: ignore[operator]
+
+        monkeypatch.setattr(namespaces, name, look)
+    assert code(await door.get(key)) == (404, "namespace_unknown")
+    assert code(await door.add(key)) == (404, "namespace_unknown")
+    assert looked == []
+
+
 async def test_a_key_may_make_so_many_adds_a_second_in_batches_too(door: Door) -> None:
     key = await door.key(Scope.WRITE, adds_per_s=3.0)
     items = [item("c", 1, fresh(door.app.clock.now_us())) for _ in range(5)]
