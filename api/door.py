@@ -25,6 +25,8 @@ from counter.overload import Bounded, Load
 
 #: How long the client waits for its answer: a duration, such as ``250ms``.
 TIMEOUT_HEADER: Final = b"request-timeout"
+#: Longer ones are not read: what was read is remembered.
+_TIMEOUT_BYTES_MAX: Final = 64
 #: So often, so many of those that were turned away are told: 5,000 a second, about a tenth of what
 #: a core can do.
 _TELL_EVERY_S: Final = 0.02
@@ -39,6 +41,10 @@ _log = logging.getLogger("counter.api")
 def timeout_us(value: bytes) -> int:
     """The microseconds that a client waits. Raises InvalidParameterError."""
     try:
+        if len(value) > _TIMEOUT_BYTES_MAX:
+            raise ValueError(
+                f"it has {len(value)} characters; at most {_TIMEOUT_BYTES_MAX} are read"
+            )
         return parse_duration(value.decode("latin-1"))
     except ValueError as error:
         raise InvalidParameterError(

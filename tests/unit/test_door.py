@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 from api.call import Message, Reply
-from api.door import Door
-from counter.errors import OverloadedError
+from api.door import Door, timeout_us
+from counter.errors import InvalidParameterError, OverloadedError
 from counter.overload import Load
 from tests.support.clock import FakeClock
-from tests.support.times import START_US
+from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually
 
 
@@ -93,3 +93,12 @@ def test_no_turn_of_the_event_loop_is_made_of_answers_alone() -> None:
         return at_once
 
     assert virtually(ask()) == [500, 500]
+
+
+def test_what_a_client_waits_is_not_read_at_any_length() -> None:
+    """Regression: of each of many that were as long as a head may be, all was kept."""
+    assert timeout_us(b"1m30s") == 90 * SECOND
+    held = timeout_us.cache_info().currsize
+    with pytest.raises(InvalidParameterError, match="it has 60000 characters; at most 64 are read"):
+        timeout_us(b"1s" * 30_000)
+    assert timeout_us.cache_info().currsize == held
