@@ -124,6 +124,10 @@ class Caller:
         if bucket is not None:
             self._gate.take(bucket, 1)
 
+    def forget_meters(self) -> None:
+        """Ask anew what namespaces' buckets are."""
+        self._meters.clear()
+
     def meters(self, namespace: Namespace | None) -> Meters:
         """What a request to *namespace*, or to none, takes from."""
         if namespace is None:
@@ -163,6 +167,8 @@ class Gate:
         self.anyone = Caller(self, None)
         self._callers: dict[str, Caller] = {}
         self._shared: dict[int, _Shared] = {}
+        #: With so many of them, those that are full are forgotten.
+        self._shared_most = _REMEMBERED_MAX
         #: Requests that were turned away, by why.
         self.turned_away = dict.fromkeys(("key_missing", "key_invalid", "scope", "namespace"), 0)
         #: How often a rate was reached, by what is limited.
@@ -212,8 +218,8 @@ class Gate:
         """The buckets that all callers of *namespace* share."""
         shared = self._shared.get(namespace.id)
         if shared is None or shared.version != namespace.version:
-            if len(self._shared) >= _REMEMBERED_MAX:
-                self._shared.clear()
+            if len(self._shared) >= self._shared_most:
+                self._forget_full()
             shared = self._shared[namespace.id] = _Shared(namespace.version)
             for name in ("requests", "adds"):
                 rate = getattr(namespace.settings, f"{name}_per_s")
@@ -221,6 +227,20 @@ class Gate:
                     whose = f"namespace {namespace.name!r}"
                     shared.buckets[name] = TokenBucket(name, rate, whose)
         return shared.buckets
+
+    def _forget_full(self) -> None:
+        """Let go of the namespaces whose buckets are full, or that have none: new ones are the
+        same. The others must stay, or their rates would hold for nobody."""
+        now_s = self._now_s()
+        self._shared = {
+            number: each
+            for number, each in self._shared.items()
+            if not all(bucket.is_full(now_s) for bucket in each.buckets.values())
+        }
+        self._shared_most = max(_REMEMBERED_MAX, 2 * len(self._shared))
+        for caller in (self.anyone, *self._callers.values()):
+            # It may hold one that is let go of, beside which there would be two.
+            caller.forget_meters()
 
     def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
         """Take one request and *adds* adds to *namespace* of what is allowed. Raises

@@ -43,6 +43,10 @@ class TokenBucket:
         self._full_at_s = full_at_s + amount / self.rate
         return True
 
+    def is_full(self, now_s: float) -> bool:
+        """Whether it holds at *now_s* what a new one would."""
+        return self._full_at_s <= now_s
+
     def wait_s(self, now_s: float) -> float:
         """How long until one may be had; 0 where it may be had now."""
         return max(0.0, self._full_at_s - now_s - self.burst_s + 1 / self.rate)

@@ -1,0 +1,65 @@
+"""What many namespaces may have, each by its own rates, of one process."""
+
+from dataclasses import replace
+
+import pytest
+
+from api.gate import Gate
+from counter.config import Settings
+from counter.errors import RateLimitedError
+from counter.keys import KeyRing
+from counter.storage.memory import DEFAULT_DATASET, MemoryStore
+from counter.types import Namespace
+from tests.support.clock import FakeClock
+from tests.support.times import SECOND, START_US
+
+SETTINGS = replace(Settings().default_namespace(), adds_per_s=1)
+#: More than a process remembers of those that have nothing to remember.
+MANY = 2_500
+
+
+def space(number: int) -> Namespace:
+    return Namespace(number, f"n{number}", SETTINGS, (), DEFAULT_DATASET, START_US, 1)
+
+
+def admitted(gate: Gate, numbers: range) -> list[int]:
+    """Those of the namespaces that may be added to."""
+    found = []
+    for number in numbers:
+        try:
+            gate.admit(gate.anyone, space(number), 1)
+        except RateLimitedError:
+            continue
+        found.append(number)
+    return found
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(START_US)
+
+
+@pytest.fixture
+def gate(clock: FakeClock) -> Gate:
+    ring = KeyRing(MemoryStore(clock), clock)
+    return Gate(ring, now_s=lambda: clock.boottime_us() / SECOND)
+
+
+def test_each_of_many_namespaces_is_held_to_its_rate(gate: Gate, clock: FakeClock) -> None:
+    """Regression: past a thousand of them all rates were forgotten, again and again."""
+    everyone = range(MANY)
+    assert admitted(gate, everyone) == list(everyone)
+    assert admitted(gate, everyone) == []
+    clock.advance(SECOND)
+    assert admitted(gate, everyone) == list(everyone)
+    assert admitted(gate, everyone) == []
+
+
+def test_what_is_full_again_is_forgotten(gate: Gate, clock: FakeClock) -> None:
+    """Namespaces come and go; what there is no more is not remembered for ever."""
+    for begin in range(0, 40 * MANY, MANY):
+        some = range(begin, begin + MANY)
+        assert admitted(gate, some) == list(some)
+        assert admitted(gate, some) == []
+        clock.advance(2 * SECOND)
+    assert len(gate._shared) <= 4 * MANY
