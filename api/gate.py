@@ -7,7 +7,7 @@ answer is given before anything is looked up, so neither its words nor its time 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -253,15 +253,20 @@ class Gate:
         for bucket in meters.requests:
             if not bucket.take(1, now_s):
                 raise self._refused(bucket, now_s)
-        if adds:
-            for bucket in meters.adds:
-                if not bucket.take(adds, now_s):
-                    raise self._refused(bucket, now_s)
+        if adds and meters.adds:
+            self._take_all(meters.adds, adds, now_s)
 
     def charge(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
         """Take *adds* adds to *namespace* of what is allowed. Raises RateLimitedError."""
-        for bucket in caller.meters(namespace).adds:
-            self.take(bucket, adds)
+        self._take_all(caller.meters(namespace).adds, adds, self._now_s())
+
+    def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
+        """Take *amount* of each, or of none: what one refuses is not paid for at another."""
+        for bucket in buckets:
+            if not bucket.has_any(now_s):
+                raise self._refused(bucket, now_s)
+        for bucket in buckets:
+            bucket.take(amount, now_s)
 
     def take(self, bucket: TokenBucket, amount: int) -> None:
         """Take *amount* from *bucket*. Raises RateLimitedError."""

@@ -34,14 +34,15 @@ class TokenBucket:
 
     def take(self, amount: float, now_s: float) -> bool:
         """Whether *amount* may be had at *now_s*, of a clock that never steps back."""
-        full_at_s = self._full_at_s
-        if full_at_s < now_s:
-            full_at_s = now_s
-        # An empty bucket is full again after burst_s; more than that is overdrawn.
-        elif full_at_s - now_s > self.burst_s - 1 / self.rate + 1e-9:
+        if not self.has_any(now_s):
             return False
-        self._full_at_s = full_at_s + amount / self.rate
+        self._full_at_s = max(self._full_at_s, now_s) + amount / self.rate
         return True
+
+    def has_any(self, now_s: float) -> bool:
+        """Whether something is left at *now_s*."""
+        # An empty bucket is full again after burst_s; more than that is overdrawn.
+        return self._full_at_s - now_s <= self.burst_s - 1 / self.rate + 1e-9
 
     def is_full(self, now_s: float) -> bool:
         """Whether it holds at *now_s* what a new one would."""

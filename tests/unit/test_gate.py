@@ -63,3 +63,18 @@ def test_what_is_full_again_is_forgotten(gate: Gate, clock: FakeClock) -> None:
         assert admitted(gate, some) == []
         clock.advance(2 * SECOND)
     assert len(gate._shared) <= 4 * MANY
+
+
+def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock: FakeClock) -> None:
+    """Regression: a batch that was refused was paid for all the same, for minutes."""
+    ring = KeyRing(MemoryStore(clock), clock)
+    gate = Gate(ring, {"adds": 10}, lambda: clock.boottime_us() / SECOND)
+    narrow, wide = space(1), replace(space(2), settings=replace(SETTINGS, adds_per_s=0))
+    gate.admit(gate.anyone, narrow, 1)
+    with pytest.raises(RateLimitedError, match="namespace 'n1'"):
+        gate.charge(gate.anyone, narrow, 1_000)
+    with pytest.raises(RateLimitedError, match="namespace 'n1'"):
+        gate.admit(gate.anyone, narrow, 1)
+    gate.admit(gate.anyone, wide, 9)
+    with pytest.raises(RateLimitedError, match="a client without a key"):
+        gate.admit(gate.anyone, wide, 1)
