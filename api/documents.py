@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 
 from api.answers import problem_reply
 from api.front import Route
 from api.openapi import DOCS, operation, problem, responses
 from api.problem_page import POLICY, problems_page
-from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
+from counter.errors import CounterError, MethodNotAllowedError, NotFoundError, invariant
 
 _DESCRIPTION: Final = (
     "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
@@ -54,10 +54,14 @@ def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> Fas
             name=f"{route.method} {route.path}",
         )
     _describe_service(app)
+    # Made once: it takes a while, and who asks need not have a key.
+    page = problems_page()
 
     @app.get("/problems", summary="What each problem means", response_class=HTMLResponse)
     async def problems() -> HTMLResponse:
-        return HTMLResponse(problems_page(), headers={"content-security-policy": POLICY})
+        return HTMLResponse(page, headers={"content-security-policy": POLICY})
+
+    _keep_document(app)
 
     @app.exception_handler(404)
     async def not_found(request: Request, _error: Exception) -> Response:
@@ -69,6 +73,19 @@ def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> Fas
         return _response(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
 
     return app
+
+
+def _keep_document(app: FastAPI) -> None:
+    """Have the document of all routes that *app* has by now made once, and not for each reader."""
+    path = app.openapi_url
+    invariant(path is not None, "the document has a path")
+    document = JSONResponse(app.openapi()).body
+    routes = app.router.routes
+    routes[:] = [each for each in routes if getattr(each, "path", None) != path]
+
+    @app.get(str(path), include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
 
 
 def _describe_service(app: FastAPI) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import subprocess
 import sys
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import httpx
+from fastapi import FastAPI
 
+from api.problem_page import problems_page
 from api.site import Site
 
 LOOK = """
@@ -32,3 +34,19 @@ async def test_the_first_readers_may_come_at_once_and_one_may_leave() -> None:
         readers[0].cancel()
         answers = await asyncio.gather(*readers[1:], http.get("/openapi.json"))
     assert [each.status_code for each in answers] == [200, 200, 200]
+
+
+async def test_what_readers_are_given_is_made_once() -> None:
+    """It takes as long as dozens of adds, and who reads it need not have a key."""
+    with (
+        patch.object(FastAPI, "openapi", autospec=True, side_effect=FastAPI.openapi) as made,
+        patch("api.documents.problems_page", side_effect=problems_page) as shown,
+    ):
+        transport = httpx.ASGITransport(Site((), Mock(), Mock(), Mock()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            documents = [await http.get("/openapi.json") for _ in range(3)]
+            pages = [await http.get("/problems") for _ in range(3)]
+    assert documents[0].json()["openapi"] >= "3.1"
+    assert documents[0].headers["content-type"] == "application/json"
+    assert len({each.content for each in (*documents, *pages)}) == 2
+    assert (made.call_count, shown.call_count) == (1, 1)
