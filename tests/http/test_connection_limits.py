@@ -35,9 +35,15 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    """One that takes ten connections, and waits 300 ms."""
-    settings = {"connections_max": CONNECTIONS, "request_timeout_us": 300_000}
-    yield from served(run, tmp_path_factory.mktemp("few"), socket_bytes=16_384, **settings)
+    """One that takes ten connections."""
+    yield from served(run, tmp_path_factory.mktemp("few"), connections_max=CONNECTIONS)
+
+
+@pytest.fixture(scope="module")
+def hasty(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """One that waits a second for a client to take something."""
+    settings = {"socket_bytes": 16_384, "request_timeout_us": 1_000_000}
+    yield from served(run, tmp_path_factory.mktemp("hasty"), **settings)
 
 
 async def gone(wire: Wire) -> None:
@@ -112,46 +118,46 @@ def silent(wire: Wire) -> socket.socket:
     ids=["large", "large-and-last", "many"],
 )
 def test_a_client_that_takes_nothing_is_cut_off(
-    run: Run, wire: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
+    run: Run, hasty: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others are answered meanwhile, and requests that still wait for their turn fail quietly."""
 
-    ended = wire.app.application.connections.ended
+    ended = hasty.app.application.connections.ended
     before = ended["untaken"]
 
     async def check() -> None:
-        with silent(wire) as client:
+        with silent(hasty) as client:
             client.send(sent)
 
             async def is_there() -> bool:
-                return any(each.transport.get_write_buffer_size() for each in wire.connections)
+                return any(each.transport.get_write_buffer_size() for each in hasty.connections)
 
             await eventually(is_there, "an answer waits to be taken")
-            assert statuses(await wire.tell(get() + LAST)) == [200, 200]
-            await gone(wire)
+            assert statuses(await hasty.tell(get() + LAST)) == [200, 200]
+            await gone(hasty)
 
     run(check())
     assert ended["untaken"] == before + 1
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
-def test_a_client_that_takes_its_time_is_not(run: Run, wire: Wire) -> None:
+def test_a_client_that_takes_its_time_is_not(run: Run, hasty: Wire) -> None:
     """Slower than the limit in all, and always taking something."""
 
     async def check() -> None:
-        with silent(wire) as client:
+        with silent(hasty) as client:
             client.send(request("GET", "/openapi.json") * 40 + LAST)
             reader, writer = await asyncio.open_connection(sock=client, limit=4_096)
             received = bytearray()
             looks = asyncio.get_running_loop()
-            end_s = looks.time() + 3 * 0.3
+            end_s = looks.time() + 3 * 1.0
             while looks.time() < end_s:
                 received += await reader.read(16_384)
                 await asyncio.sleep(0.001)
             received += await rest_of(reader)
             writer.close()
         assert statuses(bytes(received)) == [200] * 41
-        await gone(wire)
+        await gone(hasty)
 
     run(check())
 

@@ -23,9 +23,9 @@ TYPE = b"content-type: application/json\r\n"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """A service that waits 300 ms for the rest of a request."""
+    """A service that waits a second for the rest of a request."""
     path: Path = tmp_path_factory.mktemp("slow")
-    async with serving(path / "data", path / "logs", request_timeout="300ms") as server:
+    async with serving(path / "data", path / "logs", request_timeout="1s") as server:
         yield server
 
 

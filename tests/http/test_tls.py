@@ -5,8 +5,7 @@ import json
 import logging
 import ssl
 import subprocess
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from tests.support.bytes_on_wire import LAST, add, get
 from tests.support.certificates import Authority, Signed
 from tests.support.rest import fresh
 from tests.support.waiting import eventually
-from tests.support.wire import Wire, rest_of, runner, statuses, turns, wired
+from tests.support.wire import Run, Wire, rest_of, runner, served, statuses, turns, wired
 
 OPTIONS = Options(trust_env=False)
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +43,18 @@ def own(authority: Authority) -> Signed:
     return authority.sign()
 
 
-def served(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
-    stack = AsyncExitStack()
-    yield run(stack.enter_async_context(wired(directory, **settings)))
-    run(stack.aclose())
+@pytest.fixture(scope="module")
+def wire(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """One that speaks TLS."""
+    files = {"https_cert": own.cert, "https_key": own.key}
+    yield from served(run, tmp_path_factory.mktemp("tls"), **files)
 
 
 @pytest.fixture(scope="module")
-def wire(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+def hasty(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     """One that drops who does not shake hands within 300 ms."""
     files = {"https_cert": own.cert, "https_key": own.key}
-    yield from served(run, tmp_path_factory.mktemp("tls"), request_timeout_us=300_000, **files)
+    yield from served(run, tmp_path_factory.mktemp("hasty"), request_timeout_us=300_000, **files)
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +113,17 @@ def test_plain_http_is_not_answered(run: Run, wire: Wire) -> None:
     assert b"HTTP/" not in run(wire.tell(LAST))
 
 
-def test_who_never_shakes_hands_is_dropped(run: Run, wire: Wire) -> None:
+def test_who_never_shakes_hands_is_dropped(run: Run, hasty: Wire) -> None:
     """And holds up nobody meanwhile."""
 
     async def check() -> None:
-        silent = [await wire.connect() for _ in range(20)]
+        silent = [await hasty.connect() for _ in range(20)]
         for reader, writer in silent:
             assert await rest_of(reader) == b""
             writer.close()
-        assert not wire.connections
+        assert not hasty.connections
 
-    ended = wire.app.application.connections.ended
+    ended = hasty.app.application.connections.ended
     before = ended["handshake"]
     run(check())
     assert ended["handshake"] == before + 20
