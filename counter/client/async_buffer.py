@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from os import getpid
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,6 +37,7 @@ class AsyncBuffer:
         spool: str | Path | None,
     ) -> None:
         self._merging = Merging(calls, policy, bounds, spool)
+        self._pid = getpid()
         self._policy = policy
         self._send = send
         self._taking = asyncio.Lock()
@@ -55,7 +57,7 @@ class AsyncBuffer:
             check_delta(delta)
         merging = self._merging
         adds = merging.open
-        if counter in adds:
+        if counter in adds and getpid() == self._pid:
             adds[counter] += delta
             return
         self._check_begun()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from os import getpid
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ class Buffer:
         spool: str | Path | None,
     ) -> None:
         self._merging = Merging(calls, policy, bounds, spool)
+        self._pid = getpid()
         self._policy = policy
         self._send = send
         self._lock = threading.Lock()
@@ -68,6 +70,9 @@ class Buffer:
         """
         if delta.__class__ is not int or not DELTA_MIN <= delta <= DELTA_MAX:
             check_delta(delta)
+        if getpid() != self._pid:
+            # Before the lock: a thread that is not in this process may hold it.
+            self._merging.check_process()
         with self._lock:
             adds = self._merging.open
             if counter in adds:

@@ -7,11 +7,13 @@ piece that was on its way is sent again under the same tokens, so it counts once
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from counter.client.backlog import Backlog
 from counter.client.delivery import Item, Renewed
@@ -34,6 +36,20 @@ CREATE TABLE owner (namespace TEXT NOT NULL);
 """
 
 
+class _OfOneProcess(sqlite3.Connection):
+    """A connection that a forked child never closes, not even where nothing refers to it any more:
+    SQLite would take away the log that the parent goes on writing to."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self._pid = os.getpid()
+        super().__init__(*given, **named)
+
+    def __del__(self) -> None:
+        if os.getpid() != self._pid:
+            # One reference that nobody gives back. A list of them would be emptied at the end.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+
 class Spool(Backlog):
     """The backlog of one buffer of one namespace. Its methods may be called in any thread, one at a
     time.
@@ -53,7 +69,11 @@ class Spool(Backlog):
             # Absolute: by some names SQLite means no file at all, and nothing would be kept.
             where = Path(path).absolute()
             self._db = sqlite3.connect(
-                where, timeout=0.0, isolation_level=None, check_same_thread=False
+                where,
+                timeout=0.0,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=_OfOneProcess,
             )
         except (TypeError, sqlite3.OperationalError) as error:
             raise InvalidParameterError(
@@ -81,13 +101,18 @@ class Spool(Backlog):
                 self._db.execute("INSERT INTO owner VALUES (?)", (namespace,))
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
             self._db.execute("COMMIT")
+            if version > _VERSION:
+                raise ClosedError(
+                    f"the spool {path} is of a newer client: its version is {version}"
+                )
+            self._load(path, namespace)
         except sqlite3.DatabaseError as error:
             raise ClosedError(
                 f"the spool {path} cannot be opened: {error}; each buffer of each process needs a"
                 " file of its own"
             ) from error
-        if version > _VERSION:
-            raise ClosedError(f"the spool {path} is of a newer client: its version is {version}")
+
+    def _load(self, path: str | Path, namespace: str) -> None:
         [owner] = self._db.execute("SELECT namespace FROM owner").fetchone()
         if owner != namespace:
             raise ClosedError(f"the spool {path} belongs to namespace {owner!r}, not {namespace!r}")

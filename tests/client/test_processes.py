@@ -18,6 +18,7 @@ from counter.client import (
     UnsentError,
 )
 from counter.client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
+from counter.client.spool import Spool
 from counter.errors import CounterError
 from tests.support.server import ROOT, Server
 
@@ -70,6 +71,29 @@ with client.buffer(spool=sys.argv[1]) as buffer:
         with client.buffer(spool=tmp_path / "spool"):
             pass
         assert client.get("spooled").count == 51
+
+
+def test_a_child_that_forgets_a_spool_leaves_its_log_alone(tmp_path: Path) -> None:
+    """Regression: with the last reference to it the child closed the file, and SQLite took away the
+    log that the parent went on writing to: what was synced after that was lost with the parent."""
+    script = """
+import os, signal, sys
+from counter.client.spool import Spool
+spool = Spool(sys.argv[1], "default")
+spool.put({"before": 1})
+child = os.fork()
+if child == 0:
+    del spool
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+spool.put({"after": 1})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = ran(script, tmp_path / "spool")
+    assert (done.returncode, done.stderr) == (-9, "")
+    left = Spool(tmp_path / "spool", "default")
+    assert dict(left.unsent()) == {"before": 1, "after": 1}
+    left.close()
 
 
 def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> None:

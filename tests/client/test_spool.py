@@ -1,6 +1,8 @@
 """What is on a client's disk is counted exactly once, wherever the client ends."""
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -95,6 +97,15 @@ def test_a_spool_belongs_to_one_namespace(tmp_path: Path) -> None:
     Spool(tmp_path / "spool", "default").close()
     with pytest.raises(ClosedError, match="default"):
         Spool(tmp_path / "spool", "other")
+
+
+def test_a_database_of_another_program_is_no_spool(tmp_path: Path) -> None:
+    """Regression: with the version of a spool it was an error of SQLite."""
+    path = tmp_path / "spool"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 1")
+    with pytest.raises(ClosedError, match="owner"):
+        Spool(path, "default")
 
 
 def test_what_the_disk_did_not_take_is_written_with_the_next(tmp_path: Path) -> None:
