@@ -78,7 +78,14 @@ class Call(Generic[T]):
             raise error_of_answer(*reply)
         try:
             return self.read(json.loads(reply.body) if reply.body else None)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise unexpected(reply.status, reply.body) from error
 
     def given_up(self, error: CounterError, why: str, *, sent: bool = True) -> CounterError:
@@ -138,7 +145,7 @@ class Calls:
         """``batch/add`` of items that :func:`item_text` wrote; the results as they come."""
         body = f'{{"items":[{",".join(texts)}]}}'
         request = _post(f"{self._base}/batch/add", "batch/add", body)
-        return Call(request, lambda body: list(body["results"]))
+        return Call(request, _batch_results)
 
     def unfinished(self, counter: str, delta: int, token: Credential) -> Unfinished:
         """An add of a batch whose end is not known."""
@@ -314,6 +321,15 @@ def _query(**values: str | None) -> str:
 
 def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:
     return lambda body: [read(each) for each in body["results"]]
+
+
+def _batch_results(body: Mapping[str, Any]) -> list[Any]:
+    results = list(body["results"])
+    for each in results:
+        # What is no problem is taken for counted: only if it says so.
+        if "code" not in each and "event_time" not in each:
+            raise KeyError("event_time")
+    return results
 
 
 def _count_or_raise(body: Mapping[str, Any]) -> answers.Count:

@@ -10,7 +10,12 @@ from typing import Any, Final
 from counter import limits
 from counter.client.answers import Added, added_of
 from counter.client.calls import Call, Calls, item_text
-from counter.client.failures import UnknownOutcomeError, error_of_problem, unexpected
+from counter.client.failures import (
+    ClosedError,
+    UnknownOutcomeError,
+    error_of_problem,
+    unexpected,
+)
 from counter.client.given import Items, checked_items
 from counter.client.retrying import (
     Answer,
@@ -20,6 +25,7 @@ from counter.client.retrying import (
     Send,
     Story,
     fresh_tokens,
+    may_have_arrived,
     reply_of,
 )
 from counter.client.tokens import Token
@@ -78,7 +84,10 @@ class Delivery:
     def until_deadline(self, policy: Policy) -> Story[list[Added | CounterError]]:
         """What became of each item by the deadline. Raises what refused the whole batch."""
         policy.budget.call()
-        yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
+        try:
+            yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
+        except ClosedError as error:
+            self.trouble = error
         if self.trouble is not None and self.trouble.retry == "never" and not self._unknown:
             raise self.trouble
         return [self._outcome(each) for each in self.items]
@@ -95,6 +104,7 @@ class Delivery:
         known = UnknownOutcomeError(
             f"it is not known whether the add to {item.counter!r} is counted",
             self._calls.unfinished(item.counter, item.delta, item.token),
+            sent=self._unknown,
         )
         known.__cause__ = item.trouble or self.trouble
         return known
@@ -111,11 +121,12 @@ class Delivery:
             answer = yield Send(call.request, timeout_s, number)
             number += 1
             error = self._read(chunk, answer, call)
-            yield from self._renewals(chunk, timeout_s)
-            if error is None:
+            is_renewed = yield from self._renewals(chunk, timeout_s)
+            if error is None and not is_renewed:
                 failures = 0
                 continue
-            if error is self.trouble and error.retry == "never" and not for_ever:
+            is_refused = error is not None and error is self.trouble and error.retry == "never"
+            if is_refused and not for_ever:
                 return
             failures += 1
             pause_s = policy.pause_s(failures, error)
@@ -153,7 +164,7 @@ class Delivery:
                 self._most = len(chunk) // 2
                 return None
             self.trouble = error
-            self._unknown |= error.retry == "same_token"
+            self._unknown |= error.retry == "same_token" and may_have_arrived(error)
             return error
         self.trouble = None
         self._unknown = True
@@ -169,20 +180,22 @@ class Delivery:
                 waiting.append(each.trouble)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
-    def _renewals(self, chunk: list[Item], timeout_s: float) -> Story[None]:
-        """Give new tokens to those of *chunk* whose tokens are void for ever."""
+    def _renewals(self, chunk: list[Item], timeout_s: float) -> Story[bool]:
+        """Give new tokens to those of *chunk* whose tokens are void for ever; whether there are
+        such. The new ones may be void, too, where the service gives none and the clock is slow."""
         void = [
             each
             for each in chunk
             if each.result is None and each.trouble and each.trouble.retry == "new_token"
         ]
         if not void:
-            return
+            return False
         renewed = list(zip(void, (yield from fresh_tokens(len(void), timeout_s)), strict=True))
         if self._renew is not None:
             yield Do(partial(self._renew, renewed))
         for each, token in renewed:
             each.token, each.trouble = token, None
+        return True
 
 
 def _is_too_much(error: CounterError) -> bool:

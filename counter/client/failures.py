@@ -102,7 +102,8 @@ class UnknownOutcomeError(UnavailableError):
     """The deadline has passed, and nobody knows whether the add is counted.
 
     ``token`` is the one it was sent with: store ``str(error.unfinished)`` and give it to
-    ``client.resolve`` at any time while the service keeps events, or add again with ``token=``. The
+    ``client.resolve`` at any time while the service keeps events (a key: within the namespace's
+    ``key_ttl``), or add again with ``token=``. The
     last attempt's error is its cause. ``sent`` is False where no attempt of this call found a
     connection: unless the token was sent by another call, it is not counted.
     """
@@ -243,10 +244,12 @@ def _wait_us(value: object) -> int | None:
     if isinstance(value, str) and not value.isdecimal():
         try:
             value = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
     try:
         seconds = float(value)  # type: ignore[arg-type]
     except (ValueError, TypeError):
         return None
+    except OverflowError:
+        seconds = _WAIT_MAX_S
     return None if isnan(seconds) else int(min(max(0.0, seconds), _WAIT_MAX_S) * 1e6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
@@ -106,11 +107,12 @@ class Policy:
     #: A number from 0 to its argument: full jitter.
     draw: Callable[[float], float] = lambda most: random.uniform(0.0, most)
 
-    def pause_s(self, attempts: int, error: CounterError) -> float:
+    def pause_s(self, attempts: int, error: CounterError | None) -> float:
         """How long to wait after *attempts* attempts, and not less than the service asks for."""
         first_s, most_s = self.options.backoff_first_s, self.options.backoff_max_s
         jitter_s = self.draw(min(most_s, first_s * 2 ** min(attempts, 32)))
-        return (error.retry_after_us or 0) / 1e6 + jitter_s
+        asked_us = 0 if error is None else error.retry_after_us or 0
+        return asked_us / 1e6 + jitter_s
 
 
 def attempts(call: Call[T], policy: Policy) -> Story[T]:
@@ -126,14 +128,16 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
     unknown = sent = False
     while True:
         left_s = max(0.001, end_s - now_s())
-        answer = yield Send(call.request, min(options.attempt_timeout_s, left_s), number)
-        number += 1
         try:
+            answer = yield Send(call.request, min(options.attempt_timeout_s, left_s), number)
+            number += 1
             return call.result(reply_of(answer))
         except CounterError as error:
-            sent = sent or not isinstance(error, UnreachableError) or error.sent
+            arrived = may_have_arrived(error)
+            sent = sent or arrived
             if error.retry == "new_token" and call.renewed is not None:
                 # The old token never counts, and was not the program's choice.
+                unknown = False
                 left_s = max(0.001, end_s - now_s())
                 timeout_s = min(options.attempt_timeout_s, left_s)
                 call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
@@ -142,7 +146,8 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
                     # What refuses the retry says nothing of the attempt before it.
                     raise call.given_up(error, "the retry was refused") from error
                 raise
-            unknown = error.retry == "same_token"
+            elif arrived:
+                unknown = True
             pause_s = policy.pause_s(number, error)
             left_s = end_s - now_s() - pause_s
             budget_s = policy.budget.take(now_s(), left_s) if left_s > 0 else None
@@ -160,14 +165,20 @@ def _why(number: int, policy: Policy, left_s: float) -> str:
     return f"{made}, and the retries that all calls share are used up"
 
 
+def may_have_arrived(error: CounterError) -> bool:
+    """Whether the attempt that ended with *error* may have reached the service."""
+    return not isinstance(error, UnreachableError) or error.sent
+
+
 def fresh_tokens(count: int, timeout_s: float) -> Story[list[Token]]:
     """*count* tokens in place of old ones: with the service's time, for a wrong clock may be what
     made those old; with this machine's where there is no answer."""
     asked = tokens(count)
-    try:
-        return asked.result(reply_of((yield Send(asked.request, timeout_s, 0))))
-    except CounterError:
-        return [Token.new() for _ in range(count)]
+    found: list[Token] = []
+    with suppress(CounterError):
+        found = asked.result(reply_of((yield Send(asked.request, timeout_s, 0))))
+    # Another number of them is no answer of the service's.
+    return found if len(found) == count else [Token.new() for _ in range(count)]
 
 
 def reply_of(answer: Answer) -> Reply:
@@ -178,11 +189,17 @@ def reply_of(answer: Answer) -> Reply:
 
 
 def drive(story: Story[T], do: Callable[[Effect], Any]) -> T:
-    """Do what *story* asks; its result."""
+    """Do what *story* asks; its result. What cannot be done, because the client was closed
+    meanwhile, the story is told: it knows what was sent before."""
     try:
         effect = next(story)
         while True:
-            effect = story.send(do(effect))
+            try:
+                done = do(effect)
+            except CounterError as error:
+                effect = story.throw(error)
+            else:
+                effect = story.send(done)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -193,7 +210,12 @@ async def drive_async(story: Story[T], do: Callable[[Effect], Awaitable[Any]]) -
     try:
         effect = next(story)
         while True:
-            effect = story.send(await do(effect))
+            try:
+                done = await do(effect)
+            except CounterError as error:
+                effect = story.throw(error)
+            else:
+                effect = story.send(done)
     except StopIteration as end:
         result: T = end.value
         return result

@@ -121,6 +121,19 @@ def test_what_can_never_be_counted_is_handed_back() -> None:
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
 
 
+def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
+    """Regression: where the service gave no tokens, a machine whose clock is slow made void ones
+    and sent them, and made others, without a pause."""
+    late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
+    void = Reply(200, f'{{"results":[{late}]}}'.encode())
+    done = '{"counter":"a","delta":1,"event_time":"2026-11-21T13:01:23Z","replayed":false}'
+    none = problem("rate_limited", 429, "same_token")
+    script = Script([*[void, none] * 3, Reply(200, f'{{"results":[{done}]}}'.encode())])
+    delivery = Delivery.of_items(CALLS, [("a", 1)])
+    script.run(delivery.for_ever(script.policy(backoff_first_s=0.1)))
+    assert script.pauses == pytest.approx([0.2, 0.4, 0.8])
+
+
 def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> None:
     """Else each piece would be made too old, and be sent twice."""
     backlog = Backlog()

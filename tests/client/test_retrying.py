@@ -4,18 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.client.answers import Added
 from counter.client.calls import Calls, Reply
 from counter.client.delivery import Delivery
 from counter.client.failures import (
+    ClosedError,
     UnexpectedAnswerError,
     Unfinished,
     UnknownOutcomeError,
     UnreachableError,
 )
 from counter.client.options import Options
-from counter.client.retrying import attempts
+from counter.client.retrying import Send, attempts
 from counter.client.tokens import Token
 from counter.errors import (
+    CounterError,
     InvalidParameterError,
     NamespaceUnknownError,
     OverloadedError,
@@ -144,6 +147,82 @@ def test_a_refused_retry_says_nothing_of_the_attempt_before_it() -> None:
     delivery = Delivery.of_items(CALLS, [("c", 1)])
     [result] = script.run(delivery.until_deadline(script.policy()))
     assert isinstance(result, UnknownOutcomeError)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_where_nothing_was_sent_a_refusal_is_one(batch: bool) -> None:
+    """Regression: of two base URLs the first was away, the second did not know the namespace, and
+    an add that never left was said to be perhaps counted."""
+    away = UnreachableError("no connection", sent=False)
+    gone = problem("namespace_unknown", 404, "never")
+
+    def told(script: Script) -> object:
+        if not batch:
+            return script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+        delivery = Delivery.of_items(CALLS, [("c", 1)])
+        for each in script.run(delivery.until_deadline(script.policy())):
+            if isinstance(each, CounterError):
+                raise each
+        return None
+
+    with pytest.raises(NamespaceUnknownError):
+        told(Script([away, gone]))
+    # But what went before it may have arrived.
+    with pytest.raises(UnknownOutcomeError):
+        told(Script([lost(), away, gone]))
+
+
+def test_a_batch_tells_whether_anything_of_it_was_sent() -> None:
+    for answers, sent in (
+        ([UnreachableError("no connection", sent=False)], False),
+        ([lost()], True),
+    ):
+        script = Script(answers)
+        policy = script.policy(retries_at_once=0, retries_per_s=0)
+        [result] = script.run(Delivery.of_items(CALLS, [("c", 1)]).until_deadline(policy))
+        assert isinstance(result, UnknownOutcomeError)
+        assert result.sent is sent
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_client_that_is_closed_amid_a_call_leaves_the_token(sent: bool) -> None:
+    """Regression: the add may have been counted, and the error had no token to find out with."""
+
+    def closed(_: Send) -> Reply:
+        raise ClosedError("the client is closed")
+
+    script = Script([*[lost()] * sent, closed])
+    with pytest.raises(UnknownOutcomeError if sent else ClosedError) as caught:
+        script.run(attempts(CALLS.add("c", 5, None), script.policy()))
+    if isinstance(caught.value, UnknownOutcomeError):
+        assert caught.value.unfinished.items == (("c", 5),)
+    script = Script([*[lost()] * sent, closed])
+    delivery = Delivery.of_items(CALLS, [("c", 5)])
+    if sent:
+        [result] = script.run(delivery.until_deadline(script.policy()))
+        assert isinstance(result, UnknownOutcomeError)
+        assert isinstance(result.__cause__, ClosedError)
+    else:
+        with pytest.raises(ClosedError):
+            script.run(delivery.until_deadline(script.policy()))
+
+
+def test_another_number_of_tokens_than_asked_for_is_no_answer() -> None:
+    """Regression: of none the first one was taken, and the call ended with an IndexError."""
+    script = Script([VOID, Reply(200, b'{"tokens":[]}'), added()])
+    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    first, _, last = script.bodies()
+    assert first["idempotency_token"] != last["idempotency_token"]
+
+
+@pytest.mark.parametrize("result", ["5", "{}", '"counted"', "[]", "null"])
+def test_a_result_of_a_batch_that_is_none_is_no_answer(result: str) -> None:
+    """Regression: 5 ended the call, or the buffer, with a TypeError; {} was taken for counted."""
+    done = '{"counter":"c","delta":1,"event_time":"2026-11-21T13:01:23Z","replayed":false}'
+    script = Script([Reply(200, f'{{"results":[{each}]}}'.encode()) for each in (result, done)])
+    [item] = script.run(Delivery.of_items(CALLS, [("c", 1)]).until_deadline(script.policy()))
+    assert isinstance(item, Added)
+    assert len({each.request.body for each in script.sent}) == 1
 
 
 def test_a_page_of_a_proxy_is_no_answer() -> None:
