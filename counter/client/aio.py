@@ -115,7 +115,8 @@ class AsyncCounterClient:
         """Finish what an UnknownOutcomeError left: it, its ``unfinished``, or ``str()`` of that.
 
         The very same is sent again. While the token is young it is counted by that, at the latest;
-        an old one is found out about.
+        an old one is found out about. A key is known for the namespace's ``key_ttl`` only: resolved
+        later it counts anew.
         """
         try:
             return await self._call(self._calls.resolve(unfinished_of(unfinished)))

@@ -15,6 +15,7 @@ import httpx
 
 from counter.client.addresses import authorization, by_proxy, direct
 from counter.client.calls import Reply, Request
+from counter.client.deadlines import Deadline
 from counter.client.failures import ClosedError, UnreachableError, error_of_answer
 from counter.client.live import HEADERS, SILENCE_S
 from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, tell
@@ -29,6 +30,14 @@ _SEEN_MIN: Final = 20
 _PERCENTILE: Final = 0.95
 _SERVER_FAULTS: Final = 500
 _TRY_LATER: Final = frozenset({408, 425, 429})
+#: Token conflicts, and tokens that are too old.
+_ABOUT_TOKENS: Final = frozenset({409, 410})
+#: What one answer of two tells, the more the higher.
+_NOT_SENT: Final = 0
+_REFUSES: Final = 1
+_NO_ANSWER: Final = 2
+_NOBODY_KNOWS: Final = 3
+_DECIDES: Final = 4
 _UNWATCHED: Final = Watch()
 #: What the service can refuse before it begins, and the share of an attempt's time that such a
 #: request may wait there for its turn.
@@ -168,7 +177,8 @@ class SyncTransport(Common):
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
         super().__init__(urls, api_key, options)
-        self._pool = os.getpid(), httpx.Client(**self.settings())
+        self._deadline = Deadline()
+        self._pool = os.getpid(), self._made()
         #: Pools of the processes that this one was forked from: not closed here, and not used.
         self._inherited: list[httpx.Client] = []
 
@@ -178,20 +188,28 @@ class SyncTransport(Common):
         if pid != os.getpid():
             # Without a lock: a thread that is not in this process may have held it.
             self._inherited.append(http)
-            http = httpx.Client(**self.settings())
+            http = self._made()
             self._pool = os.getpid(), http
         return http
 
+    def _made(self) -> httpx.Client:
+        http = httpx.Client(**self.settings())
+        self._deadline.keep(http)
+        return http
+
     def send(self, send: Send) -> Answer:
-        """The answer to one attempt. To connect, to write and to wait for the answer's head are
-        bounded each; the answer itself by what is left of the time."""
+        """The answer to one attempt. To connect, to write and to read end in its time, all of them
+        together."""
         self.check_open()
         url = self.places.pick(send.number)
         watch = self.watch(send, url, hedged=False)
         begin_s = time.perf_counter()
         answer: Answer
         try:
-            with self._client().stream(**_asked(send, url, watch)) as response:
+            with (
+                self._deadline.at(begin_s + send.timeout_s),
+                self._client().stream(**_asked(send, url, watch)) as response,
+            ):
                 answer = _reply(response, _body(response, begin_s + send.timeout_s))
         except _ENDED as error:
             answer = self.unreachable(url, error)
@@ -251,7 +269,8 @@ class AsyncTransport(Common):
         return self._http
 
     async def send(self, send: Send) -> Answer:
-        """The answer to an attempt: the first definite one of two where it is hedged."""
+        """The answer to an attempt: the first one of two that tells what became of it, where it is
+        hedged."""
         self.check_open()
         delay_s = self._hedge_after_s()
         if delay_s is None or delay_s >= send.timeout_s:
@@ -263,11 +282,13 @@ class AsyncTransport(Common):
             if done or self._budget.take(time.monotonic(), 0.0) is None:
                 return await first
             waiting.add(asyncio.ensure_future(self._once(_next(send, delay_s), hedged=True)))
+            found: list[Answer] = []
             while True:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                found = sorted((each.result() for each in done), key=_is_definite)
-                if not waiting or _is_definite(found[-1]):
-                    return _of_two(found[-1])
+                found += [each.result() for each in done]
+                best = max(found, key=lambda answer: _weight(send.request, answer))
+                if not waiting or _weight(send.request, best) == _DECIDES:
+                    return best
         finally:
             first.cancel()
             for each in waiting:
@@ -331,16 +352,13 @@ def _next(send: Send, later_s: float) -> Send:
     return send._replace(number=send.number + 1, timeout_s=send.timeout_s - later_s)
 
 
-def _of_two(answer: Answer) -> Answer:
-    """*answer*; where there is none, the other one of two may have been sent."""
+def _weight(request: Request, answer: Answer) -> int:
+    """How much *answer*, one of two to *request*, tells of both."""
     if isinstance(answer, UnreachableError):
-        answer.sent = True
-    return answer
-
-
-def _is_definite(answer: Answer) -> bool:
-    return (
-        isinstance(answer, Reply)
-        and answer.status < _SERVER_FAULTS
-        and answer.status not in _TRY_LATER
-    )
+        return _NO_ANSWER if answer.sent else _NOT_SENT
+    if answer.status >= _SERVER_FAULTS or answer.status in _TRY_LATER:
+        return _NOBODY_KNOWS
+    if answer.status in _ABOUT_TOKENS or 200 <= answer.status < 300:
+        return _DECIDES
+    # A write that one refused the other may have been counted by.
+    return _REFUSES if request.operation in _WRITES else _DECIDES

@@ -1,13 +1,23 @@
 """A second send of the same token, where the first answer takes long; and life after a fork."""
 
 import asyncio
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
 
-from counter.client import AsyncCounterClient, Attempt, CounterClient, Options
+from counter.client import (
+    AsyncCounterClient,
+    Attempt,
+    CounterClient,
+    CounterError,
+    Options,
+    UnknownOutcomeError,
+)
 from counter.client.calls import Reply, Request
 from counter.client.retrying import Answer, Budget, Send
 from counter.client.transport import AsyncTransport
@@ -104,6 +114,35 @@ def test_a_refusal_by_one_waits_for_the_other() -> None:
     virtually(run())
 
 
+@pytest.mark.parametrize(
+    ("operation", "statuses", "status", "cancelled"),
+    [
+        # A write is refused by one, and the other may count it.
+        ("add", [200, 404], 200, []),
+        ("add", [503, 404], 503, []),
+        ("add", [404, 404], 404, []),
+        # What is said of the token holds for both of them.
+        ("add", [200, 409], 409, [0]),
+        ("add", [200, 410], 410, [0]),
+        # Nothing becomes of a read.
+        ("get", [200, 404], 404, [0]),
+    ],
+)
+def test_who_refuses_a_write_does_not_speak_for_the_other(
+    operation: str, statuses: list[int], status: int, cancelled: list[int]
+) -> None:
+    """Regression: the 404 of a hedge cancelled the first attempt, and was raised as the end of an
+    add that was counted."""
+
+    async def run() -> None:
+        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
+        answer = await transport.send(SEND._replace(request=Request("POST", "/", operation)))
+        assert isinstance(answer, Reply)
+        assert (answer.status, transport.cancelled) == (status, cancelled)
+
+    virtually(run())
+
+
 def test_what_is_cancelled_leaves_no_attempt_behind() -> None:
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 10.0], [200, 200])
@@ -141,9 +180,37 @@ def test_hedges_come_out_of_the_budget_of_retries() -> None:
     virtually(run())
 
 
+def test_a_client_that_is_closed_leaves_no_thread_waiting() -> None:
+    """Regression: its event loop ended with their attempts in it, and they waited for ever."""
+    ended: list[Exception] = []
+
+    def add() -> None:
+        try:
+            client.add("c")
+        except CounterError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=add, daemon=True) for _ in range(5)]
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as mute, ExitStack() as open_ones:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        client = CounterClient(url, options=Options(trust_env=False, hedge_after_s=0.01))
+        for each in threads:
+            each.start()
+        for _ in range(2 * len(threads)):
+            connection = open_ones.enter_context(mute.accept()[0])
+            assert connection.recv(1)
+        client.close()
+        for each in threads:
+            each.join(timeout=20)
+    assert [type(each) for each in ended] == [UnknownOutcomeError] * 5
+
+
 @pytest.mark.parametrize("hedge", ["None", "0.5"])
 def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Server) -> None:
-    """With connections, and threads, of its own. In a process of its own: this one has threads."""
+    """With connections, and threads, of its own. In a process of its own: this one has threads.
+
+    Regression: hedged, the child waited for ever for a live count.
+    """
     name = f"forked-{uuid4()}"
     script = f"""
 import os, warnings
@@ -152,6 +219,8 @@ warnings.simplefilter("ignore", DeprecationWarning)
 client = CounterClient({service.url!r}, options=Options(trust_env=False, hedge_after_s={hedge}))
 client.add({name!r})
 child = os.fork()
+if child == 0:
+    next(client.live({name!r}))
 for _ in range(20):
     client.add({name!r})
 if child == 0:
@@ -172,20 +241,29 @@ client.close()
 
 
 def test_a_buffer_of_another_process_says_so(service: Server) -> None:
-    """Its thread is not in the child: what was added there would never be sent."""
+    """Its thread is not in the child: what was added there would never be sent.
+
+    Regression: an add to a counter that waits already was taken in the child, and lost; and where a
+    thread held the lock at the fork, it waited for ever.
+    """
     script = f"""
 import os, warnings
 from counter.client import ClosedError, CounterClient, Options
 warnings.simplefilter("ignore", DeprecationWarning)
 client = CounterClient({service.url!r}, options=Options(trust_env=False))
-buffer = client.buffer()
+buffer = client.buffer(max_delay=60)
+buffer.add("waits")
+buffer._lock.acquire()
 child = os.fork()
 if child == 0:
-    try:
-        buffer.add("c")
-    except ClosedError:
-        os._exit(0)
-    os._exit(1)
+    for name in ("waits", "new"):
+        try:
+            buffer.add(name)
+        except ClosedError:
+            continue
+        os._exit(1)
+    os._exit(0)
+buffer._lock.release()
 assert os.waitpid(child, 0)[1] == 0
 buffer.close()
 client.close()

@@ -88,6 +88,17 @@ def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
     assert other.header("request-timeout")[:3] == ["2500ms", "2500ms", None]
 
 
+def test_a_head_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
+    """Regression: each part of it came in time, and so the call went on past any deadline."""
+    hint = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    with (
+        stranger(hint, hint * 1_000) as other,
+        CounterClient(other.url, options=replace(OPTIONS, attempt_timeout_s=0.3)) as client,
+        pytest.raises(UnreachableError, match="ReadTimeout"),
+    ):
+        client.get("c")
+
+
 @pytest.mark.parametrize(
     ("said", "waits_us"),
     [
@@ -96,10 +107,20 @@ def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
         ("soon", None),
         ("-1", None),
         ("nan", None),
+        ("Sat, 21 Nov 99999999999999999999 05:14:36 GMT", None),
+        ("Sat, 21 Nov 2026 05:14:36 -99999999999999", None),
     ],
 )
 def test_retry_after_is_read_as_proxies_write_it(said: str, waits_us: int | None) -> None:
+    """Regression: a year or a zone past any number ended the call with an OverflowError."""
     assert error_of_answer(503, b"<html>", said).retry_after_us == waits_us
+
+
+def test_no_wait_is_longer_than_a_number_can_say() -> None:
+    """Regression: it was an OverflowError."""
+    text = f'{{"code":"overloaded","retry":"same_token","retry_after":1{"0" * 400}}}'
+    year_us = 366 * 86_400 * 1_000_000
+    assert error_of_answer(503, text.encode(), None).retry_after_us == year_us
 
 
 @pytest.mark.parametrize("value", ["NaN", "-5", '"soon"', "null", "{}"])
