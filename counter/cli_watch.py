@@ -194,7 +194,8 @@ async def _taken(
                             if left == 0:
                                 return
             except UnavailableError as error:
-                if not is_begun:
+                # What will not get better would be asked for again at once.
+                if not is_begun or error.retry == "never":
                     raise
                 trouble = _remarked(error, trouble)
 

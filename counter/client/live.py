@@ -56,7 +56,10 @@ class Course:
         self._event = self._data = ""
         if error is None:
             return self._policy.draw(self._policy.options.backoff_first_s)
-        is_over = self._policy.now_s() - self._heard_s >= self._policy.options.deadline_s
+        silent_s = self._policy.now_s() - self._heard_s
+        # What the service asks to wait for is silence, too.
+        silent_s += (error.retry_after_us or 0) / 1e6
+        is_over = silent_s >= self._policy.options.deadline_s
         if error.retry == "never" or is_over:
             raise error
         self._failures += 1

@@ -2,14 +2,15 @@
 
 import io
 import time
-from datetime import datetime
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
 from rich.console import Console
 
-from counter.client import CounterClient
+from counter.client import Count, CounterClient, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.server import Server
 
@@ -48,6 +49,34 @@ def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> Non
 
 def test_a_watch_ends_when_its_time_is_over(shell: Shell, name: str) -> None:
     assert len(shell.documents("watch", name, "--for", "300ms")) == 1
+
+
+def test_a_watch_ends_with_what_will_not_get_better(shell: Shell, name: str) -> None:
+    """Regression: it asked again at once, and again, as fast as it could."""
+    asked: list[str] = []
+
+    class Elsewhere:
+        """A client of a service in whose place somebody else answers after the first count."""
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def __aenter__(self) -> "Elsewhere":
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def live(self, counter: str) -> AsyncGenerator[Count]:
+            asked.append(counter)
+            assert len(asked) < 3
+            yield Count(counter, 1, datetime.now(UTC), "accurate")
+            error = UnexpectedAnswerError("a page")
+            error.retry = "never"
+            raise error
+
+    with patch("counter.cli_watch.AsyncCounterClient", Elsewhere):
+        code, _ = shell.run("watch", name, "--for", "5s")
+    assert (code, asked) == (2, [name])
+    assert "a page" in shell.err
 
 
 def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:

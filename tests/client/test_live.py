@@ -10,7 +10,12 @@ from counter.client import AsyncCounterClient, Count, CounterClient, CounterErro
 from counter.client.calls import Calls
 from counter.client.failures import UnexpectedAnswerError, UnreachableError
 from counter.client.live import Course
-from counter.errors import InvalidParameterError, NamespaceUnknownError, StoreUnavailableError
+from counter.errors import (
+    InvalidParameterError,
+    NamespaceUnknownError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from tests.client.script import Script, problem
 from tests.support.server import Server
 
@@ -66,6 +71,14 @@ def test_silence_is_borne_as_long_as_a_call_may_take() -> None:
     script.now_s += 0.2
     with pytest.raises(UnreachableError):
         course.pause_s(lost)
+
+
+def test_a_wait_past_that_is_not_begun() -> None:
+    """Regression: a Retry-After of a year was a year of silence."""
+    course = course_of(Script([]), backoff_first_s=0.1, deadline_s=3.0)
+    assert course.pause_s(UnavailableError("busy", retry_after_us=2_000_000)) == 2.2
+    with pytest.raises(UnavailableError):
+        course.pause_s(UnavailableError("busy", retry_after_us=3_000_000))
 
 
 def test_half_an_event_is_forgotten_with_its_connection() -> None:
