@@ -206,6 +206,11 @@ def _run(run: _Import) -> None:
         fail(str(error), EXIT_NO)
     except LaterError as error:
         fail(f"{run.progress()}. {error}", EXIT_UNKNOWN)
+    except (StartupError, OSError) as error:
+        # The file, which is read a second time, is another one by now, or gone.
+        if run.done == 0:
+            raise
+        fail(f"{error}\n{run.progress()}; with the file as it was, {again}", EXIT_UNKNOWN)
     except KeyboardInterrupt:
         fail(f"interrupted: {run.progress()}; {again}", EXIT_INTERRUPTED)
     except CounterError as error:

@@ -85,9 +85,15 @@ class CountsFile:
         """The lines. Raises StartupError where the file was changed since."""
         with self.path.open("rb") as file:
             for number, line in enumerate(_lines_of(self.kind, file, None)):
-                if number % ITEMS_MAX == 0 and _stamp(file) != self.stamp:
-                    raise StartupError(f"{self.path} was changed while it was imported")
+                if number % ITEMS_MAX == 0:
+                    self._check_same(file)
                 yield line
+            # Before the last ones are counted: of a file that was cut they would be too few.
+            self._check_same(file)
+
+    def _check_same(self, file: BinaryIO) -> None:
+        if _stamp(file) != self.stamp:
+            raise StartupError(f"{self.path} was changed while it was imported")
 
     def chunks(self) -> Iterator[Chunk]:
         """The lines, in pieces of which each is one atomic add."""

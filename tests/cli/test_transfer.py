@@ -14,6 +14,7 @@ import pytest
 
 from counter.cli import app
 from counter.client import CounterClient, Options
+from counter.errors import StartupError
 from counter.import_file import COUNT_MAX, examine
 from counter.limits import INT64_MAX, INT64_MIN
 from tests.support.server import ROOT, Server, served
@@ -285,6 +286,44 @@ def test_after_an_interrupt_both_go_on(
     # The third piece was counted, and nobody was told.
     assert json.loads(capsys.readouterr().out)["counted_before"] == 294
     assert without_ledgers(counts(service, target)) == COUNTS
+
+
+def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
+    service: Server,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression: it ended with 2, which says that nothing is counted."""
+    lines = "".join(f"n-{number:03},1\n" for number in range(300))
+    Path("in.csv").write_text(lines)
+
+    def changing(client: CounterClient, *given: Any, **named: Any) -> Any:
+        answer = atomic(client, *given, **named)
+        with Path("in.csv").open("a") as file:
+            file.write("late,1\n")
+        return answer
+
+    atomic = CounterClient.atomic
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterClient, "atomic", changing)
+        assert run("import", "in.csv", "--namespace", target) == 4
+    assert "was changed while it was imported\ncounter: 99 of 300 " in capsys.readouterr().err
+    Path("in.csv").write_text(lines)
+    assert run("import", "in.csv", "--namespace", target, "--verify") == 0
+
+
+def test_a_file_that_is_cut_meanwhile_gives_no_half_piece() -> None:
+    """Regression: the lines up to the cut were counted as if they were all, and the ledger had a
+    number from which no import of the file could go on."""
+    line = b'{"counter": "c", "count": 1}'.ljust(4_095) + b"\n"
+    Path("in.ndjson").write_bytes(line * 60)
+    found = examine(Path("in.ndjson"), lambda *_: None)
+    counts = found.counts()
+    next(counts)
+    os.truncate("in.ndjson", 20 * len(line))
+    with pytest.raises(StartupError, match="was changed"):
+        list(counts)
 
 
 def interrupted(method: Callable[..., Any], after: int) -> Callable[..., Any]:
