@@ -117,6 +117,7 @@ def delete(
     place: PlaceFlags | None = None,
     *,
     yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    json: Json = False,
 ) -> None:
     """Delete a namespace with all that is in it."""
     service = _of(place, name)
@@ -125,7 +126,7 @@ def delete(
         if not yes:
             _ask(name)
         client.delete_namespace()
-        tell(f"{name}: deleted")
+        tell(json_line({"namespace": name, "deleted": True}) if json else f"{name}: deleted")
 
 
 def _ask(name: str) -> None:

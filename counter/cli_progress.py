@@ -34,6 +34,8 @@ def progress(what: str, total: int | None) -> Iterator[Bar]:
     if not console.is_terminal:
         yield Bar(None, what, total)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # A file may be named like markup.
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
         yield Bar(shown, what, total)

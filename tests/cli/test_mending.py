@@ -89,6 +89,18 @@ def test_beside_a_service_it_looks_at_both_and_touches_neither(
         assert list(client.counters()) == []
 
 
+def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
+    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was asked by the proxy of the environment, and said not to answer."""
+    for variable in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    _, found = doctor(capsys, "--url", service.url)
+    assert found["service"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("flags", "part"),
     [

@@ -1,6 +1,12 @@
 """Numbers drawn with characters, and how fast a count goes."""
 
+import io
+from unittest.mock import patch
+
+from rich.console import Console
+
 from counter.cli_plots import plot, sparkline
+from counter.cli_progress import progress
 from counter.cli_shown import table
 from counter.cli_watch import Course
 
@@ -47,3 +53,15 @@ def test_a_count_that_goes_down_is_no_change_that_is_drawn() -> None:
     course.see(1.0, 3)
     assert set(course.changes(1.0)) == {0}
     assert course.rate(1.0) == -7.0
+
+
+def test_a_file_may_be_named_like_markup() -> None:
+    """Regression: the name of the file to import ended the command at a terminal."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with (
+        patch("counter.cli_progress.Console", return_value=console),
+        progress("reading [/x].csv", 1) as bar,
+    ):
+        bar.go_on(1)
+    assert "[/x].csv" in screen.getvalue()

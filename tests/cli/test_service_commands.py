@@ -250,6 +250,9 @@ def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
     assert made in shell.said("namespace", "list")
     assert shell.said("namespace", "delete", made, "--yes") == f"{made}: deleted"
     assert shell.run("namespace", "show", made)[0] == 1
+    shell.said("namespace", "create", made, "--counter-type", "EVENTUAL")
+    gone = {"namespace": made, "deleted": True}
+    assert shell.documents("namespace", "delete", made, "--yes") == [gone]
 
 
 def test_a_namespace_is_deleted_by_its_name_twice(
