@@ -28,6 +28,8 @@ _EVERY: Final = "*"
 LIMITED: Final = ("requests", "adds", "reservations", "resolutions")
 #: Namespaces whose rights and meters are remembered of one caller.
 _REMEMBERED_MAX: Final = 1_000
+#: Less than any scope.
+_NOTHING: Final = 0
 
 
 class Meters(NamedTuple):
@@ -53,7 +55,8 @@ class Caller:
     def __init__(self, gate: Gate, key: ApiKey | None) -> None:
         self._gate = gate
         self.key = key
-        self._allowed: dict[str, bool] = {}
+        #: What it may do at most in a namespace.
+        self._allowed: dict[str, int] = {}
         self._meters: dict[int, Meters] = {}
         rates = {name: gate.rates.get(name) for name in LIMITED}
         if key is not None:
@@ -71,18 +74,21 @@ class Caller:
 
     def may(self, scope: Scope, namespace: str) -> bool:
         """Whether it may do in *namespace* what takes *scope*."""
-        key = self.key
-        return key is None or (key.scope >= scope and self.sees(namespace))
+        allowed = self._allowed.get(namespace)
+        return (self._allow(namespace) if allowed is None else allowed) >= scope
 
     def sees(self, namespace: str) -> bool:
         """Whether there is, for it, a namespace of this name."""
-        if self.key is None:
-            return True
-        allowed = self._allowed.get(namespace)
-        if allowed is None:
-            if len(self._allowed) >= _REMEMBERED_MAX:
-                self._allowed.clear()
-            allowed = self._allowed[namespace] = self._gate.ring.allows(self.key, namespace)
+        return self.may(Scope.READ, namespace)
+
+    def _allow(self, namespace: str) -> int:
+        key = self.key
+        if key is None:
+            return Scope.ADMIN
+        if len(self._allowed) >= _REMEMBERED_MAX:
+            self._allowed.clear()
+        allowed = key.scope if self._gate.ring.allows(key, namespace) else _NOTHING
+        self._allowed[namespace] = allowed
         return allowed
 
     def require(self, scope: Scope, namespace: str = "") -> None:
@@ -262,11 +268,11 @@ class Gate:
 
     def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
         """Take *amount* of each, or of none: what one refuses is not paid for at another."""
-        for bucket in buckets:
-            if not bucket.has_any(now_s):
+        for place, bucket in enumerate(buckets):
+            if not bucket.take(amount, now_s):
+                for taken in buckets[:place]:
+                    taken.give_back(amount)
                 raise self._refused(bucket, now_s)
-        for bucket in buckets:
-            bucket.take(amount, now_s)
 
     def take(self, bucket: TokenBucket, amount: int) -> None:
         """Take *amount* from *bucket*. Raises RateLimitedError."""

@@ -21,7 +21,7 @@ class TokenBucket:
     never be sent.
     """
 
-    __slots__ = ("_full_at_s", "_whose", "burst_s", "name", "rate")
+    __slots__ = ("_each_s", "_full_at_s", "_most_s", "_whose", "burst_s", "name", "rate")
 
     def __init__(self, name: str, rate: float, whose: str = "a client") -> None:
         #: What is limited, as the RateLimit fields name it.
@@ -30,19 +30,24 @@ class TokenBucket:
         self._whose = whose
         #: How long it takes to fill.
         self.burst_s = max(BURST_S, 1 / rate)
+        self._each_s = 1 / rate
+        #: An empty bucket is full again after burst_s; more than that is overdrawn.
+        self._most_s = self.burst_s - self._each_s + 1e-9
         self._full_at_s = 0.0
 
     def take(self, amount: float, now_s: float) -> bool:
         """Whether *amount* may be had at *now_s*, of a clock that never steps back."""
-        if not self.has_any(now_s):
+        full_at_s = self._full_at_s
+        if full_at_s < now_s:
+            full_at_s = now_s
+        elif full_at_s - now_s > self._most_s:
             return False
-        self._full_at_s = max(self._full_at_s, now_s) + amount / self.rate
+        self._full_at_s = full_at_s + amount * self._each_s
         return True
 
-    def has_any(self, now_s: float) -> bool:
-        """Whether something is left at *now_s*."""
-        # An empty bucket is full again after burst_s; more than that is overdrawn.
-        return self._full_at_s - now_s <= self.burst_s - 1 / self.rate + 1e-9
+    def give_back(self, amount: float) -> None:
+        """Undo a :meth:`take` of *amount* at this same instant."""
+        self._full_at_s -= amount * self._each_s
 
     def is_full(self, now_s: float) -> bool:
         """Whether it holds at *now_s* what a new one would."""

@@ -33,6 +33,17 @@ def test_a_batch_larger_than_the_bucket_is_taken_whole_and_paid_for_by_those_aft
     assert bucket.take(1, 102.61)
 
 
+def test_what_is_given_back_was_never_taken() -> None:
+    bucket = TokenBucket("adds", 5)
+    for now_s in (100.0, 100.5, 107.0):
+        while bucket.take(1, now_s):
+            pass
+        wait_s = bucket.wait_s(now_s)
+        assert bucket.take(3, now_s + 0.25)
+        bucket.give_back(3)
+        assert bucket.wait_s(now_s) == pytest.approx(wait_s)
+
+
 def test_a_rate_below_one_a_second_gives_one_whenever_it_has_come_together() -> None:
     bucket = TokenBucket("requests", 0.1)
     assert bucket.take(1, 100.0)
