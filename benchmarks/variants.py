@@ -8,12 +8,18 @@ With the flags of ``counter serve``, over Cassandra:
 ``python -m benchmarks.variants lwt`` inserts each add by a compare-and-set of its own.
 ``python -m benchmarks.variants native`` adds to a native counter column, and is not retry-safe.
 ``python -m benchmarks.variants counting`` is the service, and counts what it asks memcached.
+
+With the flags of ``counter serve``, embedded:
+
+``python -m benchmarks.variants unmetered`` is the service without metrics, but for the outcomes of
+adds.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,7 @@ from api.call import Call, Reply
 from api.front import Front, Route
 from api.metrics import Metrics
 from api.protocol import TimedProtocol, timed_protocol
+from api.request_metrics import RequestMetrics
 from counter.best_effort import Answered, BestEffort
 from counter.cli_flags import ServeFlags
 from counter.clock import SystemClock
@@ -40,6 +47,7 @@ from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
 from counter.skew import ClockGuard
 from counter.storage.cassandra.options import options_of
+from counter.tallies import Histogram, StoreTally
 from counter.turns import Done
 from counter.types import Event, Namespace, Token, Written
 
@@ -169,6 +177,21 @@ def counting_app(settings: Settings) -> Application:
         return create_app(settings)
 
 
+@contextmanager
+def unmetered() -> Iterator[None]:
+    """Nothing is counted or timed for metrics, but what becomes of adds: a benchmark adds it up."""
+
+    def nothing(*_: object) -> None:
+        """Count nothing."""
+
+    with (
+        patch.object(RequestMetrics, "answered", nothing),
+        patch.object(Histogram, "observe", nothing),
+        patch.object(StoreTally, "mark", nothing),
+    ):
+        yield
+
+
 def settings_of(flags: ServeFlags | None) -> Settings:
     """What ``counter serve`` would make of *flags*."""
     given = {k: v for k, v in asdict(flags or ServeFlags()).items() if v is not None}
@@ -216,6 +239,12 @@ def main() -> None:
     def counting(flags: ServeFlags | None = None) -> None:
         """Serve as ever, and count what memcached is asked."""
         serve_with(counting_app, settings_of(flags))
+
+    @app.command(name="unmetered")
+    def serve_unmetered(flags: ServeFlags | None = None) -> None:
+        """Serve as ever, without metrics."""
+        with unmetered():
+            serve_with(create_app, settings_of(flags))
 
     app()
 
