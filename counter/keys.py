@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 from base64 import b32encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -152,7 +152,7 @@ class KeyRing:
         self._read_at_us: int | None = None
         self._next_end_us: int | None = None
         self._is_closed = False
-        self._failed = False
+        self._failing: set[str] = set()
         self._used: dict[str, int] = {}
         self._noted_at_us = clock.boottime_us()
         #: Whether requests need a key: from the first one that was ever made on. Neither revoking
@@ -212,33 +212,40 @@ class KeyRing:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read the keys anew every second until *stop* is set, and note which were used."""
-        turn: asyncio.Task[None] | None = None
+        reading: asyncio.Task[None] | None = None
+        noting: asyncio.Task[None] | None = None
         try:
             while not stop.is_set():
                 # Not awaited: one that hangs must not keep what expires, or is too old, in force.
-                if turn is None or turn.done():
-                    turn = asyncio.create_task(self._turn())
+                if reading is None or reading.done():
+                    reading = asyncio.create_task(self._try("read anew", self.refresh))
+                # Nor may many uses that are noted keep in force what was revoked meanwhile.
+                is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
+                if is_due and (noting is None or noting.done()):
+                    noting = asyncio.create_task(self._try("noted as used", self._note_uses))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
                 self._settle()
         finally:
-            if turn is not None:
-                turn.cancel()
+            under_way = [each for each in (reading, noting) if each is not None]
+            for each in under_way:
+                each.cancel()
+            # What a note that is given up was for is noted below.
+            await asyncio.gather(*under_way, return_exceptions=True)
         with suppress(CounterError):
             await self._note_uses()
 
-    async def _turn(self) -> None:
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do *work*, by which keys are *what*; that it fails is told once."""
         try:
-            await self.refresh()
-            if self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US:
-                await self._note_uses()
-            self._failed = False
+            await work()
+            self._failing.discard(what)
         except CounterError as error:
-            if not self._failed:
-                _log.warning("API keys cannot be read anew, or their use noted: %s", error.detail)
-            self._failed = True
+            if what not in self._failing:
+                _log.warning("API keys cannot be %s: %s", what, error.detail)
+            self._failing.add(what)
         except Exception:
-            _log.exception("API keys were read anew in a way that should not fail")
+            _log.exception("API keys were %s in a way that should not fail", what)
 
     async def _note_uses(self) -> None:
         self._noted_at_us = self._clock.boottime_us()
@@ -248,7 +255,7 @@ class KeyRing:
         self.version += 1
         try:
             await self._store.note_api_key_uses(list(used.items()))
-        except CounterError:
+        except (CounterError, asyncio.CancelledError):
             self._used = used | self._used
             raise
 

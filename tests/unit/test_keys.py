@@ -45,6 +45,8 @@ class Shaky(MemoryStore):
 
     down = False
     hangs = False
+    notes_hang = False
+    hung = 0
     noted: Sequence[tuple[str, int]] = ()
 
     async def api_keys(self) -> Sequence[ApiKey]:
@@ -55,6 +57,9 @@ class Shaky(MemoryStore):
         return await super().api_keys()
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        if self.notes_hang:
+            self.hung += 1
+            await asyncio.Event().wait()
         if self.down:
             raise StoreUnavailableError("a fault that a test planted")
         self.noted = uses
@@ -284,6 +289,30 @@ async def test_use_is_noted_once_a_minute_and_what_could_not_be_noted_is_kept(
     world.store.down = False
     await ring._note_uses()
     assert world.store.noted == [(ID, START_US + MINUTE + 1)]
+
+
+async def test_a_key_is_revoked_while_uses_are_noted_for_long(world: World) -> None:
+    """Regression: nothing was read before the last of them was noted, one write each."""
+    world.store.notes_hang = True
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("counter.keys._READ_EVERY_S", 0.001)
+        async with world.turning():
+            assert world.ring.find(world.sent)
+            world.clock.advance(MINUTE)
+
+            async def is_noting() -> bool:
+                return world.store.hung > 0
+
+            await eventually(is_noting, "its use is being noted")
+            await world.change(revoked_at_us=START_US)
+
+            async def is_refused() -> bool:
+                return world.ring.find(world.sent) is None
+
+            await eventually(is_refused, "it is refused")
+            world.store.notes_hang = False
+    noted = [key_id for key_id, _ in world.store.noted]
+    assert noted == [ID], "what was given up is noted at the end"
 
 
 async def test_what_happens_to_keys_is_logged_without_their_secrets(
