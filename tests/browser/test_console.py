@@ -114,6 +114,37 @@ def test_a_listing_goes_on_and_back_and_by_prefix(
         expect(page.get_by_text("No counter’s name begins with “nobody”.")).to_be_visible()
 
 
+def test_hundreds_of_namespaces_are_chosen_from_by_a_part_of_their_names(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    names = sorted([*(f"team-{each:03}" for each in range(340)), "default"])
+    listed = [{"namespace": each, "counter_type": "ACCURATE"} for each in names]
+    with visit(service) as at:
+        at.page.route("**/v1/namespaces", lambda way: way.fulfill(json={"namespaces": listed}))
+        page = at.go()
+        cards = page.locator(".card")
+        expect(cards).to_have_count(50)
+        expect(page.locator("#found")).to_have_text("341 namespaces")
+        page.locator("#page-next").focus()
+        page.keyboard.press("Enter")
+        expect(cards.first).to_contain_text("team-049")
+        expect(page.locator("#page-next")).to_be_focused()
+        page.get_by_label("Names that contain").press_sequentially("M-33")
+        expect(page.locator("#found")).to_have_text("10 of 341 namespaces")
+        expect(page.locator("#said")).to_have_text("10 of 341 namespaces")
+        expect(cards).to_have_count(10)
+        page.get_by_label("Names that contain").fill("nobody")
+        expect(page.get_by_text("No namespace has “nobody” in its name.")).to_be_visible()
+        at.check_access()
+        page.get_by_label("Names that contain").fill("fau")
+        expect(cards).to_have_count(1)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("default")
+        page.go_back()
+        expect(page.get_by_label("Names that contain")).to_have_value("fau")
+        expect(cards).to_have_count(1)
+
+
 def test_a_count_is_live_and_keeps_all_its_digits(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:

@@ -5,6 +5,7 @@ import { shardsPart } from "./health.js";
 import { problemBox } from "./problems.js";
 
 const PAGE = 50;
+const FEW = 12; // As many are found by looking at them.
 const ABOUT = {
   ACCURATE: "Every read is exact at its instant.",
   EVENTUAL: "Counts are exact, and may be a few seconds old.",
@@ -22,8 +23,44 @@ export async function namespacesView(place, signal) {
     h("p", { class: "lead" }, "A namespace is a set of counters with settings of its own. ",
       h("a", { href: "#/lab" }, "New here? The retry lab shows in a minute what this service is for.")),
     namespaces.length
-      ? h("ul", { class: "cards" }, namespaces.map(card))
+      ? choice(namespaces)
       : h("p", { class: "empty" }, "There is no namespace for you to see. Create one with ", code("PUT /v1/namespaces/{name}"), "."));
+}
+
+// All of them were in one answer: they are chosen from with each letter, and paged, here.
+function choice(namespaces) {
+  if (namespaces.length <= FEW) return h("ul", { class: "cards" }, namespaces.map(card));
+  const body = h("div");
+  const input = h("input", { id: "part", type: "search", autocomplete: "off", spellcheck: "false", maxlength: 63, "aria-describedby": "found" });
+  const told = h("p", { class: "fine", id: "found" });
+  // What was asked for, and the page: kept for who comes back.
+  const began = history.state?.namespaces ?? { asked: "", page: 0 };
+  input.value = began.asked;
+  let found = [];
+  const show = (asked, wanted) => {
+    const part = asked.trim().toLowerCase();
+    found = namespaces.filter((each) => each.namespace.includes(part));
+    const page = Math.max(0, Math.min(wanted, Math.ceil(found.length / PAGE) - 1));
+    history.replaceState({ namespaces: { asked, page } }, "");
+    told.textContent = part ? `${found.length} of ${namespaces.length} namespaces` : `${namespaces.length} namespaces`;
+    say(told.textContent, 500);
+    const [first, end] = [page * PAGE, (page + 1) * PAGE];
+    const next = end < found.length ? page + 1 : null;
+    replace(body, [
+      found.length
+        ? h("ul", { class: "cards" }, found.slice(first, end).map(card))
+        : h("p", { class: "empty" }, `No namespace has “${part}” in its name.`),
+      pager({ next_page: next }, Array.from({ length: page + 1 }), (trail) => show(asked, trail.length - 1))]);
+  };
+  const only = (event) => {
+    event.preventDefault();
+    if (found.length === 1) location.hash = ofNamespace(found[0].namespace);
+  };
+  input.addEventListener("input", () => show(input.value, 0));
+  show(began.asked, began.page);
+  return h("section", { "aria-label": "All namespaces" },
+    h("form", { class: "filter", role: "search", onsubmit: only }, h("label", { for: "part" }, "Names that contain"), h("div", { class: "row" }, input, told)),
+    body);
 }
 
 function card(each) {
@@ -89,9 +126,7 @@ async function listing(namespace, signal) {
       if (!(error instanceof Problem)) throw error;
       shown = [problemBox(error.body, () => load(asked, trail))];
     }
-    const pressed = body.contains(document.activeElement) ? document.activeElement.id : null;
-    body.replaceChildren(...shown);
-    if (pressed) (body.querySelector(`#${pressed}:enabled`) ?? body.querySelector("button:enabled"))?.focus();
+    replace(body, shown);
   };
   const filter = (event) => {
     event.preventDefault();
@@ -104,6 +139,13 @@ async function listing(namespace, signal) {
     body);
   await load(began.asked, began.trail);
   return box;
+}
+
+// Shows something else; the focus stays on the button that was pressed for it, or on the other one.
+function replace(body, shown) {
+  const pressed = body.contains(document.activeElement) ? document.activeElement.id : null;
+  body.replaceChildren(...shown);
+  if (pressed) (body.querySelector(`#${pressed}:enabled`) ?? body.querySelector("button:enabled"))?.focus();
 }
 
 async function counters(namespace, found, asked, signal) {
