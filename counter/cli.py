@@ -212,9 +212,26 @@ def told() -> Iterator[None]:
         _fail(error.detail)
 
 
+class OutputError(Exception):
+    """Standard output does not take what is to be printed: a disk is full, perhaps."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise OutputError where standard output does not take what is written to it: a file that a
+    command writes may fail for the same reasons, and means something else."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror or error}") from error
+
+
 def tell(text: str, warnings: Iterable[str] = ()) -> None:
-    """Print *text*, and then *warnings* to standard error."""
-    print(text, flush=True)
+    """Print *text*, and then *warnings* to standard error. Raises OutputError."""
+    with printing():
+        print(text, flush=True)
     for each in warnings:
         print(f"counter: warning: {each}", file=sys.stderr)
 
@@ -242,4 +259,8 @@ def main() -> None:
         app()
     except BrokenPipeError:
         read_no_more()
+        raise SystemExit(EXIT_UNREAD) from None
+    except OutputError as error:
+        read_no_more()
+        remark(str(error))
         raise SystemExit(EXIT_UNREAD) from None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from counter.cli import remark, tell
+from counter.cli import printing, remark, tell
 from counter.cli_progress import progress
 from counter.cli_service import EXIT_NO, ServiceFlags, ended, fail, opened
 from counter.client import CounterClient
@@ -48,8 +48,10 @@ def export(
             if json:
                 raise StartupError("--json: standard output is the export itself; leave one out")
             writer = ExportWriter(sys.stdout.buffer, header)
-            writer.begin()
-            remark(_said(_copied(client, writer), "standard output"))
+            with printing():
+                writer.begin()
+                trailer = _copied(client, writer)
+            remark(_said(trailer, "standard output"))
             return
         path = Path(file)
         with PartFile(path) as part:

@@ -17,6 +17,8 @@ from counter.cli import (
     EXIT_CANNOT_START,
     EXIT_INTERRUPTED,
     EXIT_UNREAD,
+    OutputError,
+    printing,
     read_no_more,
     remark,
 )
@@ -187,7 +189,8 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
         yield
         # A shell may have closed it.
         if sys.stdout is not None:
-            sys.stdout.flush()
+            with printing():
+                sys.stdout.flush()
     except KeyboardInterrupt:
         fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -200,11 +203,11 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
         fail(said(error), exit_code(error))
+    except OutputError as error:
+        # What was to be done is done: only to tell of it failed.
+        read_no_more()
+        fail(str(error), EXIT_UNREAD)
     except OSError as error:
-        if _cannot_be_printed():
-            # What was to be done is done: only to tell of it failed.
-            read_no_more()
-            fail(f"standard output: {error.strerror or error}", EXIT_UNREAD)
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_NOT_DONE)
 
 
@@ -282,13 +285,3 @@ def _valued(words: Sequence[str]) -> list[str]:
         for name, value in pairs
         for word in ([f"{name}={value}"] if value.startswith("-") else [name, value])
     ]
-
-
-def _cannot_be_printed() -> bool:
-    """Whether standard output does not take what is still to be written to it."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        return True
-    return False

@@ -1,6 +1,9 @@
 """What the commands against a running service share: the flags, the client, and each end."""
 
+import io
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from counter.cli import tell
 from counter.cli_service import ServiceFlags, ended, exit_code, finishing, opened
 from counter.client import Token, Unfinished, UnknownOutcomeError
 from counter.client.failures import UnreachableError
@@ -162,6 +166,32 @@ def test_an_answer_that_finds_no_room_is_none_that_was_not_done(
             print("counted")
     assert caught.value.code == 141
     assert capfd.readouterr().err == "counter: standard output: No space left on device\n"
+
+
+def test_so_it_is_where_nothing_is_buffered(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: as in a container with PYTHONUNBUFFERED, where a second try to print nothing
+    comes to no trouble, the add ended with 2 all the same, and other commands with a trace."""
+    told = "counter: standard output: No space left on device\n"
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        io.TextIOWrapper(full, write_through=True) as unbuffered,
+    ):
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        with pytest.raises(SystemExit) as caught, ended():
+            tell("counted")
+        assert (caught.value.code, capfd.readouterr().err) == (141, told)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "counter", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (141, told)
 
 
 def unfinished(operation: str, *items: tuple[str, int], token: str = TOKEN) -> Unfinished:
