@@ -153,7 +153,7 @@ def resolve(
             if found:
                 _tell_found(name, found, json=json)
             elif delta is None:
-                _tell_open(service, token, name, credential)
+                _tell_open(service, token, name, credential, json=json)
             else:
                 items = ((name, _number(delta)),)
                 text = text_of(credential)
@@ -190,7 +190,9 @@ def _tell_found(name: str, found: list[Event], *, json: bool) -> None:
         tell(f"counted: {name} {'was cleared' if is_clear else signed(delta)}")
 
 
-def _tell_open(service: ServiceFlags, token: str, name: str, credential: Token | Key) -> None:
+def _tell_open(
+    service: ServiceFlags, token: str, name: str, credential: Token | Key, *, json: bool
+) -> None:
     """Nothing is found, and nothing is decided."""
     import shlex
 
@@ -200,8 +202,12 @@ def _tell_open(service: ServiceFlags, token: str, name: str, credential: Token |
         else f"nothing of it is in {name} now, and what is under way may still be counted"
     )
     remark(f"{what}; with what was sent (DELTA) this decides it, and counts it at most once:")
-    words = ["counter", "token", "resolve", *service.words(), token, name]
+    # A name that looks like a flag comes after all flags.
+    odd = ["--"] if name.startswith("-") else []
+    words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
     print_error(f"{shlex.join(words)} DELTA")
+    if json:
+        tell(json_line({"applied": None}))
     raise SystemExit(EXIT_UNKNOWN)
 
 

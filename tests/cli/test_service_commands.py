@@ -208,6 +208,18 @@ def test_what_became_of_a_token_is_found_or_decided(shell: Shell, name: str) -> 
     assert shell.documents("token", "resolve", "key:never-sent", name, "1") == [{"applied": True}]
 
 
+def test_the_command_that_decides_it_is_ready_for_a_shell(shell: Shell, name: str) -> None:
+    """Regression: of a counter whose name looks like a flag it could not be run; and --json had no
+    document for what is not decided."""
+    token = shell.said("token", "new")
+    code, out = shell.run("token", "resolve", "--json", "--", token, f"-{name}")
+    assert (code, out) == (4, '{"applied": null}\n')
+    *_, command = shell.err.splitlines()
+    words = shlex.split(command.replace("DELTA", "-3"))[1:]
+    assert shell.said(*words).startswith("counted: once")
+    assert shell.said("get", "--", f"-{name}") == "-3"
+
+
 def test_an_unfinished_add_of_a_program_is_resolved_as_it_was_stored(
     shell: Shell, name: str
 ) -> None:
