@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.visits import Visits
 
@@ -160,6 +160,32 @@ def test_a_count_is_live_and_keeps_all_its_digits(
         expect(page.locator("#count")).to_have_text("23 058 430 092 136 939 520")
 
 
+def test_a_count_that_may_be_old_does_not_go_back(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    """What is shown before the stream begins is of the age of what comes by it."""
+    with visit(service) as at:
+        at.page.route("**/live", lambda way: None)
+        page = at.go("ns/zz-1/c/new")
+        expect(page.locator("#as-of")).to_contain_text("eventual")
+
+
+def test_a_stream_that_fell_silent_is_not_called_live(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    with visit(service) as at:
+        at.page.clock.install()
+        page = at.go("ns/default/c/likes")
+        expect(page.locator("#live")).to_have_text("Live")
+        # Told just now, the count is not told again for five seconds.
+        more = int(page.locator("#count").inner_text()) + 1
+        add(http, "likes", 1)
+        expect(page.locator("#count")).to_have_text(str(more))
+        page.clock.fast_forward("00:20")
+        expect(page.locator("#live")).to_have_text("Not live")
+        expect(page.locator("#live")).to_have_text("Live")
+
+
 def test_a_chart_shows_the_same_as_its_table(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
@@ -194,6 +220,27 @@ def test_the_lab_is_walked_by_clicks_and_tells_each_answer(visit: Visits, servic
         page.locator("#do-anew").click()
         expect(page.locator("#exact-count")).to_have_text("0")
         expect(page.locator("#do-again")).to_have_attribute("aria-disabled", "true")
+
+
+def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: str) -> None:
+    def lose(way: Route) -> None:
+        way.fetch()
+        way.abort()
+
+    with visit(service) as at:
+        at.is_down = True
+        page = at.go("lab")
+        page.route("**/add", lose)
+        page.locator("#do-send").click()
+        lost = page.locator("#log > li").first
+        expect(lost).to_contain_text("send the very same again")
+        expect(lost).to_contain_text("What the counts are after it is not known.")
+        page.unroute("**/add")
+        page.locator("#do-again").click()
+        expect(page.locator("#exact-count")).to_have_text("1")
+        expect(page.locator("#exact-count")).to_have_class(re.compile(r"\bright\b"))
+        expect(page.locator("#rough-count")).to_have_text("2")
+        expect(page.locator(".tally")).to_contain_text("You wanted 1 adds of 1, and sent 2")
 
 
 def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> None:
@@ -251,6 +298,20 @@ def test_a_problem_says_what_to_do(visit: Visits, service: str) -> None:
         expect(page.get_by_role("heading", level=1)).to_have_text("There is nothing here")
 
 
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, "<html>Sign in</html>"), (502, '{"message": "no upstream"}')]
+)
+def test_an_answer_of_something_else_is_told_as_that(
+    visit: Visits, service: str, status: int, body: str
+) -> None:
+    """As of a proxy that asks for a password, or has an error of its own kind."""
+    with visit(service) as at:
+        at.meant = {502}
+        at.page.route("**/v1/namespaces", lambda way: way.fulfill(status=status, body=body))
+        box = at.go().get_by_role("alert").filter(has_text=f"HTTP {status}")
+        expect(box).to_contain_text("something between here and the service")
+
+
 def test_colours_change_and_are_forgotten(visit: Visits, service: str) -> None:
     with visit(service) as at:
         page = at.go()
@@ -290,6 +351,10 @@ def test_a_key_is_asked_for_used_and_kept_nowhere(
         page.get_by_label("Key", exact=True).fill("ck_mistyped")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("The API key is not valid")
+        # No browser can send this one: it is not the service that does not answer.
+        page.get_by_label("Key", exact=True).fill("ck_copied…")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("That is no key")
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
         walk(page)

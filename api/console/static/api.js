@@ -22,6 +22,13 @@ const NO_ANSWER = {
   detail: "No answer came: the process may have ended, or the network may be down.",
 };
 
+// Of a proxy, say: its page, or its own kind of error.
+const foreign = (status) => ({
+  ...NO_ANSWER, status, title: `HTTP ${status}`,
+  detail: "What came is no answer of the service; something between here and the service may have made it.",
+  todo: "Look at what stands between here and the service, then try again.",
+});
+
 // Numbers past 2^53 would lose digits: they become text.
 export function parse(text) {
   return JSON.parse(text.replace(/"(count|delta)":\s*(-?\d{16,})/g, '"$1":"$2"'));
@@ -33,12 +40,8 @@ export const counterPath = (namespace, counter) =>
 const headers = () => (key === null ? {} : { Authorization: `Bearer ${key}` });
 
 async function problemOf(answer) {
-  let body;
-  try {
-    body = await answer.json();
-  } catch {
-    body = { ...NO_ANSWER, status: answer.status, title: `HTTP ${answer.status}`, detail: "The answer is no problem document; something between here and the service may have made it." };
-  }
+  const found = await answer.json().catch(() => null);
+  const body = typeof found?.code === "string" ? found : foreign(answer.status);
   if (answer.status === 401) whenRefused(body);
   return new Problem(body);
 }
@@ -46,20 +49,24 @@ async function problemOf(answer) {
 // Whatever was answered, with its status, and how long it took.
 export async function exchange(method, path, body, signal) {
   const began = performance.now();
-  let answer;
+  let answer, text;
   try {
     answer = await fetch(path, {
       method, signal, cache: "no-store", credentials: "omit",
       headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
+    if (!answer.ok) throw await problemOf(answer);
+    text = await answer.text();
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name === "AbortError" || error instanceof Problem) throw error;
     throw new Problem(NO_ANSWER);
   }
-  if (!answer.ok) throw await problemOf(answer);
-  const text = await answer.text();
-  return { status: answer.status, body: text ? parse(text) : null, ms: performance.now() - began };
+  try {
+    return { status: answer.status, body: text ? parse(text) : null, ms: performance.now() - began };
+  } catch {
+    throw new Problem(foreign(answer.status));
+  }
 }
 
 export const get = async (path, signal) => (await exchange("GET", path, undefined, signal)).body;

@@ -97,8 +97,11 @@ function keys() {
   };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (input.value.trim()) use(input.value.trim());
-    else wrong.textContent = "Enter a key; it begins with ck_.";
+    const text = input.value.trim();
+    if (!text) wrong.textContent = "Enter a key; it begins with ck_.";
+    // No browser sends other characters in a header.
+    else if (!/^[\x21-\x7e]+$/.test(text)) wrong.textContent = "That is no key: it has spaces, or letters that none has. Copy it anew, whole and alone.";
+    else use(text);
   });
   document.getElementById("key").addEventListener("click", () => ask());
   document.getElementById("ask-close").addEventListener("click", () => dialog.close());

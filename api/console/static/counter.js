@@ -6,6 +6,7 @@ import { problemBox } from "./problems.js";
 
 const SPANS = [["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
 const EVENTS = 20;
+const SILENCE_MS = 15000; // A stream tells the count every five seconds, if nothing else.
 const ACCURACY = {
   accurate: "Every add that was acknowledged by then is in it.",
   eventual: "From what is rolled up: exact as of then; adds since then follow within seconds.",
@@ -15,11 +16,13 @@ const ACCURACY = {
 export async function counterView(place, signal, namespace, counter) {
   if (/^\.\.?$/.test(counter)) return unaddressable(place, signal, namespace, counter);
   const path = counterPath(namespace, counter);
-  const [settings, count] = await Promise.all([
+  const [settings, exact] = await Promise.all([
     get(`v1/namespaces/${encodeURIComponent(namespace)}`, signal),
     get(`${path}?max_staleness=0s`, signal),
   ]);
-  noteClock(count.as_of);
+  noteClock(exact.as_of);
+  // Of the same age as those of the stream, so that the number does not go back when it begins.
+  const count = settings.counter_type === "EVENTUAL" ? await get(path, signal) : exact;
   const rough = settings.counter_type === "BEST_EFFORT";
   const main = h("div");
   place.append(
@@ -50,9 +53,10 @@ function countPart(first, path, signal, changed) {
   const state = h("span", { class: "state", id: "live" }, "Connecting");
   const trouble = h("div");
   let latest = first;
+  let heard = 0;
   const paint = () => {
     const age = (now() - Date.parse(latest.as_of)) / 1000;
-    about.replaceChildren("Exact as of ", time(latest.as_of), ` (${age < 1 ? "now" : `${seconds(age)} ago`}) · `,
+    about.replaceChildren(latest.accuracy === "best_effort" ? "As of " : "Exact as of ", time(latest.as_of), ` (${age < 1 ? "now" : `${seconds(age)} ago`}) · `,
       h("strong", {}, latest.accuracy.replace("_", " ")), `. ${ACCURACY[latest.accuracy]}`);
   };
   const take = (count) => {
@@ -67,20 +71,26 @@ function countPart(first, path, signal, changed) {
       changed();
     }
   };
+  const tellState = (text, kind) => {
+    state.textContent = text;
+    state.className = `state ${kind}`;
+  };
   take(first);
   listen(`${path}/live`, signal, (kind, data) => {
     if (kind === "count") {
+      heard = performance.now();
       trouble.replaceChildren();
-      state.textContent = "Live";
-      state.className = "state on";
+      tellState("Live", "on");
       take(data);
     } else if (kind === "problem") {
-      state.textContent = "Not live";
-      state.className = "state off";
+      tellState("Not live", "off");
       trouble.replaceChildren(problemBox(data));
     }
   });
-  const timer = setInterval(paint, 1000);
+  const timer = setInterval(() => {
+    paint();
+    if (state.textContent === "Live" && performance.now() - heard > SILENCE_MS) tellState("Not live", "off");
+  }, 1000);
   signal.addEventListener("abort", () => clearInterval(timer));
   return h("section", { class: "panel", "aria-label": "Count" }, h("div", { class: "row between" }, number, state), about, trouble);
 }

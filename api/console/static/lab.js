@@ -86,7 +86,10 @@ class Lab {
     } catch (error) {
       if (this.signal.aborted) return;
       if (!(error instanceof Problem)) throw error;
-      this.tell("It did not work", [problemBox(error.body)]);
+      this.tally();
+      // The very case that this page is about: whether it is counted, nobody knows now.
+      const todo = this.token && !error.body.status ? { todo: "When the service answers, send the very same again: it counts once, whatever became of this." } : {};
+      this.tell("It did not work", [problemBox({ ...error.body, ...todo })], false);
     } finally {
       this.busy = false;
     }
@@ -130,11 +133,12 @@ class Lab {
 
   async send() {
     this.token = await this.newToken();
-    const sent = await this.both(1, this.token);
+    // Wanted from here on, whatever is heard of it.
     this.adds += 1;
+    this.enable(["send", "again", "hedge", "change"]);
+    const sent = await this.both(1, this.token);
     await this.weigh();
     this.tell("Send an add", [request(sent.body), answers(sent)]);
-    this.enable(["send", "again", "hedge", "change"]);
     this.hint("Now send the very same again, as if no answer had come.");
   }
 
@@ -150,8 +154,8 @@ class Lab {
   async hedge() {
     if (!this.allowed("hedge")) return;
     const token = await this.newToken();
-    const sent = await Promise.all(Array.from({ length: TIMES }, () => this.both(1, token)));
     this.adds += 1;
+    const sent = await Promise.all(Array.from({ length: TIMES }, () => this.both(1, token)));
     await this.weigh();
     const words = sent.map(({ exact }) => outcome(exact));
     const told = [...new Set(words)].map((word) => `${words.filter((each) => each === word).length} ${word}`).join(", ");
@@ -175,18 +179,24 @@ class Lab {
     const [exact, rough] = await Promise.all([EXACT, ROUGH].map(({ namespace }) => get(counterPath(namespace, this.counter), this.signal)));
     this.exact.textContent = grouped(exact.count);
     this.rough.textContent = grouped(rough.count);
-    this.wanted.textContent = this.adds;
-    this.sent.textContent = this.requests;
+    this.tally();
     this.exact.classList.toggle("right", exact.count === this.adds);
     this.rough.classList.toggle("off", rough.count !== this.adds);
     this.counts = { exact: exact.count, rough: rough.count };
   }
 
-  tell(title, parts) {
+  tally() {
+    this.wanted.textContent = this.adds;
+    this.sent.textContent = this.requests;
+  }
+
+  // What was done, and what the counts are after it, where they are *known*.
+  tell(title, parts, known = true) {
     this.log.querySelector(".empty")?.remove();
     const { exact, rough } = this.counts;
-    this.log.prepend(h("li", {}, h("h3", {}, title), parts, h("p", { class: "fine after" }, `After it: ACCURATE ${exact}, BEST_EFFORT ${rough}.`)));
-    say(`${title}: the accurate count is ${exact}, the rough one ${rough}.`);
+    const after = known ? `After it: ACCURATE ${exact}, BEST_EFFORT ${rough}.` : "What the counts are after it is not known.";
+    this.log.prepend(h("li", {}, h("h3", {}, title), parts, h("p", { class: "fine after" }, after)));
+    say(known ? `${title}: the accurate count is ${exact}, the rough one ${rough}.` : title);
   }
 }
 

@@ -31,7 +31,7 @@ export function problemBox(body, again) {
     h("h2", {}, body.title),
     h("p", {}, body.detail),
     h("p", { class: "todo" }, (body.todo ?? WHAT_TO_DO[body.code] ?? BY_RETRY[body.retry] ?? "") + wait),
-    h("p", { class: "fine" }, code(body.code), body.status ? ` · HTTP ${body.status} · ` : " ",
-      body.status ? h("a", { href: `problems#${body.code}` }, "what it means") : null),
+    h("p", { class: "fine" }, code(body.code), body.status ? ` · HTTP ${body.status}` : null,
+      body.code === "no_answer" ? null : [" · ", h("a", { href: `problems#${body.code}` }, "what it means")]),
     again ? h("button", { type: "button", onclick: retry }, "Try again") : null);
 }
