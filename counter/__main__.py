@@ -10,6 +10,8 @@ _COMMAND_LINE: Final = ("cyclopts", "rich")
 _OURS: Final = ("counter", "api", "rollup")
 #: What a command ends with that cannot start.
 _EXIT_CANNOT_START: Final = 2
+#: What a shell tells of a program that was interrupted.
+_EXIT_INTERRUPTED: Final = 130
 
 
 def main() -> None:
@@ -18,6 +20,9 @@ def main() -> None:
         from counter.cli import main as run
 
         run()
+    except KeyboardInterrupt:
+        # Before the command began, or it would have said what became of it.
+        raise SystemExit(_EXIT_INTERRUPTED) from None
     except ImportError as error:
         missing = _missing(error)
         if missing is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from counter.__main__ import main
 from counter.cli import tell
 from counter.cli_service import ServiceFlags, ended, exit_code, finishing, opened
 from counter.client import Token, Unfinished, UnknownOutcomeError
@@ -192,6 +193,18 @@ def test_so_it_is_where_nothing_is_buffered(
             check=False,
         )
     assert (done.returncode, done.stderr) == (141, told)
+
+
+def test_an_interrupt_before_a_command_begins_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: what a command imports takes a while, and Ctrl-C in it printed all of that."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("counter.cli.main", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
 
 
 def unfinished(operation: str, *items: tuple[str, int], token: str = TOKEN) -> Unfinished:
