@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from counter import backup as backups
 from counter.admin_log import Act, AdminLog, os_user
 from counter.cli import remark, tell, told
+from counter.cli_ending import ending_in_order
 from counter.cli_flags import StoreFlags, ready
 from counter.cli_progress import progress
 from counter.clock import SystemClock
@@ -36,7 +37,7 @@ def backup(
     with told():
         settings = _sqlite(flags)
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
-        with _shown("copying") as moved:
+        with ending_in_order(), _shown("copying") as moved:
             made = backups.back_up(
                 settings.data, destination, now_us=now_us, bytes_per_s=speed, progress=moved
             )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -23,6 +21,7 @@ from rich.table import Table
 from counter.bench import COUNTERS, EMBEDDED, Figure, Run, measure
 from counter.bench_processes import BenchError
 from counter.cli import EXIT_INTERRUPTED, remark, tell, told
+from counter.cli_ending import ending_in_order
 from counter.cli_flags import StoreFlags
 from counter.clock import SystemClock, to_rfc3339
 from counter.config import Settings
@@ -68,7 +67,7 @@ class BenchFlags:
 def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
     """Measure, print, save."""
     flags = flags or BenchFlags()
-    with told(), _ending_in_order():
+    with told(), ending_in_order():
         _check(flags)
         given = {**({} if store is None else asdict(store)), "cache": flags.cache}
         settings = load({k: v for k, v in given.items() if v is not None}).settings
@@ -150,24 +149,6 @@ def _key(path: Path | None) -> str | None:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         raise StartupError(f"--key-file: {str(path)!r} cannot be read: {error}") from error
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Have SIGTERM and Ctrl-C end this once: a second one would cut short the clearing away."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = [signal.signal(each, end) for each in numbers]
-    try:
-        yield
-    finally:
-        for each, handler in zip(numbers, before, strict=True):
-            signal.signal(each, handler)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from counter.clock import SystemClock
 from counter.service import CounterService
 from counter.storage.memory import MemoryCache
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
+from tests.support.waiting import eventually
 
 
 def run(words: Sequence[str]) -> int:
@@ -49,6 +51,11 @@ def place(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def rows(path: Path, sql: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute(sql).fetchall()
+
+
+def below(place: Path, folders: str) -> list[str]:
+    """The names of what lies in *folders* of *place*, a pattern."""
+    return sorted(each.name for each in place.glob(f"{folders}/*"))
 
 
 def test_a_backup_is_made_beside_who_serves_and_restored_elsewhere(
@@ -122,6 +129,20 @@ def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]
     (place / "empty").mkdir()
     (place / "empty" / "lock").touch()
     assert run(["restore", "copy", "--data=empty"]) == 0
+
+
+async def test_a_backup_that_is_told_to_end_leaves_nothing(place: Path) -> None:
+    """Regression: at SIGTERM, by which a job is ended, the half copy stayed."""
+    words = ("-m", "counter", "backup", "new", "--data=data", "--rate=1kB/s")
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=place)
+
+    async def is_copying() -> bool:
+        return any(name.startswith("counter.db") for name in below(place, "new.partial-*"))
+
+    await eventually(is_copying, "it copies")
+    process.terminate()
+    assert await process.wait() == 130
+    assert below(place, ".") == ["copy", "data"]
 
 
 def test_of_nothing_there_is_no_backup(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
