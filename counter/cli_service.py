@@ -87,11 +87,14 @@ class PlaceFlags:
     timeout: Annotated[str, _is("How long to try, retries included")] = "10s"
 
     def words(self) -> list[str]:
-        """These flags, as far as they are not the defaults, for a command that is shown."""
+        """These flags, for a command that is shown: as far as they are not what is taken without
+        them, which the environment may say."""
         given: list[str] = []
         for each in fields(self):
             value = getattr(self, each.name)
-            if value != each.default and each.name != "timeout":
+            if value is None or each.name == "timeout":
+                continue
+            if value != each.default or f"COUNTER_{each.name.upper()}" in os.environ:
                 given += [f"--{each.name.replace('_', '-')}", str(value)]
         return given
 

@@ -222,6 +222,20 @@ def test_what_nobody_knows_is_told_with_the_command_that_finds_it_out(
     )
 
 
+def test_it_says_what_the_environment_would_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: what was given as a flag and is the default was left out, and the command went to
+    the namespace, and the service, of the environment: another add."""
+    what = replace(unfinished("add", ("views", 1)), namespace="default")
+    plain = f"counter add views 1 --token {TOKEN}"
+    assert finishing(what, ServiceFlags()) == plain
+    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
+    monkeypatch.setenv("COUNTER_URL", "http://there:1")
+    where = "--url http://127.0.0.1:8080 --namespace default"
+    assert finishing(what, ServiceFlags()) == f"{plain} {where}"
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
