@@ -29,6 +29,9 @@ _RETRIES: Final[Mapping[str, Retry]] = {
     "new_token": "new_token",
     "never": "never",
 }
+#: What an Unfinished may be of: of one counter each, and of several.
+_OF_ONE: Final = frozenset({"add", "add-and-get", "clear"})
+_OF_SEVERAL: Final = "atomic/add"
 _TRY_LATER: Final = frozenset({408, 425, 429})
 _TEXT_CHARS_MAX: Final = 200
 #: Past any deadline.
@@ -91,11 +94,17 @@ class Unfinished:
         try:
             found = json.loads(text)
             items = tuple((str(counter), int(delta)) for counter, delta in found.pop("items"))
-            return cls(items=items, **found)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            read = cls(items=items, **found)
+            Token.parse(read.token_text)
+            if read.operation not in _OF_ONE and read.operation != _OF_SEVERAL:
+                raise ValueError(read.operation)
+            if read.operation in _OF_ONE and len(items) != 1:
+                raise ValueError(f"{len(items)} items")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidParameterError(
                 f"{text[:80]!r} is not what str() made of an Unfinished"
             ) from error
+        return read
 
 
 class UnknownOutcomeError(UnavailableError):

@@ -60,13 +60,25 @@ def test_new_tokens_are_never_the_same() -> None:
 def test_what_is_unfinished_comes_back_from_its_text(
     items: list[tuple[str, int]], credential: Token | Key
 ) -> None:
-    unfinished = Unfinished("add", "default", tuple(items), str(credential))
+    operation = "add" if len(items) == 1 else "atomic/add"
+    unfinished = Unfinished(operation, "default", tuple(items), str(credential))
     assert Unfinished.parse(str(unfinished)) == unfinished
     assert unfinished.token == credential
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"items": [1]}', '{"items": [], "x": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", '{"items": [1]}', '{"items": [], "x": 1}'),
+        str(Unfinished("add", "default", (("a", 1), ("b", 1)), "key:k")),
+        str(Unfinished("live", "default", (("a", 1),), "key:k")),
+        str(Unfinished("add", "default", (("a", 1),), "no token")),
+        str(Unfinished("add", "default", (("a", 1),), "key:k")).replace("1]", "1e999]"),
+    ],
+)
 def test_what_is_no_unfinished_is_refused(text: str) -> None:
+    """Regression: what was read without a word ended resolve, before or after it was sent, with
+    errors of Python."""
     with pytest.raises(InvalidParameterError):
         Unfinished.parse(text)
 
