@@ -139,6 +139,10 @@ class PartFile:
         except BlockingIOError:
             os.close(descriptor)
             raise StartupError(f"another export writes {self.part} now") from None
+        if self.path.exists():
+            # Another one made it whole just now: this may be the very file, under another name.
+            os.close(descriptor)
+            raise StartupError(f"{self.path} came to be there meanwhile")
         self.file = os.fdopen(descriptor, "r+b")
         return self
 

@@ -1,5 +1,6 @@
 """``counter export`` and ``counter import`` at a real service: exact, and taken up anywhere."""
 
+import fcntl
 import json
 import os
 import random
@@ -311,6 +312,23 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
     assert "was changed while it was imported\ncounter: 99 of 300 " in capsys.readouterr().err
     Path("in.csv").write_text(lines)
     assert run("import", "in.csv", "--namespace", target, "--verify") == 0
+
+
+def test_an_export_that_became_whole_just_now_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: a second one that had opened the part before the first one gave it its name, and
+    got the lock after that, wrote the file that was whole anew."""
+
+    def late(descriptor: int, how: int) -> None:
+        Path("out.ndjson.part").rename("out.ndjson")
+        flock(descriptor, how)
+
+    flock = fcntl.flock
+    Path("out.ndjson.part").write_bytes(b"whole")
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert run("export", "out.ndjson") == 2
+    assert Path("out.ndjson").read_bytes() == b"whole"
 
 
 def test_a_file_that_is_cut_meanwhile_gives_no_half_piece() -> None:
