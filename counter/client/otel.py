@@ -2,8 +2,8 @@
 
     client = CounterClient(url, options=Options(before_attempt=traced_by()))
 
-It takes OpenTelemetry's API (``pip install 'distributed-counter[otel]'``), and makes spans where
-the program has set up its SDK.
+It takes OpenTelemetry's API (the extra ``otel``), and makes spans where the program has set up its
+SDK.
 """
 
 from __future__ import annotations
