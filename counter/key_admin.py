@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -108,9 +109,11 @@ class KeyAdmin:
         )
         # After the new one is on record: so the record is never empty, which would say that
         # nobody ever asked for keys.
-        for each in standing:
-            if _is_forgettable(each, now_us):
-                await self._store.forget_api_key(each)
+        with suppress(UnavailableError):
+            # Else a key would be on record that nobody was shown; the next one forgets them.
+            for each in standing:
+                if _is_forgettable(each, now_us):
+                    await self._store.forget_api_key(each)
         return replace(issued, is_first=not standing)
 
     async def rotate(self, name: str, grace_us: int) -> tuple[Issued, ApiKey]:

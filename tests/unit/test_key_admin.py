@@ -253,3 +253,23 @@ async def test_there_are_at_most_so_many_keys_and_old_ones_are_forgotten(world: 
     alone.clock.advance(FORGET_AFTER_US)
     issued = await alone.admin.create(RIGHTS)
     assert list(await alone.admin.all()) == [issued.key]
+
+
+async def test_a_key_is_told_though_old_ones_cannot_be_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was on record, and nobody was told it."""
+    old = await world.admin.create(RIGHTS)
+    await world.admin.revoke(old.key.id)
+    world.clock.advance(FORGET_AFTER_US)
+
+    async def fails(_: ApiKey) -> bool:
+        raise StoreUnavailableError("a fault that a test planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "forget_api_key", fails)
+        issued = await world.admin.create(RIGHTS)
+    assert await world.lets_in(issued.text)
+    assert len(await world.admin.all()) == 2
+    await world.admin.create(RIGHTS)
+    assert old.key.id not in {each.id for each in await world.admin.all()}
