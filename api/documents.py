@@ -65,7 +65,10 @@ def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> Fas
 
     @app.exception_handler(404)
     async def not_found(request: Request, _error: Exception) -> Response:
-        return _response(NotFoundError(f"there is nothing at {request.url.path[:200]!r}"))
+        path = request.url.path
+        # Where a start says that it serves, and a terminal makes a link of that.
+        hint = "; /console is a page for people, and /docs tells of the API" if path == "/" else ""
+        return _response(NotFoundError(f"there is nothing at {path[:200]!r}{hint}"))
 
     @app.exception_handler(405)
     async def not_allowed(request: Request, _error: Exception) -> Response:

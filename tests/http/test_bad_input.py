@@ -225,6 +225,15 @@ async def test_an_unknown_path_is_a_problem_too(rest: Rest) -> None:
         assert_problem(await rest.http.get(path), 404, "not_found", applied=None, retry="never")
 
 
+async def test_who_follows_the_address_that_a_start_prints_is_told_where_to_look(
+    rest: Rest,
+) -> None:
+    answer = await rest.http.get("/")
+    assert_problem(
+        answer, 404, "not_found", applied=None, retry="never", names=("/console", "/docs")
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "verb"),
     [("PUT", "add"), ("GET", "add"), ("DELETE", "clear"), ("POST", "events"), ("PATCH", "")],
