@@ -16,6 +16,7 @@ from typing import Final
 from api.connections import FULL, HANDSHAKE, Connections
 from api.expiry import ends_at_s
 from counter.config import Settings
+from counter.config_values import read_secret
 from counter.errors import StartupError, invariant
 from counter.limits import HANDSHAKES_MAX, SECOND
 
@@ -65,7 +66,7 @@ def server_context(settings: Settings) -> ssl.SSLContext:
 
 def _password(settings: Settings) -> Callable[[], str]:
     path = settings.https_key_password_file
-    return lambda: "" if path is None else path.read_text(encoding="utf-8").strip()
+    return lambda: "" if path is None else read_secret(path)
 
 
 def _why(error: Exception) -> str:

@@ -29,14 +29,15 @@ from counter.config_values import (
     ReadableFile,
     ReadConsistency,
     Replication,
-    SecretFile,
     StoreKind,
     WriteConsistency,
     between,
     by_store,
     endpoint,
     memcached_servers,
+    read_secret,
 )
+from counter.errors import StartupError
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
 
 _FUTURE_LIMIT_US: Final = 5 * limits.SECOND
@@ -57,7 +58,10 @@ def _time_bucket(store: str, slice_us: int) -> int:
 
 def _password(data: dict[str, Any]) -> SecretStr | None:
     path: Path | None = data["cassandra_password_file"]
-    return None if path is None else SecretStr(path.read_text(encoding="utf-8").strip())
+    try:
+        return None if path is None else SecretStr(read_secret(path))
+    except ValueError as error:
+        raise StartupError(f"cassandra_password_file: {error}") from None
 
 
 class DatasetSettings(BaseModel):
@@ -107,7 +111,9 @@ class Settings(ServingSettings):
         description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
     )
     cassandra_username: str | None = Field(None, description="Who logs in to Cassandra")
-    cassandra_password_file: SecretFile | None = Field(None, description="A file with the password")
+    cassandra_password_file: ReadableFile | None = Field(
+        None, description="A file with the password"
+    )
     cassandra_password: SecretStr | None = Field(
         default_factory=_password, description="The password; never a flag"
     )

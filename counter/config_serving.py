@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from counter import limits
-from counter.config_values import Duration, Origins, ReadableFile, SecretFile, between
+from counter.config_values import Duration, Origins, ReadableFile, between
 
 _Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
 
@@ -30,7 +30,7 @@ class ServingSettings(BaseSettings):
         None, description="The server's certificate, with its chain; turns HTTPS on"
     )
     https_key: ReadableFile | None = Field(None, description="The key of https_cert")
-    https_key_password_file: SecretFile | None = Field(
+    https_key_password_file: ReadableFile | None = Field(
         None, description="A file with the password of https_key, if it has one"
     )
     https_client_ca: ReadableFile | None = Field(

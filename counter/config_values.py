@@ -158,19 +158,14 @@ def _check_file(path: Path) -> Path:
 ReadableFile = Annotated[Path, AfterValidator(_check_file)]
 
 
-def _check_text(path: Path) -> Path:
+def read_secret(path: Path) -> str:
+    """What the file *path* holds, without spaces around it. Raises OSError, and ValueError where it
+    is no text."""
     try:
-        path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+        return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         # Not what the codec says: that shows some of it.
         raise ValueError(f"{str(path)!r} is not text in UTF-8") from None
-    return path
-
-
-#: A file with a secret in it, as text.
-SecretFile = Annotated[Path, AfterValidator(_check_text)]
 
 
 def _check_origin(text: str) -> str:

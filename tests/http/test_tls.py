@@ -268,6 +268,10 @@ def test_what_cannot_be_served_says_which_file_it_is(authority: Authority, tmp_p
     with pytest.raises(StartupError, match=f"https_client_ca {junk} cannot be used"):
         server_context(settings(own, https_client_ca=junk))
     server_context(settings(hidden, https_key_password_file=secret))
+    secret.write_bytes(b"sesame\xff")
+    with pytest.raises(StartupError, match="is not text in UTF-8") as caught:
+        server_context(settings(hidden, https_key_password_file=secret))
+    assert "0xff" not in str(caught.value)
 
 
 def test_a_shutdown_ends_connections_in_order(
