@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
 from counter.client.calls import Calls
-from counter.client.failures import BufferFullError, ClosedError, RejectedError
+from counter.client.failures import BufferFullError, ClosedError
 from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive_async
 from counter.errors import StoreUnavailableError
@@ -94,11 +94,19 @@ class AsyncBuffer:
         merging = self._merging
         merging.check_process()
         self._check_begun()
+        why = await self._wait(timeout)
+        # Not while a piece is made of what waits, which would be in neither of them.
+        async with self._taking:
+            merging.check_flushed(why)
+
+    async def _wait(self, timeout: float | None) -> str | None:
+        """Wait until each add so far is counted; why it is not."""
+        merging = self._merging
         refusals = merging.refusals
         try:
             target = await self._take()
         except StoreUnavailableError as error:
-            raise merging.unsent(error.detail) from error
+            return error.detail
         self._some.set()
         self._hurry.set()
         with contextlib.suppress(TimeoutError):
@@ -110,10 +118,7 @@ class AsyncBuffer:
                         or merging.refusals > refusals
                     )
                 )
-        if merging.finished < target:
-            raise merging.unsent("the buffer is not empty")
-        if rejected := merging.take_rejected():
-            raise RejectedError(rejected)
+        return None if merging.finished >= target else "the buffer is not empty"
 
     async def close(self, timeout: float | None = None) -> None:
         """Send what is left, within *timeout* seconds (the client's deadline if None), and end."""
@@ -124,12 +129,16 @@ class AsyncBuffer:
             return self._merging.backlog.close()
         await self._tell()
         try:
-            await self.flush(self._policy.options.deadline_s if timeout is None else timeout)
+            why = await self._wait(self._policy.options.deadline_s if timeout is None else timeout)
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             async with self._taking:
                 self._merging.backlog.close()
+        # Only now nothing is sent any more, and what is left is left.
+        self._merging.note_end()
+        self._merging.check_flushed(why)
+        return None
 
     async def __aenter__(self) -> AsyncBuffer:
         self._task = asyncio.create_task(self._run(), name="counter-buffer")

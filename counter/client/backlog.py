@@ -76,14 +76,18 @@ class Backlog:
 
     def finish(self) -> list[Rejected]:
         """The end of each item of the piece is known; those that are not counted."""
-        rejected = [
+        rejected = self.refused()
+        self.finished += self._piece_totals
+        self._piece, self._piece_totals = [], 0
+        return rejected
+
+    def refused(self) -> list[Rejected]:
+        """Items of the piece that are known never to be counted."""
+        return [
             Rejected(each.counter, each.delta, each.result)
             for each in self._piece
             if isinstance(each.result, CounterError)
         ]
-        self.finished += self._piece_totals
-        self._piece, self._piece_totals = [], 0
-        return rejected
 
     def unfinished(self) -> Sequence[Item]:
         """Items that were sent, and whose end is not known."""

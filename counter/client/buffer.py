@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
 from counter.client.calls import Calls
-from counter.client.failures import BufferFullError, RejectedError
+from counter.client.failures import BufferFullError
 from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive
 from counter.errors import CounterError, StoreUnavailableError
@@ -115,11 +115,19 @@ class Buffer:
         """
         merging = self._merging
         merging.check_process()
+        why = self._wait(timeout)
+        # Not while a piece is made of what waits, which would be in neither of them.
+        with self._taking, self._lock:
+            merging.check_flushed(why)
+
+    def _wait(self, timeout: float | None) -> str | None:
+        """Wait until each add so far is counted; why it is not."""
+        merging = self._merging
         refusals = merging.refusals
         try:
             target = self._take_in_peace()
         except StoreUnavailableError as error:
-            raise merging.unsent(error.detail) from error
+            return error.detail
         end_s = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._hurry = True
@@ -132,11 +140,7 @@ class Buffer:
                 ),
                 _left_s(end_s),
             )
-            if merging.finished < target:
-                raise merging.unsent("the buffer is not empty")
-            rejected = merging.take_rejected()
-        if rejected:
-            raise RejectedError(rejected)
+            return None if merging.finished >= target else "the buffer is not empty"
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is left, within *timeout* seconds (the client's deadline if None), and end.
@@ -155,13 +159,16 @@ class Buffer:
         if timeout is None:
             timeout = self._policy.options.deadline_s
         try:
-            self.flush(timeout)
+            why = self._wait(timeout)
         finally:
             with self._lock:
                 self._stop = True
                 self._work.notify()
             self._thread.join()
             self._merging.backlog.close()
+        # Only now nothing is sent any more, and what is left is left.
+        self._merging.note_end()
+        self._merging.check_flushed(why)
 
     def __enter__(self) -> Buffer:
         return self

@@ -11,7 +11,7 @@ from counter import limits
 from counter.client.backlog import Backlog
 from counter.client.calls import Calls
 from counter.client.delivery import Delivery
-from counter.client.failures import ClosedError, Rejected, UnsentError
+from counter.client.failures import ClosedError, Rejected, RejectedError, UnsentError
 from counter.client.given import checked_name
 from counter.client.options import Flush, check_number, tell
 from counter.client.retrying import Policy
@@ -144,13 +144,25 @@ class Merging:
         self.held = len(self.backlog)
         self.finished = self.backlog.finished
 
+    def note_end(self) -> None:
+        """Nothing is sent any more: what was refused of a piece that did not end is known."""
+        self.rejected += self.backlog.refused()
+
     def take_rejected(self) -> tuple[Rejected, ...]:
         """What was refused for good since the last time this was asked."""
         rejected, self.rejected = tuple(self.rejected), []
         return rejected
 
-    def unsent(self, why: str) -> UnsentError:
-        """What to raise where the backlog is not empty in time."""
+    def check_flushed(self, why: str | None) -> None:
+        """Raise UnsentError, with *why*, where that is given and something is left; RejectedError
+        where something was refused for good."""
+        is_left = bool(len(self.backlog) or self.open or self.stranded)
+        if why is not None and (is_left or self.failure is not None):
+            raise self._unsent(why)
+        if rejected := self.take_rejected():
+            raise RejectedError(rejected)
+
+    def _unsent(self, why: str) -> UnsentError:
         trouble = None if self.delivery is None else self.delivery.trouble
         open_adds = dict(self.backlog.unsent())
         for counter, delta in (*self.stranded.items(), *self.open.items()):

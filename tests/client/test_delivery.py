@@ -1,7 +1,10 @@
 """Whatever happens on the way, each add of a batch is counted once: against a service that loses
 requests and answers, voids tokens, and answers some items with problems."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -9,9 +12,13 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter.client.backlog import Backlog
+from counter.client.buffer import Buffer
+from counter.client.buffering import Bounds
 from counter.client.calls import Calls, Reply
 from counter.client.delivery import Delivery, Item
-from counter.client.failures import UnknownOutcomeError
+from counter.client.failures import UnknownOutcomeError, UnsentError
+from counter.client.options import Options
+from counter.client.retrying import Answer, Budget, Policy, Send
 from counter.client.tokens import Token
 from counter.errors import CounterError, InvalidParameterError, NamespaceUnknownError
 from tests.client.ledger import FAULTS, Ledger
@@ -119,6 +126,65 @@ def test_what_can_never_be_counted_is_handed_back() -> None:
     script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
     [rejected] = backlog.finish()
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
+
+
+def test_what_a_closed_buffer_did_not_send_is_handed_over_whole() -> None:
+    """Regression: what was left was looked at while it was still being sent. A piece that was being
+    made was in neither of its parts, and lost; one that was sent just then was said to be unsent,
+    and would have been counted twice."""
+    for thousandths in range(30):
+        ledger = Ledger(lambda: "none")
+        names = [str(number) for number in range(4_000)]
+        left: Counter[str] = Counter()
+        error = closed(filled(ledger.answer, names), thousandths / 1_000)
+        if error is not None:
+            left.update(error.unsent)
+            for each in error.unfinished:
+                assert isinstance(each.token, Token)
+                if each.token.nonce.hex() not in ledger.counted:
+                    left.update(dict(each.items))
+            assert not [each for each in error.unsent if ledger.counts[each]]
+        assert ledger.counts + left == Counter(names)
+
+
+def filled(send: Callable[[Send], Answer], names: list[str]) -> Buffer:
+    """A buffer that begins to send when it has an add to each of *names*: it is half full then."""
+    policy = Policy(Options(), Budget.of(Options(), 0.0), time.monotonic)
+    buffer = Buffer(CALLS, policy, send, Bounds(60.0, 2 * len(names)), None)
+    for each in names:
+        buffer.add(each)
+    return buffer
+
+
+def closed(buffer: Buffer, timeout: float) -> UnsentError | None:
+    """What *buffer* has left that has so many seconds to end."""
+    try:
+        buffer.close(timeout=timeout)
+    except UnsentError as error:
+        return error
+    return None
+
+
+def test_what_was_refused_of_a_piece_that_did_not_end_is_handed_back() -> None:
+    """Regression: it was in no part of the error, and nobody was told."""
+
+    def send(_: Send) -> Answer:
+        for each in answers:
+            return each
+        again.set()
+        return lost()
+
+    conflict = '{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
+    late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
+    answers = iter([Reply(200, f'{{"results":[{conflict},{late}]}}'.encode())])
+    again = Event()
+    buffer = filled(send, ["a", "b"])
+    assert again.wait(60)
+    error = closed(buffer, 0.0)
+    assert error is not None
+    assert [each.counter for each in error.rejected] == ["a"]
+    assert [each.items for each in error.unfinished] == [(("b", 1),)]
+    assert error.unsent == {}
 
 
 def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
