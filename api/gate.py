@@ -222,21 +222,25 @@ class Gate:
 
     def buckets_of(self, namespace: Namespace) -> Mapping[str, TokenBucket]:
         """The buckets that all callers of *namespace* share."""
+        settings = namespace.settings
+        if not (settings.requests_per_s or settings.adds_per_s):
+            self._shared.pop(namespace.id, None)
+            return {}
         shared = self._shared.get(namespace.id)
         if shared is None or shared.version != namespace.version:
             if len(self._shared) >= self._shared_most:
                 self._forget_full()
             shared = self._shared[namespace.id] = _Shared(namespace.version)
             for name in ("requests", "adds"):
-                rate = getattr(namespace.settings, f"{name}_per_s")
+                rate = getattr(settings, f"{name}_per_s")
                 if rate:
                     whose = f"namespace {namespace.name!r}"
                     shared.buckets[name] = TokenBucket(name, rate, whose)
         return shared.buckets
 
     def _forget_full(self) -> None:
-        """Let go of the namespaces whose buckets are full, or that have none: new ones are the
-        same. The others must stay, or their rates would hold for nobody."""
+        """Let go of the namespaces whose buckets are full: new ones are the same. The others must
+        stay, or their rates would hold for nobody."""
         now_s = self._now_s()
         self._shared = {
             number: each

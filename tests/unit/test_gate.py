@@ -78,3 +78,11 @@ def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock:
     gate.admit(gate.anyone, wide, 9)
     with pytest.raises(RateLimitedError, match="a client without a key"):
         gate.admit(gate.anyone, wide, 1)
+
+
+def test_of_namespaces_without_rates_nothing_is_shared(gate: Gate) -> None:
+    """Else every caller would be asked to look theirs up anew, whenever there are many."""
+    for number in range(MANY):
+        free = replace(space(number), settings=replace(SETTINGS, adds_per_s=0))
+        assert gate.anyone.meters(free).is_empty
+    assert len(gate._shared) == 0
