@@ -165,6 +165,17 @@ def test_it_is_for_everybody(visit: Visits, address: str, phone: bool, dark: boo
                 at.check_access(beside=_OF_THE_THEME)
 
 
+def test_it_reads_from_a_folder_too(visit: Visits, site: Path) -> None:
+    """All but the search: no browser gives a page of a folder the worker that it takes."""
+    with visit(site.as_uri()) as at:
+        at.is_down = True
+        at.page.goto(f"{site.as_uri()}/index.html")
+        search = at.page.locator('[data-md-component="search"]')
+        expect(search).to_have_attribute("aria-label", "Search")
+        # The theme asks for the search's index all the same.
+        at.errors = [each for each in at.errors if not each.endswith("search/search_index.js")]
+
+
 def test_it_is_searched_and_copied_from_without_a_network(visit: Visits, address: str) -> None:
     permissions = ["clipboard-read", "clipboard-write"]
     with visit(address, permissions=permissions) as at:
