@@ -109,11 +109,7 @@ class KeyAdmin:
         )
         # After the new one is on record: so the record is never empty, which would say that
         # nobody ever asked for keys.
-        with suppress(UnavailableError):
-            # Else a key would be on record that nobody was shown; the next one forgets them.
-            for each in standing:
-                if _is_forgettable(each, now_us):
-                    await self._store.forget_api_key(each)
+        await self._forget(now_us)
         return replace(issued, is_first=not standing)
 
     async def rotate(self, name: str, grace_us: int) -> tuple[Issued, ApiKey]:
@@ -153,6 +149,7 @@ class KeyAdmin:
             await self._store.change_api_key(issued.key, replace(issued.key, revoked_at_us=now_us))
             _must_rotate(await self.find(old.id))
             raise PreconditionFailedError(f"key {old.id} has changed meanwhile; try again")
+        await self._forget(now_us)
         return issued, ended
 
     async def revoke(self, name: str) -> tuple[ApiKey, bool]:
@@ -175,6 +172,14 @@ class KeyAdmin:
             if each.id == key_id:
                 return each
         raise NotFoundError(_unknown(name, key_id, known))
+
+    async def _forget(self, now_us: int) -> None:
+        """Forget the keys that ended long ago. Where the store fails, the next new key does it: this
+        one is on record, and must be told."""
+        with suppress(UnavailableError):
+            for each in await self._store.api_keys():
+                if _is_forgettable(each, now_us):
+                    await self._store.forget_api_key(each)
 
     async def _issue(self, key: ApiKey) -> Issued:
         """*key*, with an id and a secret of its own, on record."""

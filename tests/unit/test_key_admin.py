@@ -273,3 +273,14 @@ async def test_a_key_is_told_though_old_ones_cannot_be_forgotten(
     assert len(await world.admin.all()) == 2
     await world.admin.create(RIGHTS)
     assert old.key.id not in {each.id for each in await world.admin.all()}
+
+
+async def test_who_only_rotates_does_not_fill_the_record(world: World) -> None:
+    """Regression: each process reads all of it every second, and it only grew."""
+    key = (await world.admin.create(RIGHTS)).key
+    for _ in range(5):
+        issued, _ = await world.admin.rotate(key.id, HOUR)
+        key = issued.key
+        world.clock.advance(FORGET_AFTER_US + HOUR)
+    issued, old = await world.admin.rotate(key.id, HOUR)
+    assert {each.id for each in await world.admin.all()} == {issued.key.id, old.id}
