@@ -174,8 +174,8 @@ class KeyAdmin:
         raise NotFoundError(_unknown(name, key_id, known))
 
     async def _forget(self, now_us: int) -> None:
-        """Forget the keys that ended long ago. Where the store fails, the next new key does it: this
-        one is on record, and must be told."""
+        """Forget the keys that ended long ago. Where the store fails, the next new key does it: the
+        one that was just made is on record, and must be told."""
         with suppress(UnavailableError):
             for each in await self._store.api_keys():
                 if _is_forgettable(each, now_us):
