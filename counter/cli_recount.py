@@ -13,6 +13,7 @@ from counter.cli import tell
 from counter.cli_progress import progress
 from counter.cli_service import EXIT_NO, EXIT_UNKNOWN, ServiceFlags, ended, fail, opened
 from counter.client import CounterClient, Point
+from counter.durations import format_duration, parse_duration
 
 _ASK_EVERY_S: Final = 0.5
 #: A recount waits for the window of now to be closed: seconds to a minute, as a namespace is set.
@@ -30,15 +31,16 @@ def recount(
     """Have a counter counted anew from its events; see ``counter recount --help``."""
     flags = flags or ServiceFlags()
     with ended(flags), opened(flags) as client:
-        before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1))
+        step = _step(client)
+        before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
         windows = client.recount(counter)
         if windows == 0 or before is None:
             text = f"nothing of {counter!r} is rolled up: its count is the sum of its events as is"
             tell(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
             return
-        _wait(client, counter, windows)
+        _wait(client, counter, windows, step)
         # At the same instant: what was added since is in neither.
-        after = _rolled_up(client, counter, before.time + timedelta(microseconds=1))
+        after = _rolled_up(client, counter, before.time + timedelta(microseconds=1), step)
         count = before.count if after is None else after.count
         is_right = count == before.count
         document = {
@@ -61,19 +63,25 @@ def recount(
             raise SystemExit(EXIT_NO)
 
 
-def _rolled_up(client: CounterClient, counter: str, end: datetime) -> Point | None:
+def _step(client: CounterClient) -> str:
+    """The longest step of a history: as many windows as there are in it."""
+    window_us = parse_duration(client.namespace()["rollup_window"])
+    return format_duration(_ALL // timedelta(microseconds=window_us) * window_us)
+
+
+def _rolled_up(client: CounterClient, counter: str, end: datetime, step: str) -> Point | None:
     """The latest rolled-up count before *end*."""
-    points = list(client.history(counter, end - _ALL, end, "366d"))
+    points = list(client.history(counter, end - _ALL, end, step))
     return points[-1] if points else None
 
 
-def _wait(client: CounterClient, counter: str, windows: int) -> None:
+def _wait(client: CounterClient, counter: str, windows: int, step: str) -> None:
     """Return when the rollup has passed this moment: then it has done what was asked for."""
     asked_at = client.get(counter, max_staleness="0s").as_of
     until_s = time.monotonic() + _WAIT_S
     with progress(f"waiting for the rollup of {windows} windows", None):
         while time.monotonic() < until_s:
-            latest = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1))
+            latest = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
             if latest is not None and latest.time > asked_at:
                 return
             time.sleep(_ASK_EVERY_S)
