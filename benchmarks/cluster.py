@@ -49,7 +49,7 @@ def missing() -> str | None:
         if find_spec(module) is None:
             return (
                 f"the Python package {module} is needed:"
-                " pip install 'distributed-counter[cassandra,memcached]'"
+                " pip install '.[cassandra,memcached]' in its checkout"
             )
     return cluster_jars.missing() or cluster_servers.memcached_missing()
 

@@ -30,10 +30,10 @@ def main() -> None:
         part, how = "the server, which this takes,", ""
         if missing in _COMMAND_LINE:
             part = "the command line"
-            how = " pip install 'distributed-counter[cli]' to ask a service, or, to serve too,"
+            how = " in its checkout, pip install '.[cli]' to ask a service, or, to serve too,"
         sys.stderr.write(
             f"counter: {part} is not installed (there is no module {missing}):{how}"
-            " pip install 'distributed-counter[server]'\n"
+            " pip install '.[server]' in its checkout\n"
         )
         raise SystemExit(_EXIT_CANNOT_START) from None
 

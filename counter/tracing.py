@@ -59,6 +59,6 @@ def open_tracing(settings: Settings) -> Tracing:
     except ImportError as error:
         raise StartupError(
             f"traces is {settings.traces}, and {error.name or 'OpenTelemetry'} is not installed:"
-            " pip install 'distributed-counter[otel]', or set traces to none"
+            " pip install '.[otel]' in its checkout, or set traces to none"
         ) from error
     return to_collector(settings.store)

@@ -197,7 +197,7 @@ def test_the_driver_is_not_installed() -> None:
         "except StartupError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert "pip install 'distributed-counter[cassandra]'" in run.stdout
+    assert "pip install '.[cassandra]' in its checkout" in run.stdout
 
 
 async def test_a_node_that_was_away_is_found_again(cassandra: Cluster) -> None:

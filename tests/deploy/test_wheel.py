@@ -173,7 +173,7 @@ def test_the_command_line_says_how_to_install_it(installed: Installed, words: li
     done = installed.run(*words)
     [line] = done.stderr.splitlines()
     assert line.startswith("counter: the command line is not installed")
-    assert line.endswith("pip install 'distributed-counter[server]'")
+    assert line.endswith("pip install '.[server]' in its checkout")
     assert done.returncode == 2
 
 
@@ -184,7 +184,7 @@ def test_a_command_of_the_server_says_how_to_install_that(
     done = installed.run("counter", *words, also=command_line)
     [line] = done.stderr.splitlines()
     assert line.startswith("counter: the server, which this takes, is not installed")
-    assert line.endswith("pip install 'distributed-counter[server]'")
+    assert line.endswith("pip install '.[server]' in its checkout")
     assert done.returncode == 2
 
 

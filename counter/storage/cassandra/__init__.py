@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise StartupError(
         f"the Cassandra driver is missing ({error}):"
-        " install it with pip install 'distributed-counter[cassandra]'"
+        " install it with pip install '.[cassandra]' in its checkout"
     ) from error
 
 from counter.storage.cassandra.keys import KeysAlone

@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "pymemcache":
         raise
     raise StartupError(
-        "a cache in memcached needs pymemcache: pip install 'distributed-counter[memcached]'"
+        "a cache in memcached needs pymemcache: pip install '.[memcached]' in its checkout"
     ) from None
 
 __all__ = ["MemcachedCache"]
