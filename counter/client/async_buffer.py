@@ -46,6 +46,7 @@ class AsyncBuffer:
         self._some = asyncio.Event()
         self._taken_s = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._is_ending = False
 
     def add_nowait(self, counter: str, delta: int = 1) -> None:
         """Add *delta* to what is sent next for *counter*.
@@ -131,6 +132,7 @@ class AsyncBuffer:
         try:
             why = await self._wait(self._policy.options.deadline_s if timeout is None else timeout)
         finally:
+            self._is_ending = True
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             async with self._taking:
@@ -193,6 +195,12 @@ class AsyncBuffer:
                 await self._deliver()
         except Exception as error:
             self._merging.fail(error)
+        except asyncio.CancelledError:
+            # By a program that cancels all tasks there are: nobody would send any more. What is
+            # open stays so: a spool is to have it.
+            if not self._is_ending:
+                self._merging.failure = ClosedError("the task that sends was cancelled")
+            raise
         finally:
             with contextlib.suppress(RuntimeError):
                 await self._tell()

@@ -180,3 +180,31 @@ async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> N
             found[each.counter] += each.delta
         backlog.close()
         assert found == {"kept": 2, "kept later": 3}
+
+
+@pytest.mark.parametrize("is_spooled", [False, True])
+async def test_a_buffer_whose_task_is_cancelled_says_so_and_hands_over_what_is_left(
+    is_spooled: bool, tmp_path: Path
+) -> None:
+    """Regression: a program that cancelled all tasks to end had adds taken that nobody sent, and
+    waited for them: at a flush for ever, at the end for as long as a call may take."""
+    async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        path = tmp_path / "spool" if is_spooled else None
+        buffer = await client.buffer(max_delay=3_600, spool=path).__aenter__()
+        await buffer.add("left", 2)
+        # It begins.
+        await asyncio.sleep(0)
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+            await asyncio.gather(each, return_exceptions=True)
+        with pytest.raises(ClosedError, match="cancelled"):
+            await buffer.add("later")
+        with pytest.raises(UnsentError, match="cancelled"):
+            await buffer.flush()
+        with pytest.raises(UnsentError) as caught:
+            await buffer.close()
+    assert caught.value.unsent == {"left": 2}
+    if path is not None:
+        spool = Spool(path, "default")
+        assert dict(spool.unsent()) == {"left": 2}
+        spool.close()
