@@ -101,8 +101,12 @@ class Merging:
         return (len(self.open) + self.held) * 2 >= self.bounds.max_items
 
     def take(self) -> dict[str, int]:
-        """All open adds: they are the backlog's from now on."""
+        """All open adds: they are the backlog's from now on. Those that nobody sends any more, too:
+        a spool is to have them."""
         taken, self.open = self.open, {}
+        stranded, self.stranded = self.stranded, {}
+        for counter, delta in stranded.items():
+            taken[counter] = taken.get(counter, 0) + delta
         self.held += len(taken)
         return taken
 

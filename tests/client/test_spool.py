@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counter.client.buffering import Bounds, Merging
 from counter.client.calls import Calls
 from counter.client.delivery import Delivery
 from counter.client.failures import ClosedError
@@ -106,6 +107,19 @@ def test_a_database_of_another_program_is_no_spool(tmp_path: Path) -> None:
         other.execute("PRAGMA user_version = 1")
     with pytest.raises(ClosedError, match="owner"):
         Spool(path, "default")
+
+
+def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path) -> None:
+    """Regression: it returned, and what was added right before that was nowhere but in memory."""
+    policy = Script([]).policy()
+    merging = Merging(CALLS, policy, Bounds(1.0, 10), tmp_path / "spool")
+    merging.open["a"] = 1
+    merging.fail(ClosedError("the client is closed"))
+    merging.backlog.put(merging.take())
+    merging.backlog.close()
+    again = Spool(tmp_path / "spool", "default")
+    assert dict(again.unsent()) == {"a": 1}
+    again.close()
 
 
 def test_what_the_disk_did_not_take_is_written_with_the_next(tmp_path: Path) -> None:
