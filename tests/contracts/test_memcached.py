@@ -223,5 +223,5 @@ def test_a_missing_driver_is_named() -> None:
     with patch.dict(sys.modules, without):
         for name in names:
             del sys.modules[name]
-        with pytest.raises(StartupError, match=r"pip install 'distributed-counter\[memcached\]'"):
+        with pytest.raises(StartupError, match=r"pip install '\.\[memcached\]' in its checkout"):
             import counter.storage.memcached  # noqa: F401

@@ -18,7 +18,7 @@ _CODES = re.compile(r"Exit codes: (.*)")
 #: What is another time every time, besides what all documents have.
 _MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<time>"),
-    (re.compile(r"(?<= )\d+\.\d(?= )"), "<rate>"),
+    (re.compile(r"(?<= )\d+\.\d(?= (?!s\b))"), "<rate>"),
 )
 #: What the rollup, or a look that others asked for, is waited for.
 _PATIENT = ("counter history", "counter top")
