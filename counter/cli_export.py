@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -100,19 +100,15 @@ def _copied(client: CounterClient, writer: ExportWriter) -> Mapping[str, Any]:
         bar.go_on(writer.lines)
         for batch in batches(_names(client, writer)):
             for each in client.get_many(batch, max_staleness="0s"):
-                as_of = each.as_of.astimezone(UTC).isoformat(timespec="microseconds")
-                writer.put(CountLine(each.counter, each.count, as_of.replace("+00:00", "Z")))
+                writer.put(CountLine(each.counter, each.count, _rfc3339(each.as_of)))
             bar.go_on(len(batch))
     return writer.end(_now())
 
 
 def _names(client: CounterClient, writer: ExportWriter) -> Iterator[str]:
-    last, prefix = writer.last, writer.header["prefix"] or None
-    return _after(client.counters(prefix), lambda name: last is None or name > last)
-
-
-def _after(names: Iterator[str], is_new: Callable[[str], bool]) -> Iterator[str]:
-    return (name for name in names if is_new(name))
+    last = writer.last
+    names = client.counters(writer.header["prefix"] or None)
+    return (name for name in names if last is None or name > last)
 
 
 def _said(trailer: Mapping[str, Any], where: str) -> str:
@@ -125,4 +121,8 @@ def _said(trailer: Mapping[str, Any], where: str) -> str:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return _rfc3339(datetime.now(UTC))
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
