@@ -37,6 +37,16 @@ async def test_a_second_process_is_told_who_holds_the_directory(tmp_path: Path) 
         assert await rest.count("c") == 3
 
 
+async def test_a_second_process_is_refused_when_the_lock_file_was_deleted(tmp_path: Path) -> None:
+    """A second process with locks of its own would append events that the first one's sums miss."""
+    async with filled(tmp_path / "data", tmp_path / "logs") as (_, rest):
+        (tmp_path / "data" / "lock").unlink()
+        for _ in range(2):
+            code, message = await asyncio.to_thread(refused, tmp_path / "data")
+            assert (code, f"{tmp_path / 'data'} is held by" in message) == (2, True), message
+        assert await rest.count("c") == 3
+
+
 async def test_a_killed_holder_leaves_the_directory_free(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
         server.kill()

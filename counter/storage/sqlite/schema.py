@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN
@@ -191,31 +191,57 @@ def check_whole(directory: Path) -> None:
 
 
 class DirectoryLock:
-    """Keeps a data directory to one process, for as long as that process lives."""
+    """Keeps a data directory to one process, for as long as that process lives.
+
+    The directory itself is locked, and so is a file in it that names the holder. The file alone
+    would not do: when it is deleted, the next process creates and locks another one.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
+        """Raises StartupError."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+")
+            self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise StartupError(
-                f"the data directory {directory} cannot be used: {error.strerror}"
-            ) from error
+            raise _unusable(directory, error) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise StartupError(
-                f"the data directory {directory} is held by {holder};"
-                " stop that process or choose another directory with --data"
-            ) from error
+            self._file = self._locked(directory)
+        except BaseException:
+            os.close(self._directory)
+            raise
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         self._file.flush()
 
+    def _locked(self, directory: Path) -> TextIO:
+        """Lock the directory and its lock file, and return the file."""
+        try:
+            file = (directory / "lock").open("a+")
+        except OSError as error:
+            raise _unusable(directory, error) from error
+        try:
+            for each in (self._directory, file):
+                fcntl.flock(each, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            if not isinstance(error, BlockingIOError):
+                raise StartupError(
+                    f"the data directory {directory} cannot be locked: {error.strerror};"
+                    " choose a directory of a local file system with --data"
+                ) from error
+            raise StartupError(
+                f"the data directory {directory} is held by {holder};"
+                " stop that process or choose another directory with --data"
+            ) from error
+        return file
+
     def release(self) -> None:
         """Let another process have the directory."""
         self._file.close()
+        os.close(self._directory)
+
+
+def _unusable(directory: Path, error: OSError) -> StartupError:
+    return StartupError(f"the data directory {directory} cannot be used: {error.strerror}")
