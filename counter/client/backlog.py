@@ -50,24 +50,31 @@ class Backlog:
         self.begun += len(self._totals) - before
 
     def seal(self) -> list[Item]:
-        """Make the oldest totals the piece that is on its way, each under a token of its own.
-
-        Empty where nothing waits. The piece before must be finished.
-        """
-        if len(self._totals) <= PIECE_ITEMS_MAX:
-            taken, self._totals = self._totals, {}
-        else:
-            names = list(islice(self._totals, PIECE_ITEMS_MAX))
-            taken = {name: self._totals.pop(name) for name in names}
-        parts = [(name, part) for name, total in taken.items() for part in _parts(total)]
-        self._piece_totals = len(taken)
+        """The piece that is on its way, else a new one of the oldest totals, each under a token of
+        its own. Empty if nothing waits."""
+        if self._piece:
+            return self._piece
+        names = list(islice(self._totals, PIECE_ITEMS_MAX))
+        parts = [(name, part) for name in names for part in _parts(self._totals[name])]
         time_us = _now_us() + self._ahead_us
         nonces = os.urandom(limits.NONCE_BYTES * len(parts))
-        self._piece = [
-            Item(name, delta, Token(nonces[16 * at : 16 * at + 16], time_us))
+        piece = [
+            Item(name, delta, Token(nonces[16 * at : 16 * at + 16], time_us), row=at + 1)
             for at, (name, delta) in enumerate(parts)
         ]
-        return self._piece
+        self._save_sealed(names, piece)
+        if len(names) == len(self._totals):
+            # Not one by one: this is the usual case.
+            self._totals = {}
+        else:
+            for name in names:
+                del self._totals[name]
+        self._piece, self._piece_totals = piece, len(names)
+        return piece
+
+    def _save_sealed(self, names: list[str], piece: list[Item]) -> None:
+        """Save that *piece* takes the place of the totals of *names*. Nothing has moved if this
+        raises."""
 
     def renew(self, renewed: Renewed) -> None:
         """Note new tokens, before they are used: those of the service have its time, and a machine
@@ -77,9 +84,13 @@ class Backlog:
     def finish(self) -> list[Rejected]:
         """The end of each item of the piece is known; those that are not counted."""
         rejected = self.refused()
+        self._save_finished()
         self.finished += self._piece_totals
         self._piece, self._piece_totals = [], 0
         return rejected
+
+    def _save_finished(self) -> None:
+        """Save that the piece has ended. It is kept if this raises."""
 
     def refused(self) -> list[Rejected]:
         """Items of the piece that are known never to be counted."""

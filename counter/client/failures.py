@@ -170,8 +170,9 @@ class UnsentError(UnavailableError):
     """A buffer was not empty in time.
 
     ``unfinished`` were sent, and their end is not known; ``unsent`` is what waits, by counter. With
-    a spool all of it is on disk, and goes on at the next start. ``rejected`` is what was refused
-    for good meanwhile.
+    a spool all of it is on disk and is sent at the next start, unless the disk is the trouble: then
+    only what an earlier ``sync`` returned for is. ``rejected`` is what was refused for good
+    meanwhile.
     """
 
     def __init__(

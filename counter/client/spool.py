@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from counter.client.backlog import Backlog
 from counter.client.delivery import Item, Renewed
-from counter.client.failures import ClosedError, Rejected
+from counter.client.failures import ClosedError
 from counter.client.tokens import Token
-from counter.errors import InvalidParameterError, StoreUnavailableError
+from counter.errors import CounterError, InvalidParameterError, StoreUnavailableError
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
@@ -131,24 +131,15 @@ class Spool(Backlog):
             self._write([("INSERT OR REPLACE INTO totals VALUES (?, ?)", totals)])
             self._dirty.clear()
 
-    def seal(self) -> list[Item]:
-        """The piece that a crash left on its way, else a new one, durably."""
-        if self._piece:
-            return self._piece
-        piece = super().seal()
-        self._dirty.difference_update(each.counter for each in piece)
-        for row, each in enumerate(piece, start=1):
-            each.row = row
-        # A total past 64 bits is more than one item: its name comes twice, which does no harm.
-        names = ((each.counter,) for each in piece)
+    def _save_sealed(self, names: list[str], piece: list[Item]) -> None:
         rows = ((x.row, x.counter, x.delta, x.token[0], x.token[1]) for x in piece)
         self._write(
             [
-                ("DELETE FROM totals WHERE counter = ?", names),
+                ("DELETE FROM totals WHERE counter = ?", ((name,) for name in names)),
                 ("INSERT INTO piece VALUES (?, ?, ?, ?, ?)", rows),
             ]
         )
-        return piece
+        self._dirty.difference_update(names)
 
     def renew(self, renewed: Renewed) -> None:
         """Make new tokens durable, before they are used."""
@@ -157,27 +148,15 @@ class Spool(Backlog):
         update = "UPDATE piece SET nonce = ?, generation_time_us = ? WHERE row = ?"
         self._write([(update, rows)])
 
-    def finish(self) -> list[Rejected]:
-        """Forget the piece; what was rejected stays in the table of that name, for a person."""
-        piece = self._piece
-        rejected = super().finish()
-        errors = {id(x.error): x.error for x in rejected}
-        rows = [
-            (x.counter, x.delta, str(x.token), errors[id(x.result)].code, str(x.result))
-            for x in piece
-            if id(x.result) in errors
-        ]
-        self._write(
-            [
-                (
-                    "INSERT INTO rejected (counter, delta, token, code, detail)"
-                    " VALUES (?, ?, ?, ?, ?)",
-                    rows,
-                ),
-                ("DELETE FROM piece WHERE row = ?", ((each.row,) for each in piece)),
-            ]
+    def _save_finished(self) -> None:
+        """What was rejected stays in the table of that name, for a person."""
+        rejected = (
+            (x.counter, x.delta, str(x.token), x.result.code, str(x.result))
+            for x in self._piece
+            if isinstance(x.result, CounterError)
         )
-        return rejected
+        insert = "INSERT INTO rejected (counter, delta, token, code, detail) VALUES (?, ?, ?, ?, ?)"
+        self._write([(insert, rejected), ("DELETE FROM piece", [()])])
 
     def close(self) -> None:
         """Let go of the file."""
@@ -185,17 +164,15 @@ class Spool(Backlog):
             self._db.close()
 
     def _write(self, statements: list[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
-        """One durable transaction."""
+        """One durable transaction. Raises StoreUnavailableError, and nothing is written."""
         with self._lock:
-            self._db.execute("BEGIN")
             try:
+                if self._db.in_transaction:
+                    # The one before failed, or was interrupted from the keyboard.
+                    self._db.execute("ROLLBACK")
+                self._db.execute("BEGIN")
                 for statement, rows in statements:
                     self._db.executemany(statement, rows)
                 self._db.execute("COMMIT")
-            except BaseException as error:
-                # An interrupt from the keyboard, too, must not leave a transaction open.
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                if not isinstance(error, sqlite3.Error):
-                    raise
+            except sqlite3.Error as error:
                 raise StoreUnavailableError(f"the spool cannot be written: {error}") from error

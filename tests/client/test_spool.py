@@ -1,10 +1,14 @@
 """What is on a client's disk is counted exactly once, wherever the client ends."""
 
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +23,7 @@ from counter.client.spool import Spool
 from counter.errors import StoreUnavailableError
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script
+from tests.support.server import ROOT
 
 CALLS = Calls("default")
 ADDS = st.dictionaries(st.sampled_from("abcd"), st.integers(-(2**65), 2**65), max_size=4)
@@ -135,3 +140,156 @@ def test_what_the_disk_did_not_take_is_written_with_the_next(tmp_path: Path) -> 
     again = Spool(tmp_path / "spool", "default")
     assert dict(again.unsent()) == {"a": 1}
     again.close()
+
+
+class FullDisk:
+    """A connection to a disk that is full for a moment: after each of *gaps* statements, the next
+    one fails."""
+
+    def __init__(self, db: sqlite3.Connection, gaps: Iterator[int]) -> None:
+        self._db = db
+        self._gaps = gaps
+        self._left = next(gaps, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        self._take_room()
+        return self._db.execute(*given)
+
+    def executemany(self, *given: Any) -> sqlite3.Cursor:
+        self._take_room()
+        return self._db.executemany(*given)
+
+    def _take_room(self) -> None:
+        if self._left == 0:
+            self._left = next(self._gaps, None)
+            raise sqlite3.OperationalError("database or disk is full")
+        if self._left is not None:
+            self._left -= 1
+
+
+STEPS = st.one_of(ADDS, st.integers(0, 6))
+
+
+@settings(max_examples=150)
+@given(st.lists(st.lists(STEPS, max_size=6), max_size=5), st.data())
+def test_what_a_put_returned_for_survives_a_disk_that_is_full_at_any_statement(
+    lives: list[list[dict[str, int] | int]], data: st.DataObject
+) -> None:
+    """Each life puts adds, or sends for a few effects and finishes. A step that failed has moved
+    nothing: each put that returned counts, with what earlier ones left in memory, and what no step
+    returned for is lost with its life."""
+    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
+    gaps = iter(data.draw(st.lists(st.integers(0, 9), max_size=30)))
+    ledger = Ledger(lambda: next(faults, "none"))
+    script = Script(iter(lambda: ledger.answer, None))
+    expected = Counter[str]()
+    with TemporaryDirectory() as place:
+        path = Path(place) / "spool"
+        for steps in lives:
+            spool = Spool(path, "default")
+            disk: Any = FullDisk(spool._db, gaps)
+            spool._db = disk
+            unsaved = Counter[str]()
+            for step in steps:
+                try:
+                    if isinstance(step, dict):
+                        unsaved.update(step)
+                        spool.put(dict(step))
+                        expected.update(unsaved)
+                        unsaved.clear()
+                    elif piece := spool.seal():
+                        story = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
+                        expected.update(unsaved)
+                        unsaved.clear()
+                        crash_in(story, ledger, step)
+                        if all(each.result is not None for each in piece):
+                            spool.finish()
+                except StoreUnavailableError:
+                    continue
+            spool.close()
+        spool = Spool(path, "default")
+        while piece := spool.seal():
+            script.run(Delivery(CALLS, piece, spool.renew).for_ever(script.policy()))
+            spool.finish()
+        spool.close()
+    assert ledger.counts == expected
+
+
+def test_a_piece_that_the_disk_did_not_take_stays_in_the_totals(tmp_path: Path) -> None:
+    """Regression: its totals left memory before the write that failed, and the next write replaced
+    them on disk by what had come since."""
+    spool = Spool(tmp_path / "spool", "default")
+    spool.put({"a": 5})
+    spool._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreUnavailableError):
+        spool.seal()
+    spool._db.execute("PRAGMA query_only = 0")
+    spool.put({"a": 1})
+    spool.close()
+    again = Spool(tmp_path / "spool", "default")
+    assert dict(again.unsent()) == {"a": 6}
+    again.close()
+
+
+def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -> None:
+    """Regression: a finish whose write failed had let go of the piece, and of what it rejected."""
+    spool = Spool(tmp_path / "spool", "default")
+    spool.put({"a": 5})
+    [item] = spool.seal()
+    item.result = ClosedError("refused")
+    spool._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreUnavailableError):
+        spool.finish()
+    assert [(each.counter, each.delta) for each in spool.refused()] == [("a", 5)]
+    spool.close()
+
+
+#: Adds one by one; every other step finds the disk full. Writes what is to be on it, and dies.
+FULL_AND_KILLED = """
+import os, resource, signal, sys
+from counter.client.spool import Spool
+from counter.errors import StoreUnavailableError
+
+def have_room(is_there):
+    most = resource.RLIM_INFINITY if is_there else 30_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+spool = Spool(sys.argv[1], "default")
+added = synced = failed = 0
+for number in range(600):
+    have_room(number % 2 == 0)
+    try:
+        added += 1
+        spool.put({f"c{number % 40}": 1})
+        synced = added
+        have_room(number % 3 == 0)
+        if number == 500:
+            spool.seal()
+        elif number % 5 == 0 and (piece := spool.seal()):
+            have_room(number % 7 == 0)
+            spool.finish()
+            added -= sum(each.delta for each in piece)
+            synced = added
+    except StoreUnavailableError:
+        failed += 1
+print(synced, failed, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> None:
+    """With a real limit on the size of a file."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_AND_KILLED, tmp_path / "spool"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-9, "")
+    synced, failed = map(int, done.stdout.split())
+    spool = Spool(tmp_path / "spool", "default")
+    left = sum(spool.unsent().values()) + sum(each.delta for each in spool.unfinished())
+    spool.close()
+    assert left == synced
+    assert failed > 100
