@@ -51,9 +51,10 @@ class ControlPlane(Protocol):
         """The slices that are not dropped, earliest first."""
         ...
 
-    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
-        """Make the slice and its table, if it is not there. One that ends at or before
-        ``dropped_before`` is not made again: it would answer "not found"."""
+    async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
+        """Make those of *slices*, and their tables, that do not exist, all together where the store
+        has transactions. One that ends at or before ``dropped_before`` is not made again: it would
+        answer "not found"."""
         ...
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:

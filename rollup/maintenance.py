@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SLICES_AHEAD
@@ -38,30 +38,44 @@ class Maintenance:
     async def run_once(self) -> None:
         """Look at every dataset; cheap where nothing is to be done."""
         for dataset in await self._store.datasets():
-            await self._make_slices(dataset)
+            await self.make_slices(dataset)
             await self._drop_slices(dataset)
         now_us = self._clock.now_us()
         if now_us - self._purged_at_us >= MINUTE and not await self._store.purge(now_us):
             self._purged_at_us = now_us
 
-    async def _make_slices(self, dataset: Dataset) -> None:
-        """Have every slice up to SLICES_AHEAD ahead of now, with no gap since the last one.
+    async def make_slices(self, dataset: Dataset) -> None:
+        """Have every slice from retention before now to SLICES_AHEAD ahead of now.
 
-        The first one is the slice before now's: no accept limit is longer than a slice.
+        None is made before the first one that exists. Where there is none yet, the first one is the
+        slice before now's: no accept limit is longer than a slice. Those that retention has passed
+        already are left out, because what became of their tokens is not known any more anyway.
         """
-        now_us = self._clock.now_us()
+        now_us, size_us = self._clock.now_us(), dataset.slice_us
         slices = await self._store.slices(dataset)
+        this_us = slice_start(now_us, size_us)
+        writable_us = this_us - size_us
+        from_us = max(
+            slices[0].start_us if slices else writable_us,
+            slice_start(now_us - dataset.retention_us, size_us),
+            await self._store.dropped_before(dataset),
+        )
+        span = (from_us, this_us + (SLICES_AHEAD + 1) * size_us)
+        # Where several processes make the slices, two could make such long ones overlap.
+        whole_before_us = writable_us if self._store.transactional else 0
         last = slices[-1] if slices else None
-        size_us = dataset.slice_us
-        start_us = last.end_us if last else slice_start(now_us, size_us) - size_us
-        start_us = max(start_us, await self._store.dropped_before(dataset))
-        while start_us <= now_us + SLICES_AHEAD * size_us:
+        made: list[Slice] = []
+        for start_us, end_us in _missing(slices, span, size_us, whole_before_us):
             event_buckets = await self._partitions.next_buckets(dataset, last)
-            last = Slice(start_us, start_us + size_us, dataset.time_bucket_us, event_buckets)
-            await self._store.make_slice(dataset, last)
-            self.tally["made"] += 1
-            _log.info("made slice %d of dataset %s", start_us, dataset.name)
-            start_us = last.end_us
+            last = Slice(start_us, end_us, dataset.time_bucket_us, event_buckets)
+            made.append(last)
+        if made:
+            await self._store.make_slices(dataset, *made)
+            self.tally["made"] += len(made)
+            _log.info(
+                "made %d slices of dataset %s: from %d to %d",
+                *(len(made), dataset.name, made[0].start_us, made[-1].end_us),
+            )
 
     async def _drop_slices(self, dataset: Dataset) -> None:
         """Retire what every watermark has passed; drop what retention and every recount are past.
@@ -110,3 +124,21 @@ class Maintenance:
                 # Deleted meanwhile: it holds nothing back.
                 continue
         return earliest_us
+
+
+def _missing(
+    slices: Sequence[Slice], span: tuple[int, int], size_us: int, whole_before_us: int
+) -> Iterator[tuple[int, int]]:
+    """Start and end of each slice of *span* that is missing between *slices*, which are in order.
+
+    No event can be written before *whole_before_us* any more: a gap there needs one slice only.
+    """
+    at_us, to_us = span
+    for start_us, end_us in [*((each.start_us, each.end_us) for each in slices), (to_us, to_us)]:
+        hole_end_us = min(start_us, to_us)
+        while at_us < hole_end_us:
+            whole = at_us < whole_before_us
+            until_us = min(hole_end_us, whole_before_us) if whole else at_us + size_us
+            yield at_us, until_us
+            at_us = until_us
+        at_us = max(at_us, end_us)

@@ -62,7 +62,7 @@ async def stores(options: CassandraOptions, now: int) -> AsyncIterator[Stores]:
         ]
         await forget(one, keep=kept)
         for each in kept:
-            await one.make_slice(DATASET, each)
+            await one.make_slices(DATASET, each)
         await other.slices(DATASET)
         yield one, other
 

@@ -33,7 +33,7 @@ async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
         kept = [slice_at(start_us) for start_us in (T0 - SLICE, T0)]
         await forget(one, keep=kept)
         for each in kept:
-            await one.make_slice(DATASET, each)
+            await one.make_slices(DATASET, each)
         await other.slices(DATASET)
         yield one, other
 

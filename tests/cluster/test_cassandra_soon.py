@@ -41,7 +41,7 @@ async def store(options: CassandraOptions, now: int) -> AsyncIterator[CassandraS
         start_us = now - now % SIZE
         kept = Slice(start_us, start_us + SIZE, DATASET.time_bucket_us, DATASET.event_buckets)
         await forget(store, keep=[kept])
-        await store.make_slice(DATASET, kept)
+        await store.make_slices(DATASET, kept)
         yield store
 
 

@@ -79,7 +79,7 @@ async def test_what_needs_a_decision_takes_no_longer_than_a_write(
     )
     await have_schema(options)
     async with relay.listening(), opened(at(options, relay.address)) as store:
-        await store.make_slice(dataset, slice_of_now())
+        await store.make_slices(dataset, slice_of_now())
         name = f"n{ask.__name__.replace('_', '')}"
         namespace = await store.create_namespace(name, SETTINGS, now_us())
         assert namespace is not None

@@ -100,7 +100,7 @@ async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) 
     ]
     async with opened(options) as store:
         made = Slice(0, DATASET.slice_us, MINUTE, 1)
-        await store.make_slice(DATASET, made)
+        await store.make_slices(DATASET, made)
         assert list(await store.slices(DATASET)) == [made]
         await alone.open()
         key = ApiKey(new_id(), "", digest_of(b""), ("*",), Scope.ADMIN, 1)

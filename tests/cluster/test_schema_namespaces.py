@@ -35,7 +35,7 @@ async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
     clock = FakeClock(NOW)
     async with opened(options, clock) as one, opened(options, clock) as other:
         await forget(one, keep=[slice_at(T0)])
-        await one.make_slice(DATASET, slice_at(T0))
+        await one.make_slices(DATASET, slice_at(T0))
         yield one, other
 
 

@@ -42,7 +42,7 @@ async def stores(options: CassandraOptions) -> AsyncIterator[tuple[CassandraStor
     async with opened(options, clock) as one, opened(options, clock) as other:
         await forget(one)
         for start_us in (NOW - SIZE, NOW):
-            await one.make_slice(DATASET, slice_at(start_us))
+            await one.make_slices(DATASET, slice_at(start_us))
         await other.slices(DATASET)
         yield one, other
 
@@ -68,13 +68,13 @@ async def test_a_slice_that_another_process_made_is_known_when_it_is_needed(
     """For a write, a look-up, a sum, and a tail, which names no time that would be missed."""
     one, other = stores
     for ahead in (1, 2, 3, 4):
-        await one.make_slice(DATASET, slice_at(NOW + ahead * SIZE))
+        await one.make_slices(DATASET, slice_at(NOW + ahead * SIZE))
     event = await write(other, namespace, NOW + SIZE)
     assert list(await one.find(namespace, [event])) == [event]
     event = await write(one, namespace, NOW + 2 * SIZE)
     assert list(await other.find(namespace, [event])) == [event]
     async with opened(other._options) as third:
-        await one.make_slice(DATASET, slice_at(NOW + 5 * SIZE))
+        await one.make_slices(DATASET, slice_at(NOW + 5 * SIZE))
         event = await write(one, namespace, NOW + 5 * SIZE)
         assert list(await third.sums(namespace, [("c", event.event_time_us)])) == [Fold(False, 1)]
 
@@ -85,7 +85,7 @@ async def test_a_tail_holds_what_is_in_a_slice_that_this_process_has_not_seen(
     """A token may lie a slice ahead of its writer's clock."""
     one, other = stores
     assert list(await other.tails(namespace, [("c", NOW)])) == [Fold(False, 0)]
-    await one.make_slice(DATASET, slice_at(NOW + SIZE))
+    await one.make_slices(DATASET, slice_at(NOW + SIZE))
     await write(one, namespace, NOW + SIZE)
     assert list(await other.tails(namespace, [("c", NOW)])) == [Fold(False, 1)]
 
@@ -117,7 +117,7 @@ async def test_a_slice_that_two_make_at_once_is_one(
     one, other = stores
     ahead = slice_at(NOW + SIZE)
     differing = replace(ahead, event_buckets=1, time_bucket_us=MINUTE)
-    await asyncio.gather(one.make_slice(DATASET, ahead), other.make_slice(DATASET, differing))
+    await asyncio.gather(one.make_slices(DATASET, ahead), other.make_slices(DATASET, differing))
     slices = [list(await store.slices(DATASET)) for store in stores]
     assert slices[0] == slices[1]
     assert slices[0][-1] in (ahead, differing)
@@ -138,7 +138,7 @@ async def test_a_drop_that_ended_half_way_is_finished_by_the_next(
 ) -> None:
     """The bound has moved and the table stands: nobody reads it, and it goes with the next one."""
     one, other = stores
-    await one.make_slice(DATASET, slice_at(NOW + SIZE))
+    await one.make_slices(DATASET, slice_at(NOW + SIZE))
     failing = StoreUnavailableError("the process ends here")
     with (
         patch.object(one._connection, "ddl", side_effect=failing),
@@ -162,12 +162,12 @@ async def test_a_slice_that_is_dropped_while_another_process_makes_it_stays_drop
 
     async def late(cql: str) -> None:
         if cql.startswith("CREATE"):
-            await other.make_slice(DATASET, old)
+            await other.make_slices(DATASET, old)
             await other.drop_slice(DATASET, old.start_us)
         await really_create(cql)
 
     with patch.object(one._connection, "ddl", late):
-        await one.make_slice(DATASET, old)
+        await one.make_slices(DATASET, old)
     assert await standing(one) == {NOW - SIZE, NOW}
     assert [each.start_us for each in await one.slices(DATASET)] == [NOW - SIZE, NOW]
 

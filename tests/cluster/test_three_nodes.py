@@ -98,7 +98,7 @@ def options(made: tuple[CassandraOptions, list[str]]) -> CassandraOptions:
 async def namespace_in(store: CassandraStore) -> Namespace:
     # Its number is that of whichever process made it: each of those that try takes one.
     (dataset,) = await store.datasets()
-    await store.make_slice(dataset, slice_of_now())
+    await store.make_slices(dataset, slice_of_now())
     name = f"n{uuid.uuid4().hex}"
     namespace = await store.create_namespace(name, SETTINGS, SystemClock().now_us())
     assert namespace is not None
@@ -196,7 +196,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
         await all_works(store, namespace, 2)
         start_us = slice_of_now().end_us
         ahead = Slice(start_us, start_us + DATASET.slice_us, DATASET.time_bucket_us, 4)
-        await told(lambda: store.make_slice(namespace.dataset, ahead))
+        await told(lambda: store.make_slices(namespace.dataset, ahead))
         async with opened(options, patience=Patience(_START_US)) as other:
             await all_works(other, namespace, 3)
             assert ahead in await told(lambda: other.slices(namespace.dataset))

@@ -264,7 +264,7 @@ class SettledAuditCases(StoreCases):
         await audited.add("old", 6, age=31 * MINUTE)
         (dataset,) = await store.datasets()
         for start_us in range(SLICES_END, SLICES_END + 8 * SLICE, SLICE):
-            await store.make_slice(dataset, slice_at(start_us))
+            await store.make_slices(dataset, slice_at(start_us))
         await audited.roll()
         await store.drop_slice(dataset, FIRST_SLICE)
         if clears:

@@ -228,7 +228,7 @@ class StoreCases:
         await store.open()
         (dataset,) = await store.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await store.make_slice(dataset, slice_at(start_us))
+            await store.make_slices(dataset, slice_at(start_us))
         yield store
         await store.close()
 

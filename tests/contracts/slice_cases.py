@@ -28,15 +28,15 @@ class SliceCases(StoreCases):
     ) -> None:
         """With the partitioning that each was made with."""
         other = Slice(SLICES_END + SLICE, SLICES_END + 2 * SLICE, MINUTE, 32)
-        await store.make_slice(namespace.dataset, other)
-        await store.make_slice(namespace.dataset, slice_at(SLICES_END))
+        await store.make_slices(namespace.dataset, other)
+        await store.make_slices(namespace.dataset, slice_at(SLICES_END))
         starts = range(FIRST_SLICE, SLICES_END + SLICE, SLICE)
         expected = [slice_at(start_us) for start_us in starts] + [other]
         assert list(await store.slices(namespace.dataset)) == expected
 
     async def test_a_new_slice_takes_events(self, store: Store, namespace: Namespace) -> None:
         """From its first instant to its last, in its own partitioning."""
-        await store.make_slice(
+        await store.make_slices(
             namespace.dataset, Slice(SLICES_END, SLICES_END + SLICE, SLICE, event_buckets=1)
         )
         events = [add(at=SLICES_END, number=n) for n in range(9)]
@@ -50,7 +50,7 @@ class SliceCases(StoreCases):
         """Neither its events nor its partitioning."""
         before = list(await store.slices(namespace.dataset))
         await write(store, namespace, add())
-        await store.make_slice(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
+        await store.make_slices(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
         assert list(await store.slices(namespace.dataset)) == before
         assert await total(store, namespace) == 1
 
@@ -85,7 +85,7 @@ class SliceCases(StoreCases):
     ) -> None:
         """An empty table would answer that nothing was ever there."""
         await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        await store.make_slice(namespace.dataset, slice_at(FIRST_SLICE))
+        await store.make_slices(namespace.dataset, slice_at(FIRST_SLICE))
         starts = [each.start_us for each in await store.slices(namespace.dataset)]
         assert starts[0] == FIRST_SLICE + SLICE
         with pytest.raises(SliceMissingError):

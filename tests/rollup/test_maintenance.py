@@ -2,16 +2,22 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.errors import StoreUnavailableError
+from counter.errors import StoreUnavailableError, TokenTooOldError
 from counter.limits import MINUTE, SLICES_AHEAD
-from counter.types import CounterType
+from counter.types import CounterType, Dataset, Slice
+from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, SETTINGS, World
+from tests.support.app import running
+from tests.support.clock import FakeClock
+from tests.support.rest import fresh
 
 SLICES_KEPT = DATASET.retention_us // DATASET.slice_us + 1 + SLICES_AHEAD
 
@@ -131,3 +137,69 @@ async def test_a_slice_that_must_stay_keeps_the_later_ones() -> None:
     for _ in range(2):
         await a.worker.tick()
     assert await world.store.dropped_before(DATASET) >= second.end_us
+
+
+async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_all_together() -> (
+    None
+):
+    """Regression: a start after a week made each slice of that week in a transaction of its own."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    calls: list[int] = []
+    works = world.store.make_slices
+
+    async def noted(dataset: Dataset, *slices: Slice) -> None:
+        calls.append(len(slices))
+        await works(dataset, *slices)
+
+    unmade = world.token(age_us=-DATASET.retention_us)
+    world.clock.advance(100 * DATASET.retention_us)
+    a = world.process()
+    with patch.object(world.store, "make_slices", noted):
+        await a.worker.tick()
+    assert calls == [SLICES_KEPT]
+    now_us = world.clock.now_us()
+    made = [each.start_us for each in (await world.store.slices(DATASET))[-SLICES_KEPT:]]
+    assert made[0] + DATASET.slice_us > now_us - DATASET.retention_us >= made[0]
+    with pytest.raises(TokenTooOldError) as too_old:
+        await world.api.add(namespace, "c", 1, unmade)
+    assert too_old.value.applied is None
+    await world.add("c", 2)
+    world.clock.advance(CLOSING)
+    for _ in range(12):
+        await a.worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 7}
+    assert await world.store.dropped_before(DATASET) > 0
+
+
+async def test_a_hole_between_slices_is_filled() -> None:
+    """A clock that was ahead for a moment has left slices far ahead, and none of now."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    ahead = FakeClock(world.clock.now_us() + 10 * DATASET.retention_us)
+    await Maintenance(world.store, ahead, world.api.namespaces).run_once()
+    world.clock.advance((SLICES_AHEAD + 1) * DATASET.slice_us)
+    await world.process().worker.tick()
+    await world.add("c", 2)
+    assert [each.count for each in await world.api.get(namespace, ["c"], 0)] == [2]
+
+
+async def test_one_slice_fills_a_gap_where_one_process_makes_them(fast_dir: Path) -> None:
+    """However long it is: nothing can be written there any more, and tokens of it are void."""
+    async with running("sqlite", fast_dir) as app:
+        dataset = (await app.store.datasets())[0]
+        await app.rest.add("c", 1, fresh(app.clock.now_us()))
+        before = await app.store.slices(dataset)
+        for _ in range(2):
+            app.clock.advance(dataset.retention_us // 2)
+            within = fresh(app.clock.now_us() - dataset.slice_us * 5 // 2)
+            await app.restart()
+            slices = await app.store.slices(dataset)
+            assert len(slices) <= len(before) + 1 + SLICES_AHEAD + 2
+            assert all(a.end_us == b.start_us for a, b in pairwise(slices))
+            answer = await app.rest.add("c", 1, within)
+            assert (answer.status_code, answer.json()["applied"]) == (410, False)
+            before = slices
+        await app.rest.add("c", 1, fresh(app.clock.now_us()))
+        assert await app.rest.count("c") == 2

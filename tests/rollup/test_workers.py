@@ -301,7 +301,7 @@ async def test_a_worker_without_a_lease_does_nothing() -> None:
     await world.turns(a)
     idle = world.process("idle")
     world.clock.advance(CLOSING)
-    with patch.object(world.store, "make_slice", side_effect=AssertionError):
+    with patch.object(world.store, "make_slices", side_effect=AssertionError):
         world.clock.advance(30 * 60 * SECOND)
         assert await idle.worker.tick() == 0
     assert await world.rolled_up(namespace) == {}

@@ -33,7 +33,7 @@ class Processes:
         await made.open()
         (dataset,) = await made.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await made.make_slice(dataset, slice_at(start_us))
+            await made.make_slices(dataset, slice_at(start_us))
         return made
 
     @contextmanager

@@ -96,7 +96,7 @@ class World:
         first_us = START_US - START_US % SLICE_US - SLICE_US
         for start_us in range(first_us, first_us + 4 * SLICE_US, SLICE_US):
             parts = (dataset.time_bucket_us, dataset.event_buckets)
-            await made.make_slice(dataset, Slice(start_us, start_us + SLICE_US, *parts))
+            await made.make_slices(dataset, Slice(start_us, start_us + SLICE_US, *parts))
         settings = replace(USUAL, future_limit_us=future_limit_us)
         await made.service.namespaces.create("one", settings)
         return made

@@ -194,7 +194,7 @@ async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
     """Regression: the last slice that is made may end in a moment, or have ended."""
     size_us = DEFAULT_DATASET.slice_us
     start_us = START_US - START_US % size_us
-    await pair.store.make_slice(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+    await pair.store.make_slices(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
     namespace = await pair.one.create("c", SETTINGS)
     pair.clock.advance(start_us + size_us - left_us - pair.clock.now_us())
     await pair.other.refresh()
@@ -212,7 +212,7 @@ async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pai
     size_us = DEFAULT_DATASET.slice_us
     start_us = START_US - START_US % size_us
     for each_us in (start_us, start_us + size_us):
-        await pair.store.make_slice(DEFAULT_DATASET, Slice(each_us, each_us + size_us, size_us, 1))
+        await pair.store.make_slices(DEFAULT_DATASET, Slice(each_us, each_us + size_us, size_us, 1))
     namespace = await pair.one.create("c", SETTINGS)
     changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
     assert changed.eras[-1].from_us == start_us + 2 * size_us

@@ -61,7 +61,7 @@ class World:
         size_us = DATASET.slice_us
         first_us = START_US - START_US % size_us - size_us
         for start_us in range(first_us, first_us + 4 * size_us, size_us):
-            await self.store.make_slice(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+            await self.store.make_slices(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
         settings = replace(Settings().default_namespace(), counter_type=counter_type)
         return await self.service.namespaces.create("one", settings)
 

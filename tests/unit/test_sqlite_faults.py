@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -102,6 +103,22 @@ async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> N
     assert await desk.store.dropped_before(dataset) == 0
     await desk.store.drop_slice(dataset, first.start_us)
     assert list(await desk.store.slices(dataset)) == before[1:]
+
+
+async def test_slices_are_made_together_or_none_of_them(desk: Desk) -> None:
+    """A start after a long gap makes many: a commit for each would take minutes."""
+    dataset = desk.namespace.dataset
+    before = list(await desk.store.slices(dataset))
+    end_us, size_us = before[-1].end_us, dataset.slice_us
+    more = [
+        replace(before[-1], start_us=at, end_us=at + size_us) for at in (end_us, end_us + size_us)
+    ]
+    desk.fail("COMMIT")
+    with pytest.raises(StoreUnavailableError):
+        await desk.store.make_slices(dataset, *more)
+    assert list(await desk.store.slices(dataset)) == before
+    await desk.store.make_slices(dataset, *more)
+    assert list(await desk.store.slices(dataset)) == [*before, *more]
 
 
 async def test_a_transaction_that_cannot_be_rolled_back_costs_its_connection_alone(

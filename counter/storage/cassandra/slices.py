@@ -45,7 +45,11 @@ class CassandraSlices(CassandraBase):
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
         return list((await self._reload_slices(dataset)).slices)
 
-    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+    async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
+        for each in slices:
+            await self._make_slice(dataset, each)
+
+    async def _make_slice(self, dataset: Dataset, each: Slice) -> None:
         shelf = await self._reload_slices(dataset)
         is_there = any(standing.start_us == each.start_us for standing in shelf.slices)
         if is_there or each.end_us <= shelf.dropped_before_us:

@@ -77,11 +77,12 @@ class MemoryControl(Part):
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
         return list(self._shelf(dataset).slices)
 
-    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+    async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
         shelf = self._shelf(dataset)
-        if each.start_us not in shelf.tables and each.end_us > shelf.dropped_before_us:
-            shelf.tables[each.start_us] = {}
-            insort(shelf.slices, each, key=lambda standing: standing.start_us)
+        for each in slices:
+            if each.start_us not in shelf.tables and each.end_us > shelf.dropped_before_us:
+                shelf.tables[each.start_us] = {}
+                insort(shelf.slices, each, key=lambda standing: standing.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         shelf = self._shelf(dataset)

@@ -218,15 +218,18 @@ class SqliteControl(SqliteBase):
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
         return tuple(self._slices[dataset.id])
 
-    async def make_slice(self, dataset: Dataset, each: Slice) -> None:
+    async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
-            table = events_table(dataset.id, each.start_us)
-            connection.execute(EVENTS_DDL.format(table=table))
-            connection.execute(
-                "INSERT INTO slices VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
-                (dataset.id, each.start_us, each.end_us, each.time_bucket_us, each.event_buckets),
-            )
-            return _select_slices(connection, dataset.id, self._dropped_before[dataset.id])
+            dropped_us = self._dropped_before[dataset.id]
+            for each in (each for each in slices if each.end_us > dropped_us):
+                table = events_table(dataset.id, each.start_us)
+                connection.execute(EVENTS_DDL.format(table=table))
+                parts = (each.time_bucket_us, each.event_buckets)
+                connection.execute(
+                    "INSERT INTO slices VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
+                    (dataset.id, each.start_us, each.end_us, *parts),
+                )
+            return _select_slices(connection, dataset.id, dropped_us)
 
         self._slices[dataset.id] = await self._write(change)
 
