@@ -209,10 +209,12 @@ class Auditor:
         for _ in range(_ATTEMPTS_MAX):
             try:
                 return await self._look_once(namespace, counters, span, trust_settled)
-            except SliceMissingError:
-                # A slice was dropped under the look: what is left begins later.
-                continue
-        raise UnavailableError("slices vanish again and again", retry_after_us=limits.SECOND)
+            except SliceMissingError as error:
+                # A slice was dropped during the look: what is left begins later.
+                missing = error
+        raise UnavailableError(
+            f"slices vanish again and again: {missing.detail}", retry_after_us=limits.SECOND
+        )
 
     async def _look_once(
         self,

@@ -90,6 +90,9 @@ def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:
 
     async def roll(namespace: Namespace) -> None:
         await namespaces.refresh()
+        # No process made any while none served, and the watermark moves on to now: a window that is
+        # counted again must lie in a slice.
+        await worker.maintenance.make_slices(namespace.dataset)
         for shard in range(namespace.settings.shards):
             await worker.roll_shard(namespace, shard)
 

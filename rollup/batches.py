@@ -110,11 +110,14 @@ class BatchRoller:
         for _ in range(_ATTEMPTS_MAX):
             try:
                 return await self._roll_once(namespace, dirty, batch)
-            except SliceMissingError:
-                # A slice was dropped under the scan: start again from the partitions.
+            except SliceMissingError as error:
+                # A slice was dropped during the scan: start again from the partitions.
+                missing = error
                 dropped_us = await self._store.dropped_before(namespace.dataset)
                 batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
-        raise UnavailableError("slices vanish again and again", retry_after_us=SECOND)
+        raise UnavailableError(
+            f"slices vanish again and again: {missing.detail}", retry_after_us=SECOND
+        )
 
     async def _roll_once(
         self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch

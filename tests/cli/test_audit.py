@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from counter.cli import app
-from tests.support.filled import fill, opened
+from counter.clock import SystemClock
+from tests.support.filled import DATASET, fill, opened
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,21 @@ def test_while_a_process_serves_it_says_what_to_do(
     text = capsys.readouterr().err
     assert "is held by process" in text
     assert "counter backup" in text
+
+
+def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repaired(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first repair moves the watermark to where the last process made no slices."""
+
+    class Later(SystemClock):
+        def now_us(self) -> int:
+            return super().now_us() + 5 * DATASET.retention_us
+
+    monkeypatch.setattr("counter.cli_audit.SystemClock", Later)
+    flags = [f"--data={data}", "--repair", "--trust-settled", "--all"]
+    for name in ("a/1", "b"):
+        damage(data, f"UPDATE counters SET checkpoint = 8 WHERE name = '{name}'")
+        code, found = told(flags, capsys)
+        assert (code, found["mismatches"], found["repaired"]) == (3, [], [name])
+    assert told(flags, capsys)[0] == 0
