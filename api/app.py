@@ -103,7 +103,9 @@ class Application:
             if not self.store.transactional:
                 tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
             if rollup:
-                tasks.append(asyncio.create_task(self.worker.run(self.ending)))
+                tasks.append(
+                    asyncio.create_task(self.worker.run(self.ending, self.settings.drain_timeout))
+                )
             try:
                 yield
             finally:

@@ -52,7 +52,8 @@ class ServingSettings(BaseSettings):
         0, description="How long /readyz says no after SIGTERM before the port is closed"
     )
     drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
-        10 * limits.SECOND, description="How long a process may finish its work after SIGTERM"
+        limits.DRAIN_TIMEOUT_US,
+        description="How long a process may finish its work after SIGTERM",
     )
     body_bytes_max: int = Field(
         limits.BODY_BYTES_MAX, ge=1_024, le=64 * 1024 * 1024, description="The largest body"

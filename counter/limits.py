@@ -39,6 +39,8 @@ PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
+#: How long a process may take to finish its work after SIGTERM.
+DRAIN_TIMEOUT_US: Final = 10 * SECOND
 #: How long a start waits for a store in trouble: about what a node takes to come back.
 START_TIMEOUT_US: Final = 30 * SECOND
 

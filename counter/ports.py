@@ -231,7 +231,10 @@ class DecisionStore(Protocol):
         ...
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        """The decision that stands for the token of *events*."""
+        """The decision about the token of *events*: any that a caller of :meth:`decide` was given.
+
+        One that no caller was given yet may be missed.
+        """
         ...
 
     async def reserve(

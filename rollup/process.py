@@ -14,9 +14,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from typing import Final
+from typing import Any, Final
 
 from counter.clock import SystemClock
 from counter.config import Settings
@@ -112,16 +112,18 @@ async def _run(settings: Settings) -> int:
             asyncio.create_task(guard.run(enough)),
             asyncio.create_task(namespaces.run(enough)),
         ]
-        code = await _work(worker, stop, beside)
+        code = await _work(worker.run(stop, settings.drain_timeout), stop, beside)
         enough.set()
         await asyncio.gather(*beside, return_exceptions=True)
     _log.info("worker %s ends", leases.worker)
     return code
 
 
-async def _work(worker: RollupWorker, stop: asyncio.Event, beside: list[asyncio.Task[None]]) -> int:
-    """Work until *stop*, or until something ends that should not."""
-    working = asyncio.create_task(worker.run(stop))
+async def _work(
+    work: Coroutine[Any, Any, None], stop: asyncio.Event, beside: list[asyncio.Task[None]]
+) -> int:
+    """Do *work*, which ends at *stop*, or until something ends that should not."""
+    working = asyncio.create_task(work)
     await asyncio.wait((working, *beside), return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         await asyncio.wait((working,))

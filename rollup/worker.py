@@ -19,13 +19,13 @@ from counter.errors import (
     TokenPendingError,
     UnavailableError,
 )
-from counter.limits import MILLISECOND, MINUTE, ROLLUP_CONCURRENCY, SECOND
+from counter.limits import DRAIN_TIMEOUT_US, MILLISECOND, MINUTE, ROLLUP_CONCURRENCY, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.resolution import Resolver
 from counter.skew import ClockGuard
 from counter.types import CounterType, Mark, Namespace
-from counter.windows import closed_through
+from counter.windows import closed_through, window_of
 from rollup.atomics import AtomicSettler
 from rollup.audits import Audits
 from rollup.batches import BatchRoller
@@ -38,6 +38,10 @@ from rollup.roller import Batch
 _log = logging.getLogger("counter.rollup")
 #: So many marks of a shard are read at once, and rolled up before more are read.
 _MARKS_PER_READ: Final = 1_000
+#: Windows of a shard that are rolled up before its watermark moves: twice as many after each
+#: success, half as many after a failure, because a failure discards them all.
+_WINDOWS_FIRST: Final = 64
+_WINDOWS_MAX: Final = 1_024
 #: Counters that are written together: a transaction's worth, which adds wait behind, or a share of
 #: the store's attention.
 _BATCH_TRANSACTIONAL: Final = 500
@@ -106,6 +110,8 @@ class RollupWorker:
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
         #: passed stays passed, whoever else works on the shard.
         self._passed_us: dict[_Shard, int] = {}
+        #: How many windows of each shard the next step may take; _WINDOWS_FIRST where missing.
+        self._windows: dict[_Shard, int] = {}
         #: How many shards are this worker's.
         self._shards = 0
         self._under_way: dict[_Key, _Task] = {}
@@ -139,8 +145,11 @@ class RollupWorker:
         """The watermark, as last seen, of each shard that this worker rolls up."""
         return dict(self._passed_us)
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, drain_us: int = DRAIN_TIMEOUT_US) -> None:
         """Work until *stop* is set; then finish what is under way and give the leases back.
+
+        What is still under way after half of *drain_us* is cancelled, and done again by whoever has
+        the shard next: the other half is for the leases and for closing connections.
 
         Where other processes change namespaces too, :meth:`Namespaces.run` must run beside it.
         """
@@ -155,11 +164,13 @@ class RollupWorker:
             while not stop.is_set():
                 await self._attempt("look", "all", self._look)
                 await self._rest(stop)
-            await asyncio.gather(*self._under_way.values())
+            if self._under_way:
+                await asyncio.wait(self._under_way.values(), timeout=drain_us / 2 / SECOND)
         finally:
-            # Still there where this was cancelled: nobody waits for them then.
-            for task in self._under_way.values():
+            left = list(self._under_way.values())
+            for task in left:
                 task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
             if auditing is not None:
                 auditing.cancel()
             enough.set()
@@ -248,6 +259,7 @@ class RollupWorker:
                     due.append((passed_us, key, namespace))
         # What is no longer ours is no longer our trouble.
         self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
+        self._windows = {key: number for key, number in self._windows.items() if key in ours}
         self._shards = len(ours)
         for key in [key for key in self._troubles if key not in ours and isinstance(key, tuple)]:
             del self._troubles[key]
@@ -305,6 +317,8 @@ class RollupWorker:
     def _failed(self, key: _Key, error: Exception, detail: str) -> Exception:
         self.tally["failures"] += 1
         self._troubles[key] = detail
+        if isinstance(key, tuple):
+            self._windows[key] = max(1, self._windows_of(key) // 2)
         return error
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
@@ -325,6 +339,7 @@ class RollupWorker:
         written = 0
         while watermark_us < closed_us:
             some = await self._roll_some(key, namespace, dropped_before_us, watermark_us, closed_us)
+            self._windows[key] = min(2 * self._windows_of(key), _WINDOWS_MAX)
             written += some.written
             self.tally["counters"] += some.written
             if some.through_us is None:
@@ -340,6 +355,9 @@ class RollupWorker:
         self._passed_us[key] = watermark_us
         return written
 
+    def _windows_of(self, key: _Shard) -> int:
+        return self._windows.get(key, _WINDOWS_FIRST)
+
     def _goes_on(self, key: _Shard) -> bool:
         """Whether to begin more of the shard: not when told to stop, or when it is another's now.
         What was begun may be left at any point: the next one does it again."""
@@ -353,11 +371,13 @@ class RollupWorker:
         after_us: int,
         closed_us: int,
     ) -> _Some:
-        """Roll up as many whole windows as a bounded read shows, at least one."""
+        """Roll up some whole windows after *after_us*: no more than the shard's bound, nor than a
+        bounded read of marks shows, and at least one."""
         _, shard = key
-        marks = page = await self._marks(namespace, shard, after_us, closed_us, None)
         size_us = namespace.settings.rollup_window_us
-        through_us, is_whole = closed_us, True
+        end_us = window_of(after_us, size_us) + (1 + self._windows_of(key)) * size_us
+        through_us, is_whole = min(closed_us, end_us - 1), True
+        marks = page = await self._marks(namespace, shard, after_us, through_us, None)
         if len(page) == _MARKS_PER_READ:
             # The last window may not be whole: leave it for the next read, or go on within it.
             last_us = page[-1].window_us

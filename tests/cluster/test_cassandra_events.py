@@ -12,6 +12,7 @@ from typing import Any
 
 import cassandra
 import pytest
+from cassandra import ConsistencyLevel
 
 from counter.errors import SliceMissingError, UnavailableError, WriteTimeoutError
 from counter.limits import INT64_MAX, MINUTE, SECOND
@@ -296,6 +297,49 @@ async def test_a_strict_insert_that_fails_for_good_says_so(
     with Statements(store, lambda _: cassandra.OperationTimedOut()):
         (outcome,) = await store.append(strict, [add(now)])
     assert isinstance(outcome, WriteTimeoutError)
+
+
+async def test_only_what_is_compared_and_set_is_read_serially(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """SERIAL reads of one row contend. Items of atomic adds are written plainly even where single
+    events are not, and of a decision only what a caller was given need be seen."""
+    store, _ = stores
+    items = [
+        add(now, number, counter="atomic")._replace(item_key=1, atom=b"all") for number in (1, 2)
+    ]
+    await store.append_atomic(strict, items)
+    levels: list[int] = []
+
+    def note(statement: Any) -> None:
+        levels.append(statement.consistency_level)
+
+    with Statements(store, note):
+        assert list(await store.find(strict, items)) == items
+        assert await store.decided(strict, items) is None
+        await store.append_atomic(strict, items)
+    assert ConsistencyLevel.SERIAL not in levels
+    single = add(now, 3)
+    await store.append(strict, [single])
+    with Statements(store, note):
+        assert list(await store.find(strict, [single, *items])) == [single, *items]
+    assert levels.count(ConsistencyLevel.SERIAL) == 1
+
+
+async def test_a_serial_read_that_lost_to_others_is_run_again(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """It times out where many contend for one row."""
+    store, _ = stores
+    await store.append(strict, [add(now)])
+    faults = iter([cassandra.ReadTimeout("planted", consistency=8, required_responses=1)] * 2)
+
+    def fault(statement: Any) -> Exception | None:
+        return next(faults, None)
+
+    with Statements(store, fault) as sent:
+        assert list(await store.find(strict, [add(now)])) == [add(now)]
+    assert len(sent.sizes) == 3
 
 
 async def test_small_windows_of_many_counters_share_a_statement(

@@ -3,7 +3,7 @@ later."""
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryStore
-from counter.types import AtomicMark, Event, Pending
+from counter.types import AtomicMark, Event, Namespace, Pending
 from counter.windows import window_of
 from rollup.batches import in_groups
 from rollup.leases import SLOTS, Leases
@@ -122,6 +122,51 @@ async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up(
         await worker.tick()
     await worker.tick()
     assert (await world.store.watermarks(namespace))[0] > now_us
+
+
+async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() -> None:
+    """A failed step discards its windows; the next one has half as many, and what is done stays."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    for _ in range(100):
+        await world.add("c")
+        world.clock.advance(WINDOW)
+    world.clock.advance(CLOSING)
+    worker = world.process().worker
+    works, seen = world.store.sums, set[int]()
+
+    async def sums(of: Namespace, windows: Any, **named: Any) -> Any:
+        if len(windows) > 10:
+            raise StoreUnavailableError("too much at once")
+        seen.update(at for _, at in windows)
+        return await works(of, windows, **named)
+
+    with patch.object(world.store, "sums", sums):
+        for _ in range(40):
+            with suppress(StoreUnavailableError):
+                await worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 100}
+    assert len(seen) == 100
+    assert worker.trouble is None
+
+
+async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
+    """A week of short windows is not one read."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    world.clock.advance(20_000 * WINDOW)
+    worker, spans = world.process().worker, list[int]()
+    works = world.store.dirty_atomic
+
+    async def dirty_atomic(of: Namespace, shard: int, *, after_us: int, through_us: int) -> Any:
+        spans.append(through_us - after_us)
+        return await works(of, shard, after_us=after_us, through_us=through_us)
+
+    with patch.object(world.store, "dirty_atomic", dirty_atomic):
+        await worker.tick()
+    assert max(spans) <= 1_025 * WINDOW
+    assert len(spans) > 10
+    assert (await world.store.watermarks(namespace))[0] > world.clock.now_us() - CLOSING - WINDOW
 
 
 async def inside(limiter: Limiter, leave: asyncio.Event, order: list[str], name: str) -> None:

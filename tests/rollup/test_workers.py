@@ -272,6 +272,26 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leav
     assert list(await world.store.heartbeat("b", LEASE_TIME)) == ["b"]
 
 
+async def test_a_stopping_worker_cancels_what_does_not_end_in_time() -> None:
+    """What it leaves, the next worker does again."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    expected = await world.add_many(10)
+    a = world.process("a")
+    world.clock.advance(CLOSING)
+    await a.namespaces.refresh()
+    a.road.hold_in = "apply"
+    running = asyncio.create_task(a.worker.run(stop := asyncio.Event(), 0))
+    await a.road.held.wait()
+    stop.set()
+    await asyncio.wait_for(running, 30)
+    assert await world.rolled_up(namespace) != expected
+    b = world.process("b")
+    await world.turns(b)
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) == expected
+
+
 async def test_shards_that_become_ours_are_looked_at_at_once() -> None:
     """Not at the end of a pause: somebody's time was up before."""
     world = World()

@@ -22,7 +22,13 @@ from cassandra.pool import Host
 from cassandra.query import BatchStatement, PreparedStatement, SimpleStatement
 
 from counter import limits
-from counter.errors import OverloadedError, StartupError, UnavailableError, invariant
+from counter.errors import (
+    OverloadedError,
+    StartupError,
+    StoreUnavailableError,
+    UnavailableError,
+    invariant,
+)
 from counter.limits import SECOND
 from counter.storage.cassandra import driver
 from counter.storage.cassandra.bridge import Bridge, Gathering, Send
@@ -47,6 +53,8 @@ _PREPARE_ATTEMPTS_MAX: Final = 3
 _CAS_READS: Final = 2
 _CAS_PAUSE_S: Final = 0.05
 _CAS_PAUSE_MAX_S: Final = 1.0
+#: How a SERIAL read that lost to others fails: a time-out of a read is StoreUnavailableError.
+_CONTENDED: Final = (StoreUnavailableError, OverloadedError)
 
 _NOW: Final = "SELECT now() FROM system.local"
 #: 15 October 1582, where the time of a UUID begins, to 1970, in units of 100 ns.
@@ -163,6 +171,27 @@ class Connection:
         """The rows of one statement."""
         (rows,) = await self.rows((statement,), timeout_us)
         return rows or ()
+
+    async def settled(self, statements: Sequence[Any]) -> list[Any]:
+        """The rows of each of *statements*, SERIAL reads; raises the first error that lasts.
+
+        SERIAL operations on one row contend: those that fail by it time out. Each that failed is
+        run again after a random pause, for as long as :meth:`compare_and_set` would try.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _CAS_READS * self._options.read_timeout_us / SECOND
+        pause_s = _CAS_PAUSE_S
+        results = await self.run(statements)
+        while failed := [at for at, each in enumerate(results) if isinstance(each, BaseException)]:
+            for at in failed:
+                if not isinstance(results[at], _CONTENDED) or loop.time() >= until_s:
+                    raise results[at]
+            await asyncio.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, _CAS_PAUSE_MAX_S)
+            again = await self.run([statements[at] for at in failed])
+            for at, result in zip(failed, again, strict=True):
+                results[at] = result
+        return results
 
     async def compare_and_set(
         self, statement: Any, settle: Callable[[], Awaitable[_Row | None]], mine: Any, at: int

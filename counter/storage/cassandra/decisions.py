@@ -1,6 +1,6 @@
 """The compare-and-set tables: what was decided about late tokens, and the times of keys.
 
-All of it is SERIAL, across data centers too: a decision is one for ever.
+Every write is SERIAL, across data centers too: a decision is one for ever.
 """
 
 from __future__ import annotations
@@ -69,8 +69,12 @@ class CassandraDecisions(CassandraBase):
         return _decision_of(standing)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        standing = await self._as_compared(namespace, _DECIDED, _token_of(namespace, events))
-        return _decision_of(standing) if standing is not None else None
+        # Not SERIAL: SERIAL reads of one row contend with each other, and each shard of an atomic
+        # add reads its decision at the same moment. A caller is given a decision only after its
+        # commit at the write consistency, which this read overlaps.
+        select = await self._to_read(namespace.dataset, _DECIDED)
+        rows = await self._connection.one(select.bind(_token_of(namespace, events)))
+        return _decision_of(rows[0]) if rows else None
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.prompt import Told
@@ -161,22 +162,27 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
     async def _found(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
     ) -> list[Event | None]:
-        """What stands under each identity; where it is compared and set, nothing may be missed
-        that is under way."""
-        strict = namespace.settings.payload_check is PayloadCheck.STRICT
-        prepare = self._to_settle if strict else self._to_read
-        selects = []
+        """The stored event of each identity.
+
+        Events that a compare-and-set writes are read at SERIAL: one under way must not be missed.
+        """
+        strict: list[Any] = []
+        plain: list[Any] = []
         for place, event in zip(places, events, strict=True):
+            is_strict = _is_strict(namespace, event)
+            prepare = self._to_settle if is_strict else self._to_read
             select = await prepare(namespace.dataset, SELECT, place.start_us)
-            selects.append(select.bind(key_of(place, event)))
+            (strict if is_strict else plain).append(select.bind(key_of(place, event)))
         try:
-            results = await self._connection.rows(selects)
+            settled = iter(await self._connection.settled(strict) if strict else ())
+            read = iter(await self._connection.rows(plain) if plain else ())
         except SliceMissingError:
             await self._reload_slices(namespace.dataset)
             raise
         return [
             event_of(event.counter, event[1:4], *rows[0]) if rows else None
-            for event, rows in zip(events, results, strict=True)
+            for event in events
+            for rows in [next(settled if _is_strict(namespace, event) else read)]
         ]
 
 
