@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from pydantic import BaseModel, ValidationError
-
-from api.problems import body_error
+from api.models import Body, read_body
 from counter.errors import (
     BodyTooLargeError,
     InvalidParameterError,
@@ -36,7 +34,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_Body = TypeVar("_Body", bound=BaseModel)
+_Body = TypeVar("_Body", bound=Body)
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
@@ -170,10 +168,7 @@ class Call:
     async def json(self, model: type[_Body]) -> _Body:
         """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
         self.content_type(JSON)
-        try:
-            return model.model_validate_json(await self.body())
-        except ValidationError as error:
-            raise body_error(error) from error
+        return read_body(model, await self.body())
 
     async def json_or(self, default: _Body) -> _Body:
         """The body as the model of *default*, which stands for an empty one."""
@@ -181,10 +176,7 @@ class Call:
         if not body:
             return default
         self.content_type(JSON)
-        try:
-            return type(default).model_validate_json(body)
-        except ValidationError as error:
-            raise body_error(error) from error
+        return read_body(type(default), body)
 
     async def _rest(self, start: bytes) -> bytes:
         parts, size = [start], len(start)

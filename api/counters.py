@@ -24,6 +24,7 @@ from api.models import (
     BatchGetBody,
     ClearBody,
     TokenBody,
+    check_size,
 )
 from api.problems import body_error, problem_bytes
 from api.quick import read_batch
@@ -152,6 +153,7 @@ class CounterRoutes:
             lines = [line for line in body.split(b"\n") if line.strip()]
             self._check_items(len(lines), "items")
             return [_batch_item(line, index) for index, line in enumerate(lines)]
+        check_size(BatchAddBody, body)
         try:
             # All at once first: bad items are rare.
             items = BatchAddBody.model_validate_json(body).items
@@ -217,7 +219,8 @@ def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:
 
 def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
     """The items of a JSON body of which some are bad; *error* if it has none."""
-    if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in error.errors()):
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in wrong):
         raise body_error(error) from error
     items: list[Any] = pydantic_core.from_json(body)["items"]
     return items
@@ -225,7 +228,10 @@ def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
 
 def _batch_item(raw: bytes, index: int) -> Add | CounterError:
     try:
+        check_size(BatchAddItem, raw, f"items.{index}.")
         item = _BATCH_ADD_ITEM.validate_json(raw)
+    except InvalidBodyError as error:
+        return error
     except ValidationError as error:
         return body_error(error, ("items", index))
     return _add_of(item, index)

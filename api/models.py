@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired
+from collections.abc import Callable
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Final, NotRequired, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
+import pydantic_core
+from msgspec import Raw
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -12,12 +18,15 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    ValidationError,
     with_config,
 )
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, is_typeddict
 
+from api.problems import body_error, shown
 from counter import limits
 from counter.durations import parse_duration
+from counter.errors import InvalidBodyError
 from counter.names import check_counter_name
 from counter.types import CounterType, PayloadCheck
 
@@ -54,6 +63,9 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 class Body(BaseModel):
     model_config = ConfigDict(**_STRICT, frozen=True)
+
+
+_Body = TypeVar("_Body", bound=Body)
 
 
 @with_config(_STRICT)
@@ -203,3 +215,95 @@ class NamespaceBody(Body):
         description="Adds that each process takes in a second; 0 for any number.",
     )
     clients: ClientsBody | None = None
+
+
+_UNKNOWN: Final = "Object contains unknown field `"
+_read_list: Final = msgspec.json.Decoder(list[Raw]).decode
+
+
+def read_body(model: type[_Body], body: bytes) -> _Body:
+    """Return the JSON text *body* as *model*. Raises InvalidBodyError."""
+    check_size(model, body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise body_error(error) from error
+
+
+def check_size(hint: Any, text: bytes, at: str = "") -> None:
+    """Raise InvalidBodyError if pydantic would work for long to explain what is wrong with *text*.
+
+    pydantic makes an error of every unknown field and Python objects of every wrong value, so a
+    body of 1 MiB could block the event loop for a second. Values with more than
+    ``FIELDS_EXPLAINED_MAX`` colons or ``VALUE_EXPLAINED_BYTES_MAX`` bytes are looked at here, and
+    the first unknown field or oversized value ends it. *hint* is the type that *text* should have
+    and *at* the path to it.
+    """
+    few = text.count(b":") <= limits.FIELDS_EXPLAINED_MAX
+    if few and len(text) <= limits.VALUE_EXPLAINED_BYTES_MAX:
+        return
+    is_list = get_origin(hint) is list and text[:1] == b"["
+    if is_list and get_args(hint) != (str,):
+        for index, item in enumerate(_read_list(text)[: limits.BATCH_ITEMS_MAX]):
+            check_size(get_args(hint)[0], bytes(item), f"{at}{index}.")
+    elif is_typeddict(hint) or (isinstance(hint, type) and issubclass(hint, Body)):
+        _check_fields(hint, text, at)
+    elif not is_list and len(text) > limits.VALUE_EXPLAINED_BYTES_MAX:
+        message = f"a value of at most {limits.VALUE_EXPLAINED_BYTES_MAX} bytes is expected"
+        raise _refusal(at, message, f"a value of {len(text)} bytes")
+
+
+def _check_fields(model: type, text: bytes, at: str) -> None:
+    names, read = _fields(model)
+    try:
+        found = read(text)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        if message.startswith(_UNKNOWN):
+            name = message.removeprefix(_UNKNOWN).removesuffix("`")
+            raise _refusal(f"{at}{shown(name)}.", "Extra inputs are not permitted", None) from error
+        raise _refusal(at, "Input should be an object", f"a value of {len(text)} bytes") from error
+    except msgspec.DecodeError:
+        try:
+            value = pydantic_core.from_json(text)
+        except ValueError:
+            # It is not JSON, and pydantic says so in one error.
+            return
+        # Only pydantic takes NaN and Infinity for JSON.
+        _check_fields(model, pydantic_core.to_json(value, inf_nan_mode="null"), at)
+        return
+    except RecursionError:
+        # It is nested more deeply than pydantic reads.
+        return
+    for attribute, (name, hint) in names.items():
+        check_size(hint, bytes(getattr(found, attribute)), f"{at}{name}.")
+
+
+@cache
+def _fields(model: type) -> tuple[dict[str, tuple[str, Any]], Callable[[bytes], Any]]:
+    """Name and type of each field of *model* by attribute, and a decoder that finds the fields."""
+    known = getattr(model, "model_fields", {})
+    names: dict[str, tuple[str, Any]] = {}
+    for attribute, hint in get_type_hints(model).items():
+        if attribute in ("model_config", "model_fields"):
+            continue
+        alias = known[attribute].alias if attribute in known else None
+        wanted = [each for each in get_args(hint) if each is not NoneType]
+        is_optional = NoneType in get_args(hint)
+        names[attribute] = (alias or attribute, wanted[0] if is_optional else hint)
+    shape = msgspec.defstruct(
+        model.__name__,
+        [(attribute, Raw, Raw()) for attribute in names],
+        rename={attribute: name for attribute, (name, _) in names.items()},
+        forbid_unknown_fields=True,
+    )
+    return names, msgspec.json.Decoder(shape).decode
+
+
+def _refusal(at: str, message: str, value: str | None) -> InvalidBodyError:
+    field = at.removesuffix(".") or "body"
+    seen = "" if value is None else f" (it is {value})"
+    return InvalidBodyError(
+        f"{field}: {message}{seen}; the body is too large to say what else is wrong",
+        errors=[{"field": field, "message": message, "value": value}],
+    )

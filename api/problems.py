@@ -60,9 +60,9 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
     wrong = error.errors(include_url=False, include_context=False)[:_FIELDS_MAX]
     found = [
         {
-            "field": ".".join(map(str, (*at, *each["loc"]))) or "body",
+            "field": ".".join(shown(str(part)) for part in (*at, *each["loc"])) or "body",
             "message": each["msg"],
-            "value": _shown(each["input"]) if each["type"] != "missing" else None,
+            "value": shown(each["input"]) if each["type"] != "missing" else None,
         }
         for each in wrong
     ]
@@ -73,7 +73,7 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
     return InvalidBodyError(f"{first['field']}: {first['message']}{value}", errors=found)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """*value* as short text that is safe to send back."""
     text = value if isinstance(value, str) else repr(value)
     if isinstance(value, bytes):

@@ -22,6 +22,10 @@ NAMESPACE_NAME_CHARS_MAX: Final = 63
 DERIVE_LABEL_CHARS_MAX: Final = 256
 
 BODY_BYTES_MAX: Final = 1024 * 1024
+#: Fields of an object in a body, and bytes of a value, for which every mistake is explained. In a
+#: larger one the first mistake ends it.
+FIELDS_EXPLAINED_MAX: Final = 32
+VALUE_EXPLAINED_BYTES_MAX: Final = 4 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
 #: Enough for the longest names, each of their bytes percent-encoded, and a query.
 URL_BYTES_MAX: Final = 8 * 1024
@@ -91,6 +95,10 @@ TIME_MAX_US: Final = 7_258_118_400 * SECOND
 invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
 invariant(TRICKLE_WRITES <= PENDING_WRITES_MAX, "a trickle of adds fits the write queue")
 invariant(BATCH_ITEMS_MAX <= RESOLUTIONS_MAX, "one full batch of late tokens may be resolved")
+invariant(
+    6 * 2 * COUNTER_NAME_CHARS_MAX < VALUE_EXPLAINED_BYTES_MAX,
+    "a counter's name fits a value, even with each character as two escaped surrogates",
+)
 invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
 invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")

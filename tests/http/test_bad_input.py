@@ -65,6 +65,57 @@ async def test_a_body_that_is_no_json_is_refused(rest: Rest, content: bytes) -> 
     refused(await rest.raw(ADD, content))
 
 
+def crowd(count: int = 20_000) -> bytes:
+    """The members of an object with so many fields that no body knows."""
+    return b",".join(b'"x%d":1' % number for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("verb", "start", "end", "field"),
+    [
+        ("counters/c/add", b'{"delta":1,', b"}", "x0"),
+        ("counters/c/add", b'{"delta":NaN,', b"}", "x0"),
+        ("counters/c/add", b'{"delta":1,"idempotency_token":{', b"}}", "idempotency_token.x0"),
+        ("counters/c/clear", b"{", b"}", "x0"),
+        ("batch/add", b'{"items":[{"counter":"c",', b"}]}", "items.0.x0"),
+        ("batch/add", b'{"items":[{"counter":"c"},{', b"}]}", "items.1.x0"),
+        ("batch/add", b'{"items":{', b"}}", "items"),
+        ("batch/get", b'{"counters":["c"],', b"}", "x0"),
+        ("atomic/add", b'{"items":[{"counter":"c",', b"}]}", "items.0.x0"),
+        ("counters/c/recount", b"{", b"}", "x0"),
+        ("counters/c/add", b'{"delta":{', b"}}", "delta"),
+    ],
+)
+async def test_a_body_of_very_many_fields_is_refused_at_the_first_that_is_wrong(
+    rest: Rest, verb: str, start: bytes, end: bytes, field: str
+) -> None:
+    """Each field that pydantic does not know costs it an error: 131,000 blocked the
+    event loop for 0.4 s to 1.6 s."""
+    answer = await rest.raw(rest.path(verb=verb), start + crowd() + end)
+    problem = refused(answer, field)
+    assert [each["field"] for each in problem["errors"]] == [field]
+
+
+async def test_a_line_of_very_many_fields_is_refused_at_the_first_that_is_wrong(rest: Rest) -> None:
+    lines = b'{"counter":"c",' + crowd() + b"}\n{}\n"
+    answer = await rest.raw(rest.path(verb="batch/add"), lines, content_type="application/x-ndjson")
+    first, second = (json.loads(line) for line in answer.text.splitlines())
+    assert [each["field"] for each in first["errors"]] == ["items.0.x0"]
+    assert second["code"] == "invalid_body"
+
+
+async def test_names_of_many_colons_are_read(rest: Rest) -> None:
+    """What a body's fields are is looked at, not how many it seems to have."""
+    names = [":" * 200 + str(number) for number in range(100)]
+    answer = await rest.post(rest.path(verb="batch/get"), {"counters": names})
+    assert [each["counter"] for each in answer.json()["results"]] == names
+
+
+async def test_the_unknown_fields_of_an_ordinary_body_are_all_named(rest: Rest, body: Json) -> None:
+    answer = await rest.post(ADD, body | {"dleta": 2, "toekn": 3})
+    assert [each["field"] for each in refused(answer)["errors"]] == ["dleta", "toekn"]
+
+
 @pytest.mark.parametrize("content", [b"[]", b"1", b"null", b'"add"', b"true"])
 async def test_a_body_that_is_no_object_is_refused(rest: Rest, content: bytes) -> None:
     refused(await rest.raw(ADD, content))
