@@ -22,6 +22,7 @@ from counter.config import Settings
 from counter.errors import StartupError
 from counter.patience import Patience
 from counter.quantities import format_bytes, parse_size
+from counter.skew import ClockGuard, checked_now_us
 
 _Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
@@ -107,7 +108,10 @@ async def _begin_new_life(settings: Settings) -> None:
     try:
         log = AdminLog(settings.audit_log, clock)
         async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
-            await store.begin_new_life(clock.now_us())
+            guard = ClockGuard(store, clock)
+            await guard.measure()
+            # No token is given an earlier time than this one any more.
+            await store.begin_new_life(checked_now_us(clock, guard))
     finally:
         await store.close()
 

@@ -27,6 +27,7 @@ from counter.limits import MINUTE, SECOND
 if TYPE_CHECKING:
     from counter.ports import Clock
     from counter.ports_control import KeyStore
+    from counter.skew import ClockGuard
 
 #: A ring that could not be read anew for so long lets nobody in by it: a key that was revoked
 #: meanwhile must not hold for ever.
@@ -145,9 +146,10 @@ class KeyRing:
     read again. A service that never had a key is not closed by that: nobody asked for it.
     """
 
-    def __init__(self, store: KeyStore, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._guard = guard
         self._by_id: Mapping[bytes, ApiKey] = {}
         self._read_at_us: int | None = None
         self._next_end_us: int | None = None
@@ -182,7 +184,9 @@ class KeyRing:
         now_us = self._clock.now_us()
         if not key.is_valid_at(now_us):
             return None
-        self._used[key.id] = now_us
+        if self._guard is None or self._guard.trouble is None:
+            # Of two uses the later one stays on record, so a time from the future would stay.
+            self._used[key.id] = now_us
         return key
 
     @property

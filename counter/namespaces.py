@@ -26,6 +26,7 @@ from counter.errors import (
 from counter.names import is_namespace_name
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
+from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 
 #: No add is admitted, and no window closed, by a copy of the directory that is older.
@@ -43,9 +44,11 @@ _FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
 class Namespaces:
     """Namespaces by name, as the control plane last said."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
+        """Without *guard*, which watches *clock*, namespaces are only to be looked up."""
         self._store = store
         self._clock = clock
+        self._guard = guard
         self._by_name: dict[str, Namespace] = {}
         self._changes = 0
         self._read_at_us: int | None = None
@@ -143,13 +146,16 @@ class Namespaces:
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
     async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
-        """Create *name*. Raises PreconditionFailedError if it exists."""
+        """Create *name*. Raises PreconditionFailedError if it exists, and ClockSkewError: by a
+        clock that is ahead, the first watermark would pass adds that others acknowledge later."""
         if not is_namespace_name(name):
             raise InvalidParameterError(
                 f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
             )
-        check_settings(settings, await self._dataset(settings.dataset))
-        created = await self._store.create_namespace(name, settings, self._clock.now_us())
+        dataset = await self._dataset(settings.dataset)
+        check_settings(settings, dataset)
+        now_us = checked_now_us(self._clock, self._guard, dataset)
+        created = await self._store.create_namespace(name, settings, now_us)
         if created is None:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {name!r} exists already")
@@ -165,7 +171,7 @@ class Namespaces:
         """Change what may change; the accept limit changes from the next slice to be made.
 
         Raises NamespaceConflictError for a fixed setting, PreconditionFailedError where the
-        namespace is no longer the given one.
+        namespace is no longer the given one, ClockSkewError.
         """
         for field in _FIXED:
             old, new = getattr(namespace.settings, field), getattr(settings, field)
@@ -193,7 +199,8 @@ class Namespaces:
         slices = await self._store.slices(dataset)
         made_us = max((each.end_us for each in slices), default=0)
         ahead_us = max(namespace.settings.future_limit_us, settings.future_limit_us)
-        known_us = self._clock.now_us() + AGE_MAX_US + ahead_us + 2 * dataset.clock_skew_max_us
+        known_us = checked_now_us(self._clock, self._guard, dataset) + AGE_MAX_US + ahead_us
+        known_us += 2 * dataset.clock_skew_max_us
         if made_us > known_us:
             return made_us
         return slice_start(known_us, dataset.slice_us) + dataset.slice_us
@@ -203,7 +210,11 @@ class Namespaces:
         self._by_name[namespace.name] = namespace
 
     async def delete(self, namespace: Namespace) -> None:
-        """Delete the namespace and forget its tokens. Raises PreconditionFailedError as update."""
+        """Delete the namespace and forget its tokens. Raises as update.
+
+        What is left of it is purged up to the instant of its deletion, by this clock.
+        """
+        checked_now_us(self._clock, self._guard, namespace.dataset)
         deleted = await self._store.delete_namespace(namespace)
         if not deleted:
             await self.refresh()

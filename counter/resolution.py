@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folding import fingerprint
 from counter.ports import Clock, Store
-from counter.skew import ClockGuard
+from counter.skew import ClockGuard, checked_now_us
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
 from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
 
@@ -68,7 +68,8 @@ class Resolver:
     ) -> Outcome:
         if events[0].item_key and not by_worker:
             # Before the decision, so that a worker finishes what a crash leaves half done.
-            window_us = window_of(self._clock.now_us(), namespace.settings.rollup_window_us)
+            # In a window that is open: no worker looks into one that was passed.
+            window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
         standing = await self._store.decide(namespace, events, proposed)
@@ -104,10 +105,7 @@ class Resolver:
 
     def _now_us(self, namespace: Namespace) -> int:
         """The clock, known to be right at this reading. Raises ClockSkewError."""
-        now_us = self._clock.now_us()
-        if self._guard is not None:
-            self._guard.check(namespace.dataset)
-        return now_us
+        return checked_now_us(self._clock, self._guard, namespace.dataset)
 
     def _check_closed(self, namespace: Namespace, time_us: int, now_us: int) -> None:
         closes_us = closes_at(namespace, time_us)

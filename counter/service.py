@@ -40,7 +40,7 @@ from counter.overload import Bounded, Load
 from counter.ports import Cache, Clock, Store
 from counter.reading import Count, CountReader
 from counter.resolution import Resolver, conflict
-from counter.skew import ClockGuard
+from counter.skew import ClockGuard, checked_now_us
 from counter.tokens import nonce_of_key
 from counter.turns import Done, Turns, telling
 from counter.types import CounterType, Event, Namespace, Outcome, Token, Written
@@ -70,7 +70,7 @@ class CounterService:
         self._turns = Turns(self._write_turn, self.load)
         self.best_effort = BestEffort(cache, clock, self.tally)
         self.one_by_one = OneByOne(self.add, self.tally)
-        self.namespaces = Namespaces(store, clock)
+        self.namespaces = Namespaces(store, clock, guard)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
 
@@ -212,10 +212,9 @@ class CounterService:
         """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
         too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
         """
-        if self._guard is not None:
-            # A time from the future would stand for all later tokens.
-            self._guard.check_all()
-        block = await self._store.lease_tokens(count, self._clock.now_us())
+        # A time from the future would stand for all later tokens.
+        now_us = checked_now_us(self._clock, self._guard)
+        block = await self._store.lease_tokens(count, now_us)
         return [
             Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
             for number in range(block.first, block.first + count)
@@ -268,7 +267,7 @@ class CounterService:
         rate_limits.reserve()
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
-        now_us = self._clock.now_us()
+        now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
         time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us)
         for _ in range(_RERESERVE_ATTEMPTS_MAX):
             try:
@@ -277,7 +276,7 @@ class CounterService:
                 if error.applied is None:
                     raise
                 # Void under the old time for ever: the key goes on with a new one.
-                now_us = self._clock.now_us()
+                now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
                 time_us = await self._store.rereserve(
                     namespace, nonce, time_us, now_us, now_us + ttl_us
                 )

@@ -196,6 +196,21 @@ class ClockGuard:
         self._was_wrong = trouble is not None
 
 
+def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | None = None) -> int:
+    """Return the time of *clock*, which *guard* knows to be right at this very reading.
+
+    All that writes a time into the store, or decides by one what is written, reads the clock here.
+    The clock is read first: one that is set between the two is noticed. Raises ClockSkewError
+    unless the clock is within the bound of *dataset*; of every dataset if none is given.
+    """
+    now_us = clock.now_us()
+    if guard is not None and dataset is not None:
+        guard.check(dataset)
+    elif guard is not None:
+        guard.check_all()
+    return now_us
+
+
 def _walked(since: _Pair, now: _Pair) -> int:
     """How much farther the wall clock went than the other one."""
     return (now.wall_us - since.wall_us) - (now.boottime_us - since.boottime_us)

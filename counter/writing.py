@@ -18,7 +18,7 @@ from counter.marks import MarkMemory
 from counter.overload import Load
 from counter.ports import Cache, Clock, Store
 from counter.prompt import PromptCache, PromptStore, Told
-from counter.skew import ClockGuard
+from counter.skew import ClockGuard, checked_now_us
 from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
 
@@ -243,10 +243,7 @@ class EventWriter:
     def _now_us(self, namespace: Namespace) -> int:
         """The clock, known to be right at this reading: it may have been set since the request
         came. Raises ClockSkewError."""
-        now_us = self._clock.now_us()
-        if self._guard is not None:
-            self._guard.check(namespace.dataset)
-        return now_us
+        return checked_now_us(self._clock, self._guard, namespace.dataset)
 
     def check_deadline(self, namespace: Namespace, began_us: int) -> None:
         """Refuse to acknowledge a write that may have landed in a closed window.

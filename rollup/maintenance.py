@@ -10,6 +10,7 @@ from counter.limits import MINUTE, SLICES_AHEAD
 from counter.namespaces import Namespaces
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
+from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Dataset, Namespace, Slice
 from rollup.partitions import Partitions
 
@@ -25,10 +26,12 @@ class Maintenance:
         clock: Clock,
         namespaces: Namespaces,
         partitions: Partitions | None = None,
+        guard: ClockGuard | None = None,
     ) -> None:
         self._store = store
         self._partitions = partitions or Partitions(store, clock)
         self._clock = clock
+        self._guard = guard
         self._namespaces = namespaces
         self._purged_at_us = 0
         #: Slices as they were last seen, by dataset, and how many were made and dropped here.
@@ -36,11 +39,12 @@ class Maintenance:
         self.tally = dict.fromkeys(("made", "dropped"), 0)
 
     async def run_once(self) -> None:
-        """Look at every dataset; cheap where nothing is to be done."""
+        """Look at every dataset; cheap if nothing is to be done. Raises ClockSkewError: all of it
+        goes by the clock, and a slice that was made too far ahead, or dropped, stays so."""
         for dataset in await self._store.datasets():
             await self.make_slices(dataset)
             await self._drop_slices(dataset)
-        now_us = self._clock.now_us()
+        now_us = checked_now_us(self._clock, self._guard)
         if now_us - self._purged_at_us >= MINUTE and not await self._store.purge(now_us):
             self._purged_at_us = now_us
 
@@ -51,7 +55,8 @@ class Maintenance:
         slice before now's: no accept limit is longer than a slice. Those that retention has passed
         already are left out, because what became of their tokens is not known any more anyway.
         """
-        now_us, size_us = self._clock.now_us(), dataset.slice_us
+        now_us = checked_now_us(self._clock, self._guard, dataset)
+        size_us = dataset.slice_us
         slices = await self._store.slices(dataset)
         this_us = slice_start(now_us, size_us)
         writable_us = this_us - size_us
@@ -98,13 +103,14 @@ class Maintenance:
             due_us = each.end_us
             if each.retired_at_us is not None:
                 due_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
-            if self._clock.now_us() >= due_us and watermark_us is None:
-                watermark_us = await self._watermark(namespaces, self._clock.now_us())
+            now_us = checked_now_us(self._clock, self._guard, dataset)
+            if now_us >= due_us and watermark_us is None:
+                watermark_us = await self._watermark(namespaces, now_us)
             is_due = watermark_us is not None and watermark_us >= due_us
             if each.retired_at_us is None:
                 if is_due:
                     # The clock after the watermarks: they had passed the end by then.
-                    now_us = self._clock.now_us()
+                    now_us = checked_now_us(self._clock, self._guard, dataset)
                     await self._store.retire_slice(dataset, each.start_us, now_us)
                 return
             if is_due and is_earliest:

@@ -184,6 +184,17 @@ BUGS = (
         ),
     ),
     Bug(
+        "slices-by-any-clock",
+        "slices are made by a clock that was not compared with the store's",
+        (
+            Edit(
+                Maintenance.make_slices,
+                "now_us = checked_now_us(self._clock, self._guard, dataset)",
+                "now_us = self._clock.now_us()",
+            ),
+        ),
+    ),
+    Bug(
         "slice-dropped-early",
         "a slice is dropped without regard for watermarks and retention",
         (

@@ -243,6 +243,17 @@ BUGS = (
         (Edit(_Resolver._decide, "if events[0].item_key and not by_worker:", "if False:"),),
     ),
     Bug(
+        "namespace-by-any-clock",
+        "a namespace is created by a clock that was not compared with the store's",
+        (
+            Edit(
+                Namespaces.create,
+                "now_us = checked_now_us(self._clock, self._guard, dataset)",
+                "now_us = self._clock.now_us()",
+            ),
+        ),
+    ),
+    Bug(
         "era-begins-at-once",
         "a changed accept limit holds in the middle of a slice",
         (

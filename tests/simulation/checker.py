@@ -121,7 +121,8 @@ class _Counters:
         staleness_us = seen.plan.staleness_us
         if staleness_us is not None:
             # A reader's clock may be off, by as much as clocks are set in these runs.
-            off_us = max(3 * self._config.skew_us, self._config.offsets_us[seen.plan.api])
+            config = self._config
+            off_us = max(3 * config.skew_us, config.offsets_us[seen.plan.api], config.wrong_us)
             oldest_us = seen.sent_us - staleness_us - off_us
             if seen.as_of_us < oldest_us:
                 yield f"{_named(seen)} is staler than was asked for"

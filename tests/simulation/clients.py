@@ -61,6 +61,8 @@ class Clients:
         self.history = History()
         #: The instant at which the plan's time begins.
         self.begun_us = 0
+        #: Namespaces that may not be there yet.
+        self.awaited: set[str] = set()
 
     async def change(self, plan: Change) -> None:
         """Send a change as often as its plan says."""
@@ -120,8 +122,11 @@ class Clients:
             item.conflict_us = now_us if item.conflict_us is None else item.conflict_us
         elif answer.get("applied") is False:
             item.void_us = now_us if item.void_us is None else item.void_us
-        elif code not in _EXPECTED:
+        elif not self._is_expected(code, item.change.plan.namespace):
             self._surprise(item, f"was told {sent.status} {dict(answer)}")
+
+    def _is_expected(self, code: Any, namespace: str) -> bool:
+        return code in _EXPECTED or (code == "namespace_unknown" and namespace in self.awaited)
 
     def _surprise(self, item: Item, text: str) -> None:
         self.history.surprises.append(f"change {item.change.plan.number}: {text}")
@@ -145,7 +150,7 @@ class Clients:
             status, body = await self._place.request(plan.api, "POST", path, wanted)
             results = body.get("results", [])
         if status != 200:
-            if body.get("code") not in _EXPECTED:
+            if not self._is_expected(body.get("code"), plan.namespace):
                 self.history.surprises.append(f"a read was told {status} {body}")
             return False
         for result in results:

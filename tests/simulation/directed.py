@@ -86,6 +86,13 @@ DIRECTED: Final[Mapping[str, str]] = {
     "no-atomic-mark-before-decision": (
         f"{_RESOLUTION}test_an_atomic_add_is_marked_anew_before_anything_is_decided"
     ),
+    "namespace-by-any-clock": (
+        f"{_SKEW}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"
+    ),
+    "slices-by-any-clock": (
+        "tests/rollup/test_clock.py::"
+        "test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone[1200000000]"
+    ),
     "era-begins-at-once": (
         f"{_NAMESPACES}test_an_accept_limit_changes_from_the_first_slice_that_is_not_made"
     ),

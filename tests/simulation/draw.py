@@ -1,5 +1,6 @@
 """How a seed becomes a plan."""
 
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -8,6 +9,7 @@ from tests.simulation.ambush import Ambush
 from tests.simulation.plan import (
     BASE,
     DIGITS_MAX,
+    LATE,
     Attempt,
     Change,
     Config,
@@ -30,6 +32,7 @@ def draw(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     plan = Plan(_config(seed, random))
     Drawing(plan, random).draw()
+    _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 
@@ -77,6 +80,29 @@ def _config(seed: int, random: Random) -> Config:
         workers=workers,
         end_us=end_us,
     )
+
+
+def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
+    """Have a process start with a clock far out of its bound, and namespaces be created and changed
+    meanwhile, by any process: whatever it writes, all processes would go by."""
+    config = plan.config
+    if config.end_us > MINUTE or random.random() < 0.6:
+        return
+    wrong_us = random.choice([5, 15, 60, 400]) * SECOND
+    plan.config = replace(config, wrong_us=wrong_us)
+    # API processes first: what they create is what clients are told of.
+    apis, workers = range(config.apis), range(config.apis, config.apis + config.workers)
+    for members in (apis, apis, workers):
+        at_us = int(random.random() * config.end_us / 2)
+        ahead_us = random.choice([wrong_us, wrong_us, -wrong_us])
+        plan.steps.append(Fault(at_us, "misset", random.choice(members), ahead_us))
+    drawn = Plan(replace(config, namespaces=((LATE, "ACCURATE"),)))
+    Drawing(drawn, random, first=1_000).draw_clients()
+    plan.steps += drawn.steps
+    for _ in range(random.randint(1, 4)):
+        at_us = int(random.random() * config.end_us)
+        plan.steps.append(Fault(at_us, "create", random.choice(apis)))
+        plan.steps.append(Fault(at_us, "accept", random.choice(apis), 0, random.random()))
 
 
 class Drawing:

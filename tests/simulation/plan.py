@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 #: and how often.
 BASE = 4
 DIGITS_MAX = 31
+#: A namespace that is created while clients send to it already.
+LATE = "late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Config:
     workers: int
     #: When clients and faults are done.
     end_us: int
+    #: How far the clock of a process may be that is started with a wrong one.
+    wrong_us: int = 0
 
     @property
     def lag_us(self) -> int:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from random import Random
 
 from counter.audit import Auditor, State
-from counter.limits import SECOND
+from counter.limits import SECOND, SLICES_AHEAD
 from counter.types import CounterType
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
 from tests.simulation.history import Seen
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.plan import Change, Fault, Plan, Read, Step, Trap
+from tests.simulation.plan import LATE, Change, Fault, Plan, Read, Step, Trap
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
 from tests.simulation.world import START_US, Member, World, deterministic
 
 _TURNS_MAX = 2_000_000
+_TRIES_MAX = 40
 
 
 @dataclass(slots=True)
@@ -80,9 +81,12 @@ class _Run:
         await asyncio.sleep((begins_us - self._loop.now_us % begins_us) / SECOND)
         self._begun_us = self._loop.now_us
         self._clients.begun_us = START_US + self._begun_us
+        self._clients.awaited = {LATE}
         tasks = [asyncio.create_task(self._step(each)) for each in self._plan.steps]
         await self._until(self._plan.config.end_us)
         self._heal()
+        if self._plan.config.wrong_us:
+            await self._have_late()
         await asyncio.gather(*tasks)
         problems = await self._settle()
         problems += await self._audit()
@@ -168,6 +172,27 @@ class _Run:
             fault.who % self._plan.config.apis, "PUT", f"/v1/namespaces/{name}", body
         )
 
+    def _fault_misset(self, fault: Fault) -> None:
+        """A process starts with a clock that is far out of its bound."""
+        self.world.members[fault.who].misset(fault.for_us)
+
+    def _fault_create(self, fault: Fault) -> None:
+        """A namespace is created, by a process whose clock may be wrong."""
+        self._loop.create_task(self._create(fault.who))
+
+    async def _create(self, api: int) -> None:
+        status, _ = await self.world.create(api, LATE, "ACCURATE")
+        self.world.note(f"{LATE} by api-{api}: {status}")
+
+    async def _have_late(self) -> None:
+        """The namespace that is created late, whatever went wrong before."""
+        for _ in range(_TRIES_MAX):
+            status, _ = await self.world.create(0, LATE, "ACCURATE")
+            if status in (200, 201):
+                return
+            await asyncio.sleep(0.5)
+        raise RuntimeError(f"{LATE} cannot be created although nothing is wrong any more")
+
     def _fault_compact(self, _: Fault) -> None:
         self.world.cluster.compact()
 
@@ -182,6 +207,8 @@ class _Run:
         for member in world.members:
             member.disarm()
             member.skew(0)
+            if member.is_misset:
+                member.misset(0)
             if not member.process.paused:
                 member.start()
 
@@ -222,6 +249,10 @@ async def _mismatches(member: Member) -> AsyncIterator[str]:
     if application is None:
         raise RuntimeError(f"{member.name} does not serve")
     store = application.store
+    for dataset in await store.datasets():
+        latest_us = max(each.end_us for each in await store.slices(dataset))
+        if latest_us > member.world.true_us + (SLICES_AHEAD + 2) * dataset.slice_us:
+            yield f"slices of {dataset.name} reach {latest_us - member.world.true_us} us ahead"
     auditor = Auditor(store)
     for namespace in application.service.namespaces.all():
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:

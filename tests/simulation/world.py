@@ -63,6 +63,7 @@ class Member:
         self.is_api = number < world.config.apis
         self.name = f"{'api' if self.is_api else 'worker'}-{number}"
         self.offset_us = world.config.offsets_us[number]
+        self.is_misset = False
         self.application: Application | None = None
         self.lives = 0
         self._traps: list[list[Any]] = []
@@ -83,6 +84,12 @@ class Member:
         """Crash, and start again later."""
         self.process.crash()
         self.world.loop.at(for_us, self.start)
+
+    def misset(self, offset_us: int) -> None:
+        """Start again with a clock that is off by so much."""
+        self.skew(offset_us)
+        self.is_misset = offset_us != 0
+        self.crash(0)
 
     def disarm(self) -> None:
         """Forget the traps that nothing fell into."""
@@ -213,20 +220,25 @@ class World:
         for each in self.members[: config.apis]:
             await each.ready.wait()
         for name, counter_type in config.namespaces:
-            body = {
-                "counter_type": counter_type,
-                "accept_limit": _text(config.accept_us),
-                "future_limit": "3s",
-                "rollup_window": _text(config.window_us),
-                "shards": config.shards,
-                "payload_check": config.payload_check,
-                "cache_ttl": _text(config.cache_ttl_us),
-            }
-            status, answer = await self.request(0, "PUT", f"/v1/namespaces/{name}", body)
+            status, answer = await self.create(0, name, counter_type)
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
         # Processes learn of them when they are asked for them, or when they look next.
         await asyncio.sleep(0.1)
+
+    async def create(self, api: int, name: str, counter_type: str) -> Answer:
+        """Ask *api* to create a namespace with the settings of this run."""
+        config = self.config
+        body = {
+            "counter_type": counter_type,
+            "accept_limit": _text(config.accept_us),
+            "future_limit": "3s",
+            "rollup_window": _text(config.window_us),
+            "shards": config.shards,
+            "payload_check": config.payload_check,
+            "cache_ttl": _text(config.cache_ttl_us),
+        }
+        return await self.request(api, "PUT", f"/v1/namespaces/{name}", body)
 
     @property
     def apis(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
+from unittest.mock import create_autospec
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from counter.keys import (
     new_secret,
 )
 from counter.limits import MINUTE, SECOND
+from counter.skew import ClockGuard
 from counter.storage.memory import MemoryStore
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -199,6 +201,22 @@ async def test_a_service_without_keys_asks_for_none_and_never_stops_to_ask(world
     await world.ring.refresh()
     assert world.ring.required
     assert world.ring.find(world.sent) is None
+
+
+async def test_a_use_is_not_noted_by_a_clock_that_is_wrong(world: World) -> None:
+    """Of two uses the later one stays on record: one from the future would stay for long."""
+    guard = create_autospec(ClockGuard, trouble="this server's clock is 1 h ahead of the store's")
+    ring = KeyRing(world.store, world.clock, guard)
+    await ring.refresh()
+    stop = asyncio.Event()
+    stop.set()
+    assert ring.find(world.sent) == world.key
+    await ring.run(stop)
+    assert not world.store.noted
+    guard.trouble = None
+    assert ring.find(world.sent) == world.key
+    await ring.run(stop)
+    assert list(world.store.noted) == [(ID, START_US)]
 
 
 async def test_a_revoked_key_is_refused_and_what_remembered_it_is_told(world: World) -> None:

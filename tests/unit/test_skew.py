@@ -4,12 +4,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from counter.config import Settings
 from counter.errors import ClockSkewError, StoreUnavailableError
+from counter.namespaces import Namespaces
 from counter.outcomes import Add
 from counter.service import CounterService
 from counter.skew import ClockGuard
@@ -62,6 +63,7 @@ class World:
         first_us = START_US - START_US % size_us - size_us
         for start_us in range(first_us, first_us + 4 * size_us, size_us):
             await self.store.make_slices(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+        await self.guard.measure()
         settings = replace(Settings().default_namespace(), counter_type=counter_type)
         return await self.service.namespaces.create("one", settings)
 
@@ -258,6 +260,11 @@ WRITES: dict[str, Ask] = {
     "resolution": lambda service, ns, now: service.resolver.leave_recounts(
         ns, [("c", now)], for_readers=True
     ),
+    "namespace": lambda service, ns, now: service.namespaces.create("two", ns.settings),
+    "settings": lambda service, ns, now: service.namespaces.update(
+        ns, replace(ns.settings, accept_limit_us=SECOND)
+    ),
+    "deletion": lambda service, ns, now: service.namespaces.delete(ns),
 }
 
 
@@ -295,6 +302,51 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
         await WRITES[what](world.service, namespace, now_us)
     (count,) = await world.service.get(namespace, ["c"], 0)
     assert count.count == 0
+
+
+async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add(
+    world: World,
+) -> None:
+    """Its first watermark would lie past every add of the processes whose clocks are right."""
+    namespace = await world.namespace()
+    ahead = SteppedClock(START_US + MINUTE)
+    guard = ClockGuard(world.store, ahead)
+    namespaces = Namespaces(world.store, ahead, guard)
+    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(-MINUTE, 1))):
+        await guard.measure()
+    with pytest.raises(ClockSkewError, match=r"60\.000 s ahead"):
+        await namespaces.create("two", namespace.settings)
+    created = await world.service.namespaces.create("two", namespace.settings)
+    await world.service.add(created, "c", 1, fresh(START_US))
+    (count,) = await world.service.get(created, ["c"], 0)
+    assert count.count == 1
+
+
+async def test_a_key_whose_time_went_stale_gets_no_time_of_a_clock_that_was_set_meanwhile(
+    world: World,
+) -> None:
+    """The new time would be the key's for as long as it is remembered."""
+    namespace = await world.namespace()
+    world.clock.advance(2 * MINUTE)
+    await world.guard.measure()
+    now_us = world.clock.now_us()
+    decide, reserved = world.store.decide, AsyncMock(return_value=now_us - MINUTE)
+
+    async def set_meanwhile(*arguments: Any) -> Any:
+        decided = await decide(*arguments)
+        world.clock.step(HOUR)
+        return decided
+
+    rereserve = AsyncMock()
+    with (
+        patch.object(world.store, "reserve", reserved),
+        patch.object(world.store, "rereserve", rereserve),
+        patch.object(world.service.resolver, "leave_recounts", AsyncMock()),
+        patch.object(world.store, "decide", set_meanwhile),
+        pytest.raises(ClockSkewError),
+    ):
+        await world.service.add(namespace, "c", 1, "order-1")
+    rereserve.assert_not_awaited()
 
 
 async def test_reads_and_best_effort_counters_go_on(world: World) -> None:
