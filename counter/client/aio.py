@@ -231,8 +231,8 @@ class AsyncCounterClient:
     ) -> AsyncBuffer:
         """A buffer that merges the adds of one counter, and sends every *max_delay* seconds.
 
-        It holds up to *max_items* counters that wait; *spool* is a file to keep them in, so that
-        they survive the end of this process.
+        It holds up to *max_items* counters that wait; *spool* is a directory to keep them in, so
+        that they survive the end of this process; other processes may share it.
         """
         self._transport.check_open()
         bounds = Bounds(max_delay, max_items)

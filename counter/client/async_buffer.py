@@ -14,6 +14,7 @@ from counter.client.calls import Calls
 from counter.client.failures import BufferFullError, ClosedError
 from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive_async
+from counter.client.spool import spool_path
 from counter.errors import StoreUnavailableError
 
 T = TypeVar("T")
@@ -24,8 +25,8 @@ _TICK_S: Final = 0.01
 class AsyncBuffer:
     """What :class:`counter.client.Buffer` is for threads, in one event loop.
 
-    Use it in an ``async with`` block: its beginning starts the task that sends, and its end sends
-    what is left.
+    Use it in an ``async with`` block: its beginning opens the spool and starts the task that sends,
+    and its end sends what is left. It may be made before a fork, if the block begins after it.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class AsyncBuffer:
         bounds: Bounds,
         spool: str | Path | None,
     ) -> None:
-        self._merging = Merging(calls, policy, bounds, spool)
+        path = None if spool is None else spool_path(spool)
+        self._merging = Merging(calls, policy, bounds, path)
         self._pid = getpid()
         self._policy = policy
         self._send = send
@@ -143,6 +145,8 @@ class AsyncBuffer:
         return None
 
     async def __aenter__(self) -> AsyncBuffer:
+        self._pid = getpid()
+        await self._done(self._merging.begin)
         self._task = asyncio.create_task(self._run(), name="counter-buffer")
         return self
 
@@ -220,7 +224,9 @@ class AsyncBuffer:
         if not merging.held:
             if not merging.open:
                 self._some.clear()
-                await self._some.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(merging.look_s):
+                        await self._some.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(merging.bounds.max_delay):
                     await self._hurry.wait()

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from counter.client.buffering import DELTA_MAX, DELTA_MIN, Bounds, Merging
 from counter.client.calls import Calls
-from counter.client.failures import BufferFullError
+from counter.client.failures import BufferFullError, ClosedError
 from counter.client.given import check_delta
 from counter.client.retrying import Answer, Effect, Pause, Policy, Send, drive
+from counter.client.spool import spool_path
 from counter.errors import CounterError, StoreUnavailableError
 
 #: However short max_delay is, the disk is not asked more often during an outage.
@@ -30,8 +31,9 @@ class Buffer:
     Each add is in exactly one item of one batch, and each item has one token for all its attempts:
     what ``flush`` returned for is counted exactly once, whatever failed on the way. In a
     BEST_EFFORT namespace nothing makes that so. Use it in a ``with`` block: its end sends what is
-    left; so does the end of the program. Safe to share between threads; made after a fork, not
-    before.
+    left; so does the end of the program. Safe to share between threads.
+
+    A forked process begins empty at its first add; what was in the buffer stays the parent's.
 
     While the service cannot be reached, adds go on merging, and are sent when it is back; when
     ``max_items`` counters wait, an add to one more waits too.
@@ -45,10 +47,19 @@ class Buffer:
         bounds: Bounds,
         spool: str | Path | None,
     ) -> None:
-        self._merging = Merging(calls, policy, bounds, spool)
-        self._pid = getpid()
+        self._given = calls, policy, bounds, None if spool is None else spool_path(spool)
         self._policy = policy
         self._send = send
+        #: Held while this process begins, by its id: a thread of the parent may hold another one.
+        self._beginning: dict[int, threading.Lock] = {}
+        self._begin()
+        atexit.register(self._at_exit)
+
+    def _begin(self) -> None:
+        """Begin empty, in this process. Raises as :class:`counter.client.spool.Spool`."""
+        merging = Merging(*self._given)
+        merging.begin()
+        self._merging = merging
         self._lock = threading.Lock()
         #: Something for the flusher to do; and something that others wait for.
         self._work = threading.Condition(self._lock)
@@ -60,7 +71,25 @@ class Buffer:
         self._taken_s = 0.0
         self._thread = threading.Thread(target=self._run, name="counter-buffer", daemon=True)
         self._thread.start()
-        atexit.register(self._at_exit)
+        # Last: until here other threads wait for it.
+        self._pid = getpid()
+
+    def _begin_in_child(self) -> None:
+        """Begin again in a forked process. Raises ClosedError if the buffer was closed before."""
+        with self._beginning.setdefault(getpid(), threading.Lock()):
+            if getpid() == self._pid:
+                return
+            if self._merging.closed:
+                raise ClosedError("the buffer is closed; make another one")
+            self._begin()
+
+    def _check_process(self) -> None:
+        """Have the buffer begun in this process. Raises ClosedError if it was forked from one that
+        had something in the buffer: this process cannot say what became of that."""
+        if getpid() != self._pid:
+            if self._merging.open or self._merging.held:
+                self._merging.check_process()
+            self._begin_in_child()
 
     def add(self, counter: str, delta: int = 1, timeout: float | None = None) -> None:
         """Add *delta*, any signed 64-bit integer, to what is sent next for *counter*.
@@ -72,7 +101,7 @@ class Buffer:
             check_delta(delta)
         if getpid() != self._pid:
             # Before the lock: a thread that is not in this process may hold it.
-            self._merging.check_process()
+            self._begin_in_child()
         with self._lock:
             adds = self._merging.open
             if counter in adds:
@@ -104,7 +133,7 @@ class Buffer:
 
     def sync(self) -> None:
         """Have all adds so far on disk, where there is a spool: they survive this process."""
-        self._merging.check_process()
+        self._check_process()
         self._take_in_peace()
 
     def flush(self, timeout: float | None = None) -> None:
@@ -113,8 +142,8 @@ class Buffer:
         Raises UnsentError after *timeout* seconds (None: no bound), or where the service refuses
         all of them alike; RejectedError where it refused some for good.
         """
+        self._check_process()
         merging = self._merging
-        merging.check_process()
         why = self._wait(timeout)
         # Not while a piece is made of what waits, which would be in neither of them.
         with self._taking, self._lock:
@@ -145,8 +174,8 @@ class Buffer:
     def close(self, timeout: float | None = None) -> None:
         """Send what is left, within *timeout* seconds (the client's deadline if None), and end.
 
-        Raises what :meth:`flush` does. With a spool, what is left is on disk. In a process that was
-        forked it does nothing: what is left is the parent's.
+        Raises what :meth:`flush` does. With a spool, what is left is on disk. In a forked process
+        that added nothing it does nothing: what is left is the parent's.
         """
         if self._merging.is_inherited:
             return
@@ -244,7 +273,7 @@ class Buffer:
         """Wait for adds, and then for more of them; False at the end."""
         merging = self._merging
         with self._lock:
-            self._work.wait_for(lambda: merging.open or merging.held or self._stop)
+            self._work.wait_for(lambda: merging.open or merging.held or self._stop, merging.look_s)
             if not merging.held:
                 self._work.wait_for(
                     lambda: self._hurry or self._stop or merging.is_urgent,

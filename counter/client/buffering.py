@@ -15,7 +15,7 @@ from counter.client.failures import ClosedError, Rejected, RejectedError, Unsent
 from counter.client.given import checked_name
 from counter.client.options import Flush, check_number, tell
 from counter.client.retrying import Policy
-from counter.client.spool import Spool
+from counter.client.spool import LOOK_S, Spool
 from counter.errors import InvalidParameterError
 
 DELTA_MIN: Final = limits.INT64_MIN
@@ -47,15 +47,15 @@ class Merging:
     each leaves in exactly one piece. Guarded by the buffer, not by itself.
     """
 
-    def __init__(
-        self, calls: Calls, policy: Policy, bounds: Bounds, spool: str | Path | None
-    ) -> None:
+    def __init__(self, calls: Calls, policy: Policy, bounds: Bounds, spool: Path | None) -> None:
         self.open: dict[str, int] = {}
         self.bounds = bounds
-        self.backlog = Backlog() if spool is None else Spool(spool, calls.namespace)
+        self.backlog: Backlog | Spool = Backlog()
         self.durable = spool is not None
+        #: How long to wait for adds before the backlog is asked again.
+        self.look_s = None if spool is None else LOOK_S
         #: Counters and items in the backlog, or on the way there.
-        self.held = len(self.backlog)
+        self.held = 0
         self.closed = False
         #: What ended the sending, and the adds that it left open.
         self.failure: BaseException | None = None
@@ -68,7 +68,15 @@ class Merging:
         self.finished = 0
         self._calls = calls
         self._policy = policy
+        self._spool = spool
         self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Open the spool, in the process that sends. Raises as :class:`Spool`."""
+        self._pid = os.getpid()
+        if self._spool is not None:
+            self.backlog = Spool(self._spool, self._calls.namespace)
+            self.held = len(self.backlog)
 
     def check(self, counter: str) -> None:
         """The part of an add that only a counter's first one pays for. Raises CounterError."""
@@ -88,7 +96,9 @@ class Merging:
     def check_process(self) -> None:
         """Raise ClosedError in a process that was forked from the buffer's."""
         if self.is_inherited:
-            raise ClosedError("the buffer was made before a fork: make another in each process")
+            raise ClosedError(
+                "what is in the buffer belongs to the process that this one was forked from"
+            )
 
     @property
     def is_full(self) -> bool:

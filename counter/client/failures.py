@@ -66,6 +66,10 @@ class ClosedError(CounterError):
     retry: Retry = "never"
 
 
+class SpoolBusyError(ClosedError):
+    """No part of the spool is free: other buffers or processes have all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """An add or a clear whose end is not known: all it takes to ask again, also in another process.

@@ -3,24 +3,40 @@
 What ``put`` and ``seal`` returned from is on disk. A token is made, and made durable, right before
 its first use: what was never sent has none, so it cannot grow old in the file. After a crash the
 piece that was on its way is sent again under the same tokens, so it counts once.
+
+A spool is a directory that any number of processes share. Each has one file of it, its slot, and
+also sends what the slots of dead processes hold. A spool may also be a single file: then only one
+process can have it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import re
 import sqlite3
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 from counter.client.backlog import Backlog
 from counter.client.delivery import Item, Renewed
-from counter.client.failures import ClosedError
+from counter.client.failures import ClosedError, Rejected, SpoolBusyError
 from counter.client.tokens import Token
 from counter.errors import CounterError, InvalidParameterError, StoreUnavailableError
 
+#: Slots of one namespace in one directory.
+SLOTS_MAX: Final = 256
+#: How often a spool that holds nothing looks for slots of dead processes.
+LOOK_S: Final = 60.0
+#: How long another process may take to choose a slot.
+_CHOICE_S: Final = 10.0
+_LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE totals (counter TEXT PRIMARY KEY, total TEXT NOT NULL) WITHOUT ROWID;
@@ -37,8 +53,8 @@ CREATE TABLE owner (namespace TEXT NOT NULL);
 
 
 class _OfOneProcess(sqlite3.Connection):
-    """A connection that a forked child never closes, not even where nothing refers to it any more:
-    SQLite would take away the log that the parent goes on writing to."""
+    """A connection that a forked child never closes, even if nothing refers to it any more: SQLite
+    would remove the log that the parent goes on writing to."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         self._pid = os.getpid()
@@ -46,50 +62,90 @@ class _OfOneProcess(sqlite3.Connection):
 
     def __del__(self) -> None:
         if os.getpid() != self._pid:
-            # One reference that nobody gives back. A list of them would be emptied at the end.
+            # One reference that is never given back. A list of them would be emptied at the end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
-class Spool(Backlog):
-    """The backlog of one buffer of one namespace. Its methods may be called in any thread, one at a
-    time.
+def _connected(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
+    """Autocommit: each transaction is begun by name."""
+    return sqlite3.connect(
+        path,
+        timeout=wait_s,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=_OfOneProcess,
+    )
 
-    Raises InvalidParameterError where the file cannot be made; ClosedError where another process
-    has it, it is no spool, or it belongs to another namespace; StoreUnavailableError where the disk
-    is full.
+
+def _locked(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
+    """A connection to the empty database at *path*, which is locked until it is closed.
+
+    SQLite's lock ends with the process and is not inherited by a fork, unlike that of flock.
+    Raises sqlite3.OperationalError.
+    """
+    db = _connected(path, wait_s)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def spool_path(path: str | Path) -> Path:
+    """*path*, absolute: the process may change its directory. Raises InvalidParameterError."""
+    try:
+        if not str(path):
+            raise TypeError("it is empty")
+        return Path(path).absolute()
+    except TypeError as error:
+        raise InvalidParameterError(
+            f"the spool {path!r} cannot be opened: {error}; give the path of a directory"
+        ) from error
+
+
+class Slot(Backlog):
+    """The backlog of one buffer of one namespace, in one file.
+
+    Raises SpoolBusyError if a living process has the file; ClosedError if it is no slot or belongs
+    to another namespace; InvalidParameterError if it cannot be made; StoreUnavailableError if the
+    disk is full. *lock* is held around each use of SQLite after the first.
     """
 
-    def __init__(self, path: str | Path, namespace: str) -> None:
+    def __init__(self, path: Path, namespace: str, lock: RLock) -> None:
         super().__init__()
-        self._lock = Lock()
+        self.path = path
+        self._lock = lock
         #: Counters whose totals are not on disk as they are here.
         self._dirty: set[str] = set()
-        # Autocommit: each transaction below is begun by name. The lock is held for good.
         try:
-            # Absolute: by some names SQLite means no file at all, and nothing would be kept.
-            where = Path(path).absolute()
-            self._db = sqlite3.connect(
-                where,
-                timeout=0.0,
-                isolation_level=None,
-                check_same_thread=False,
-                factory=_OfOneProcess,
-            )
-        except (TypeError, sqlite3.OperationalError) as error:
-            raise InvalidParameterError(
-                f"the spool {path!r} cannot be opened: {error}; give the path of a file, in a"
-                " directory that is there"
-            ) from error
+            self._claim = _locked(path.with_name(f"{path.name}-lock"))
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                raise SpoolBusyError(f"another buffer has {path}") from error
+            raise _unusable(path, error) from error
         try:
-            self._open(where, namespace)
-        except BaseException:
-            self._db.close()
+            self._db = _connected(path)
+            try:
+                self._open(path, namespace)
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException as error:
+            self._claim.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise _unusable(path, error) from error
             raise
         self._piece_totals = len(self._piece)
         self.begun = len(self._totals) + self._piece_totals
 
-    def _open(self, path: str | Path, namespace: str) -> None:
+    def _open(self, path: Path, namespace: str) -> None:
         try:
+            # The lock is held for good.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -107,12 +163,10 @@ class Spool(Backlog):
                 )
             self._load(path, namespace)
         except sqlite3.DatabaseError as error:
-            raise ClosedError(
-                f"the spool {path} cannot be opened: {error}; each buffer of each process needs a"
-                " file of its own"
-            ) from error
+            kind = SpoolBusyError if _is_busy(error) else ClosedError
+            raise kind(f"the spool {path} cannot be opened: {error}") from error
 
-    def _load(self, path: str | Path, namespace: str) -> None:
+    def _load(self, path: Path, namespace: str) -> None:
         [owner] = self._db.execute("SELECT namespace FROM owner").fetchone()
         if owner != namespace:
             raise ClosedError(f"the spool {path} belongs to namespace {owner!r}, not {namespace!r}")
@@ -162,6 +216,7 @@ class Spool(Backlog):
         """Let go of the file."""
         with self._lock:
             self._db.close()
+            self._claim.close()
 
     def _write(self, statements: list[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
         """One durable transaction. Raises StoreUnavailableError, and nothing is written."""
@@ -176,3 +231,198 @@ class Spool(Backlog):
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
                 raise StoreUnavailableError(f"the spool cannot be written: {error}") from error
+
+
+class Spool:
+    """The backlog of one buffer: its own slot and, after that is empty, those of the dead.
+
+    As for :class:`Backlog`, its methods may be called in any thread, one at a time. Raises
+    SpoolBusyError if no slot is free; otherwise as :class:`Slot`.
+    """
+
+    def __init__(
+        self, path: str | Path, namespace: str, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = spool_path(path)
+        self._namespace = namespace
+        self._now_s = now_s
+        self._looked_s = now_s()
+        self._adopted: Slot | None = None
+        #: Totals of adopted slots that have been emptied.
+        self._emptied = 0
+        self._lock = RLock()
+        if sys.platform != "win32":
+            # A child must not inherit a mutex of SQLite that another thread holds for a moment.
+            os.register_at_fork(
+                before=self._lock.acquire,
+                after_in_parent=self._lock.release,
+                after_in_child=self._lock.release,
+            )
+        with self._lock:
+            self._own = self._claimed()
+
+    def _claimed(self) -> Slot:
+        """A free slot, if possible one that a dead process left something in."""
+        path = self._path
+        if path.is_file():
+            try:
+                return Slot(path, self._namespace, self._lock)
+            except SpoolBusyError as error:
+                raise SpoolBusyError(
+                    f"the spool {path} is a file, and another buffer has it: to share it between"
+                    f" processes, stop them, make a directory, and move the file there as"
+                    f" {self._namespace}.0"
+                ) from error
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        with self._choosing(_CHOICE_S):
+            empty: Slot | None = None
+            for slot in self._free():
+                if len(slot):
+                    if empty is not None:
+                        empty.close()
+                    return slot
+                if empty is None:
+                    empty = slot
+                else:
+                    slot.close()
+            return empty or self._new()
+
+    def _free(self) -> Iterator[Slot]:
+        """The slots that no living process has. The caller closes them."""
+        for number in sorted(self._numbers()):
+            path = self._path / f"{self._namespace}.{number}"
+            try:
+                yield Slot(path, self._namespace, self._lock)
+            except SpoolBusyError:
+                continue
+            except CounterError as error:
+                _LOG.error("the slot %s of a spool is left alone: %s", path, error)
+
+    def _new(self) -> Slot:
+        taken = self._numbers()
+        number = next((each for each in range(SLOTS_MAX) if each not in taken), None)
+        if number is None:
+            raise SpoolBusyError(
+                f"all {SLOTS_MAX} slots of the spool {self._path} are taken by other buffers: give"
+                " some of them a spool of their own"
+            )
+        return Slot(self._path / f"{self._namespace}.{number}", self._namespace, self._lock)
+
+    def _numbers(self) -> set[int]:
+        """The numbers of the slots there are."""
+        names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})", re.ASCII)
+        found = (names.fullmatch(each) for each in os.listdir(self._path))
+        return {int(each[1]) for each in found if each}
+
+    @contextmanager
+    def _choosing(self, wait_s: float) -> Iterator[None]:
+        """One process at a time looks for free slots: none takes what another one only looks at
+        for being in use, and makes one slot more at each start. Raises SpoolBusyError."""
+        path = self._path / f"{self._namespace}-lock"
+        try:
+            db = _locked(path, wait_s)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error):
+                raise _unusable(self._path, error) from error
+            raise SpoolBusyError(
+                f"another process has held {path} for {wait_s} s to choose a slot of the spool"
+            ) from error
+        with closing(db):
+            yield
+
+    def _adopt(self) -> None:
+        """Take the slot of a dead process that holds something, if there is one."""
+        self._looked_s = self._now_s()
+        if self._path.is_file():
+            return
+        try:
+            with self._lock, self._choosing(0.0):
+                for slot in self._free():
+                    if len(slot):
+                        self._adopted = slot
+                        return
+                    slot.close()
+        except SpoolBusyError:
+            # Another process is looking.
+            return
+        except (CounterError, OSError) as error:
+            # Not the end of this buffer, whose own slot works.
+            _LOG.error("the spool %s cannot be searched for slots: %s", self._path, error)
+
+    @property
+    def _active(self) -> Slot:
+        return self._own if self._adopted is None else self._adopted
+
+    @property
+    def begun(self) -> int:
+        """As of :class:`Backlog`."""
+        adopted = 0 if self._adopted is None else self._adopted.begun
+        return self._emptied + adopted + self._own.begun
+
+    @property
+    def finished(self) -> int:
+        """As of :class:`Backlog`."""
+        adopted = 0 if self._adopted is None else self._adopted.finished
+        return self._emptied + adopted + self._own.finished
+
+    def __len__(self) -> int:
+        return len(self._own) + (0 if self._adopted is None else len(self._adopted))
+
+    def put(self, adds: dict[str, int]) -> None:
+        """Merge *adds*, durably."""
+        self._own.put(adds)
+
+    def seal(self) -> list[Item]:
+        """As of :class:`Backlog`, durably."""
+        if not len(self) and self._now_s() - self._looked_s >= LOOK_S:
+            self._adopt()
+        return self._active.seal()
+
+    def renew(self, renewed: Renewed) -> None:
+        """Make new tokens durable, before they are used."""
+        self._active.renew(renewed)
+
+    def finish(self) -> list[Rejected]:
+        """As of :class:`Backlog`, durably."""
+        rejected = self._active.finish()
+        if self._adopted is not None and not len(self._adopted):
+            self._emptied += self._adopted.begun
+            self._adopted.close()
+            self._adopted = None
+        if not len(self):
+            self._adopt()
+        return rejected
+
+    def refused(self) -> list[Rejected]:
+        """As of :class:`Backlog`."""
+        return self._active.refused()
+
+    def unfinished(self) -> Sequence[Item]:
+        """As of :class:`Backlog`."""
+        return [item for slot in self._slots() for item in slot.unfinished()]
+
+    def unsent(self) -> Mapping[str, int]:
+        """As of :class:`Backlog`."""
+        found: dict[str, int] = {}
+        for slot in self._slots():
+            for counter, delta in slot.unsent().items():
+                found[counter] = found.get(counter, 0) + delta
+        return found
+
+    def _slots(self) -> list[Slot]:
+        return [self._own] if self._adopted is None else [self._adopted, self._own]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for slot in self._slots():
+            slot.close()
+
+
+def _unusable(path: Path, error: Exception) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"the spool {path} cannot be opened: {error}; give the path of a directory, in one that"
+        " exists"
+    )

@@ -239,8 +239,8 @@ class CounterClient:
     ) -> Buffer:
         """A buffer that merges the adds of one counter, and sends every *max_delay* seconds.
 
-        It holds up to *max_items* counters that wait; *spool* is a file to keep them in, so that
-        they survive the end of this process. Make it after a fork, not before.
+        It holds up to *max_items* counters that wait; *spool* is a directory to keep them in, so
+        that they survive the end of this process; other processes may share it.
         """
         self._transport.check_open()
         bounds = Bounds(max_delay, max_items)

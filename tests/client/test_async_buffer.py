@@ -109,9 +109,9 @@ async def test_a_buffer_whose_disk_fails_tells_every_add_so(
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
         merging = buffer._merging
-        spool: Any = merging.backlog
-        spool._db.execute("PRAGMA query_only = 1")
         await buffer.__aenter__()
+        spool: Any = merging.backlog
+        spool._own._db.execute("PRAGMA query_only = 1")
         await buffer.add("failing", 2)
 
         async def has_failed() -> bool:
@@ -173,8 +173,7 @@ async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> N
         await eventually(is_taken, "what is open goes to the disk")
         with pytest.raises(UnsentError):
             await buffer.close(timeout=0.01)
-        again = client.buffer(spool=tmp_path / "spool")
-        backlog = again._merging.backlog
+        backlog = Spool(tmp_path / "spool", "default")
         found = Counter(backlog.unsent())
         for each in backlog.unfinished():
             found[each.counter] += each.delta

@@ -287,7 +287,7 @@ def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_p
         [item] = caught.value.items
         assert (item.counter, item.delta, item.error.code) == ("refused", 3, "token_conflict")
         assert [x.count for x in client.get_many(["refused", "not refused"])] == [5, 1]
-    with closing(sqlite3.connect(tmp_path / "spool")) as file:
+    with closing(sqlite3.connect(tmp_path / "spool" / "default.0")) as file:
         kept = file.execute("SELECT counter, delta, token, code FROM rejected").fetchall()
     assert kept == [("refused", 3, str(token), "token_conflict")]
 
@@ -298,7 +298,7 @@ def test_a_buffer_whose_disk_fails_tells_every_add_so(service: Server, tmp_path:
         buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")
         spool: Any = buffer._merging.backlog
         buffer.add("failing", 2)
-        spool._db.execute("PRAGMA query_only = 1")
+        spool._own._db.execute("PRAGMA query_only = 1")
         with pytest.raises(UnsentError) as caught:
             buffer.close()
         assert caught.value.unsent == {"failing": 2}

@@ -4,6 +4,8 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -94,6 +96,148 @@ os.kill(os.getpid(), signal.SIGKILL)
     left = Spool(tmp_path / "spool", "default")
     assert dict(left.unsent()) == {"before": 1, "after": 1}
     left.close()
+
+
+#: A site's module with a buffer that is made when it is imported, under a server that forks three
+#: workers before or after that; each is killed once what it added is on disk.
+SITE = """
+import os, signal, sys, time
+from counter.client import CounterClient, Options
+
+def site():
+    client = CounterClient(sys.argv[1], options=Options(trust_env=False, deadline_s=1.0))
+    return client.buffer(max_delay=60, spool=sys.argv[2])
+
+buffer = site() if sys.argv[3] == "after" else None
+if buffer is not None:
+    buffer.add("master", 5)
+    buffer.sync()
+workers = []
+for number in range(3):
+    child = os.fork()
+    if child == 0:
+        buffer = buffer or site()
+        for _ in range(10):
+            buffer.add("views")
+            buffer.add(f"worker-{number}")
+        buffer.sync()
+        os.kill(os.getpid(), signal.SIGKILL)
+    workers.append(child)
+for child in workers:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+if buffer is not None:
+    buffer.add("master", 2)
+    buffer.sync()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("forks", ["before", "after"])
+def test_workers_that_fork_before_or_after_the_import_share_a_spool(
+    forks: str, tmp_path: Path
+) -> None:
+    """Regression: the second worker to open the spool failed, and so did each add to a buffer that
+    was made before the fork. All of them are killed; the next process sends what they left."""
+    done = ran(SITE, NOWHERE, tmp_path / "spool", forks)
+    assert (done.returncode, done.stderr) == (-9, "")
+    expected = Counter({"views": 30, "worker-0": 10, "worker-1": 10, "worker-2": 10})
+    if forks == "after":
+        expected["master"] = 7
+    spool = Spool(tmp_path / "spool", "default")
+    found = Counter[str]()
+    while piece := spool.seal():
+        for item in piece:
+            found[item.counter] += item.delta
+            item.result = {}
+        spool.finish()
+    spool.close()
+    assert found == expected
+
+
+def test_the_end_of_a_forked_worker_sends_what_it_added(service: Server, tmp_path: Path) -> None:
+    """And the adds of the parent are sent by the parent alone, once."""
+    name = f"forked-{uuid4()}"
+    script = """
+import os, sys
+from counter.client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False))
+spool = sys.argv[3] or None
+buffer = client.buffer(max_delay=60, spool=spool)
+buffer.add(sys.argv[2], 100)
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        buffer.add(sys.argv[2])
+        if children:
+            buffer.flush()
+        sys.exit(7)
+    children.append(child)
+for child in children:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    for spool in (tmp_path / "spool", ""):
+        done = ran(script, service.url, name, spool)
+        assert (done.returncode, done.stderr) == (0, "")
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert client.get(name).count == 204
+
+
+def test_a_buffer_that_was_empty_at_the_fork_can_be_flushed_in_the_child(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from counter.client import CounterClient, Options
+client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False))
+with client.buffer(spool=sys.argv[1]) as buffer:
+    child = os.fork()
+    if child == 0:
+        buffer.sync()
+        buffer.flush()
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    done = ran(script, tmp_path / "spool")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+#: Opens a spool when it is told to, and ends when its input does.
+OPENS = """
+import sys
+from counter.client.spool import Spool
+print(flush=True)
+sys.stdin.readline()
+spool = Spool(sys.argv[1], "default")
+spool.put({"opened": 1})
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_that_open_a_new_spool_at_once_all_have_a_slot(tmp_path: Path) -> None:
+    """Regression: two of them both failed, because the database was locked."""
+    with ExitStack() as ending:
+        openers = [
+            ending.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", OPENS, tmp_path / "spool"],
+                    cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for _ in range(4)
+        ]  # fmt: skip
+        for each in openers:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "\n"
+        for each in openers:
+            assert each.stdin is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+        for each in openers:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "open\n"
+        for each in openers:
+            each.kill()
+    assert len(list((tmp_path / "spool").glob("default.?"))) == 4
 
 
 def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> None:
