@@ -1,6 +1,7 @@
 """Fixtures every test may use, and the profiles of the property tests."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from tests.support.cluster import (
     cassandra,
     cassandra_with_passwords,
     memcached,
+    schedule,
     three_nodes,
 )
 from tests.support.needs import in_ci
+from tests.support.peak_memory import PeakMemory
 from tests.support.rest import Rest
 
 __all__ = [
@@ -35,14 +38,29 @@ _SLOW_MACHINES = (HealthCheck.too_slow,)
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=_SLOW_MACHINES
 )
-settings.register_profile("ci", parent=settings.get_profile("default"), max_examples=300)
+settings.register_profile("ci", parent=settings.get_profile("default"), max_examples=180)
 # By hand: scripts/test --hypothesis-profile=deep --timeout=0 tests/properties
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile("ci" if in_ci() else "default")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(PeakMemory())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     allow_time_to_start(items)
+    schedule(items)
+
+
+@pytest.fixture(autouse=True)
+def forget_applications() -> Iterator[None]:
+    """FastAPI caches what kind of callable each route's handler is, and a handler of ours holds its
+    application: without this, thousands of applications stay in memory."""
+    yield
+    for cached in vars(sys.modules.get("fastapi.dependencies.models", object)).values():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 @pytest.fixture

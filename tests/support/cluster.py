@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -21,6 +21,8 @@ from tests.support.needs import miss
 #: Three nodes take most of a minute to start on a small machine, and the first start fetches jars.
 TIMEOUT_S = 600
 _LOGIN_TIMEOUT_S = 60.0
+#: Fixtures whose tests are run by one process, in the order in which they begin.
+_GROUPS: Final = ("three_nodes", "cassandra")
 SLOW_FIXTURES = frozenset({"cassandra", "cassandra_with_passwords", "three_nodes", "breakable"})
 
 
@@ -124,3 +126,21 @@ def allow_time_to_start(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if not SLOW_FIXTURES.isdisjoint(names) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+def schedule(items: list[pytest.Item]) -> None:
+    """Run first what takes longest, and in one test process what shares a cluster.
+
+    Under ``-n 2 --dist=loadgroup`` a group is run by one process, so three nodes and one node are
+    each started once, at the beginning. Other tests are grouped by file.
+    """
+
+    def place(item: pytest.Item) -> int:
+        group = next(iter(item.iter_markers("xdist_group"))).args[0]
+        return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)
+
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        group = next((each for each in _GROUPS if each in names), item.nodeid.partition("::")[0])
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=place)
