@@ -14,7 +14,7 @@ _KEY: Final = "peak_mib"
 
 
 class PeakMemory:
-    """A plugin of pytest: reports the peak of each test process, and fails the run past the bound."""
+    """Report the peak of each test process, and fail the run if one is past the bound."""
 
     def __init__(self) -> None:
         self._peaks: list[int] = []
