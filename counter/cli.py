@@ -89,17 +89,6 @@ config.command(
     ),
 )
 app.command(
-    "counter.cli_bench:bench",
-    help=helped(
-        "Measure what this machine does, for counter plan cluster; nothing is left behind.",
-        """
-        counter bench
-        counter bench --seconds 5 --save rates.json
-        """,
-        f"0; 1 if a count is wrong or no work was done, 2 if it cannot start, {INTERRUPTED}.",
-    ),
-)
-app.command(
     "counter.cli_audit:audit",
     help=helped(
         "Count anew from the events, and compare: checkpoints, what is settled, history.",

@@ -296,11 +296,12 @@ def _rate_problems(rates: Rates) -> Iterator[str]:
     if embedded:
         yield (
             f"{', '.join(embedded)} were measured over SQLite, which takes more than Cassandra"
-            " does: the plan is too small; measure with counter bench --store cassandra"
+            " does: the plan is too small; measure with ./scripts/capacity --store cassandra"
         )
     assumed = [name for name, rate in used.items() if rate == getattr(MEASURED, name)]
     if assumed:
         yield (
             f"rates of a machine with 2 cores that shared them with the load stand for"
-            f" {', '.join(assumed)}: measure your own with counter bench, and give --rates FILE"
+            f" {', '.join(assumed)}: measure your own with ./scripts/capacity, and give"
+            " --rates FILE"
         )

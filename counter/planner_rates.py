@@ -16,7 +16,7 @@ from counter.planner import RATE_MAX_PER_S, PlanError
 from counter.quantities import format_number
 
 SUBJECT: Final = "capacity"
-#: What ``counter bench`` saves besides, and no plan uses: its unit.
+#: What ``scripts/capacity`` saves besides, and no plan uses: its unit.
 _OTHERS: Final[Mapping[str, str]] = {"batch_adds": "/s", "event_bytes": "B"}
 
 

@@ -18,7 +18,7 @@ def status_with(*peaks: int) -> int:
     next(finish)
     with pytest.raises(StopIteration):
         next(finish)
-    return session.exitstatus
+    return int(session.exitstatus)
 
 
 def test_processes_within_the_bound_pass() -> None:

@@ -1,8 +1,8 @@
-"""The load of ``counter bench``: a process of its own, so that it takes no turn from what it loads.
+"""The load of ``scripts/capacity``: it runs in a process of its own, apart from the measured one.
 
-``python -m counter.bench_load`` reads a :class:`Job` in JSON, keeps its connections busy for as
-long as it says, each with one request at a time, waits for what is under way, and writes what
-became of it (:class:`Done`) in JSON.
+``python -m benchmarks.capacity.load`` reads a :class:`Job` in JSON, keeps its connections busy for
+as long as the job says, each with one request at a time, waits for the requests in flight, and
+writes the results (:class:`Done`) in JSON.
 """
 
 from __future__ import annotations

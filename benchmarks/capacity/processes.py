@@ -1,4 +1,4 @@
-"""The processes of ``counter bench``: what it loads, and what loads it. All are gone afterwards."""
+"""The processes of ``scripts/capacity``: the measured ones and the load. None outlives a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 
-from counter.bench_load import Done, Job
+from benchmarks.capacity.load import Done, Job
 from counter.errors import InvariantError, StartupError
 
 _START_TIMEOUT_S: Final = 60.0
@@ -53,7 +53,7 @@ class Child:
         self._starter.submit(self._start).result()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, start_new_session=True, **self._how)  # noqa: S603 - our own interpreter and modules
+        self._process = subprocess.Popen(self._command, start_new_session=True, **self._how)
 
     @property
     def process(self) -> subprocess.Popen[Any]:
@@ -194,7 +194,7 @@ def load(job: Job, wait: Callable[[float], None]) -> Done:
     Raises BenchError where it did no work.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    child = Child([sys.executable, "-m", "counter.bench_load"], **pipes)
+    child = Child([sys.executable, "-m", "benchmarks.capacity.load"], **pipes)
     try:
         child.start()
         began_s, given = time.monotonic(), json.dumps(asdict(job))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from counter.bench_load import Done, Job, counter_name
-from counter.bench_processes import Api, BenchError, Process, free_port, load, running
+from benchmarks.capacity.load import Done, Job, counter_name
+from benchmarks.capacity.processes import Api, BenchError, Process, free_port, load, running
 from counter.config import Settings
 from counter.durations import format_duration
 from counter.limits import SECOND, WINDOWS_PER_RETENTION_MAX

@@ -1,4 +1,7 @@
-"""The command ``counter bench``: what it is given, what it prints, where it saves the rates."""
+"""The command line of ``scripts/capacity``: measures this machine, prints and saves its rates.
+
+Exits with 1 if a count is wrong or no work was done, 2 if it cannot start, 130 if interrupted.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from counter.bench import COUNTERS, EMBEDDED, Figure, Run, measure
-from counter.bench_processes import BenchError
+from benchmarks.capacity.measure import COUNTERS, EMBEDDED, Figure, Run, measure
+from benchmarks.capacity.processes import BenchError
 from counter.cli import EXIT_INTERRUPTED, remark, tell, told
 from counter.cli_ending import ending_in_order
 from counter.cli_flags import StoreFlags
@@ -65,7 +68,7 @@ class BenchFlags:
 
 
 def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
-    """Measure, print, save."""
+    """Measure what this machine does, for counter plan cluster; nothing is left behind."""
     flags = flags or BenchFlags()
     with told(), ending_in_order():
         _check(flags)
@@ -172,7 +175,7 @@ def _report(run: Run) -> dict[str, Any]:
     return {
         "subject": SUBJECT,
         "measured_at": f"{to_rfc3339(SystemClock().now_us())[:16]}Z",
-        "command": "counter bench",
+        "command": "scripts/capacity",
         "store": run.settings.store,
         "cores": os.cpu_count(),
         "connections": run.connections,
@@ -227,3 +230,7 @@ def _text(run: Run, saved: Path) -> str:
         f"All {run.events:,} adds are counted exactly once. Store: {what}.\n"
         f"Saved; use it: counter plan cluster --adds 75000/s --counters 1e6 --rates {saved}"
     )
+
+
+if __name__ == "__main__":
+    App("scripts/capacity", default_command=bench, help_format="plaintext", version_flags=())()

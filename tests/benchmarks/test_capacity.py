@@ -1,4 +1,4 @@
-"""``counter bench`` measures real processes, counts exactly, and leaves nothing behind."""
+"""``scripts/capacity`` measures real processes, counts exactly, and leaves nothing behind."""
 
 import json
 import signal
@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from counter import bench
-from counter.bench import Run, check_counts
-from counter.bench_processes import Api, BenchError
+from benchmarks.capacity import measure
+from benchmarks.capacity.measure import Run, check_counts
+from benchmarks.capacity.processes import Api, BenchError
 from counter.config import Settings
 from counter.planner_rates import read_rates
 from scripts.cluster_nodes import Cluster
@@ -22,9 +22,9 @@ Json = dict[str, Any]
 
 
 def start(home: Path, *flags: str) -> "subprocess.Popen[str]":
-    """``counter bench`` in *home*, on little data."""
+    """``scripts/capacity`` in *home*, on little data."""
     return subprocess.Popen(
-        [sys.executable, "-m", "counter", "bench", "--counters=2000", *flags],
+        [sys.executable, "-m", "benchmarks.capacity", "--counters=2000", *flags],
         cwd=home,
         env={"PATH": "", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -161,4 +161,4 @@ def test_a_count_that_is_not_what_was_acknowledged_fails(
 def test_what_limited_is_told(
     cores: float | None, load: float, idle: float | None, told: str
 ) -> None:
-    assert told in bench.limit(cores, load, idle)
+    assert told in measure.limit(cores, load, idle)
