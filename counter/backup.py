@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from counter.clock import to_rfc3339
 from counter.errors import StartupError
+from counter.limits import WAL_BYTES_MAX
 from counter.storage.sqlite.copying import (
     DATABASE,
     FILES,
@@ -61,10 +62,17 @@ class Manifest:
 
 
 def back_up(
-    data: Path, target: Path, *, now_us: int, bytes_per_s: float, progress: Progress
+    data: Path,
+    target: Path,
+    *,
+    now_us: int,
+    bytes_per_s: float,
+    progress: Progress,
+    wal_bytes_max: int = WAL_BYTES_MAX,
 ) -> Manifest:
-    """Copy the data directory *data* to the directory *target*, which must not be there yet, while
-    another process may use it. Raises StartupError, having left nothing."""
+    """Copy the data directory *data* to the directory *target*, which must not exist yet, while
+    another process may use it, whose write-ahead log may have so many bytes. Raises StartupError,
+    having left nothing."""
     if not (data / DATABASE).exists():
         raise StartupError(f"{data} holds no counters: give the data directory with --data")
     if target.exists() or target.is_symlink():
@@ -78,7 +86,7 @@ def back_up(
             for name in FILES:
                 if (data / name).exists():
                     told = _of(progress, name)
-                    copy_file(data / name, partial / name, bytes_per_s, told)
+                    copy_file(data / name, partial / name, bytes_per_s, told, wal_bytes_max)
             manifest = _manifest_of(partial, now_us)
             _write_manifest(partial, manifest)
             _sync_directory(partial)

@@ -40,7 +40,12 @@ def backup(
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
         with ending_in_order(), _shown("copying") as moved:
             made = backups.back_up(
-                settings.data, destination, now_us=now_us, bytes_per_s=speed, progress=moved
+                settings.data,
+                destination,
+                now_us=now_us,
+                bytes_per_s=speed,
+                progress=moved,
+                wal_bytes_max=settings.wal_bytes_max,
             )
         did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
         files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"

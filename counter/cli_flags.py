@@ -35,6 +35,7 @@ class StoreFlags:
     audit_log: Annotated[_Text, _is("audit_log")] = None
     store: Annotated[_Text, _is("store")] = None
     data: Annotated[_Text, _is("data")] = None
+    wal_bytes_max: Annotated[_Text, _is("wal_bytes_max")] = None
     contact_points: Annotated[_Text, _is("contact_points")] = None
     local_datacenter: Annotated[_Text, _is("local_datacenter")] = None
     keyspace: Annotated[_Text, _is("keyspace")] = None

@@ -101,6 +101,12 @@ class Settings(ServingSettings):
 
     store: StoreKind = Field("sqlite", description="Where counts are kept: sqlite or cassandra")
     data: Path = Field(Path("data"), description="The data directory of SQLite")
+    wal_bytes_max: int = Field(
+        limits.WAL_BYTES_MAX,
+        ge=4 * limits.WAL_BYTES_KEPT,
+        le=limits.INT64_MAX,
+        description="The largest write-ahead log of SQLite, in bytes; at it writes are refused",
+    )
     contact_points: ContactPoints = Field(
         (), description="Nodes of Cassandra: host[:port],host[:port]"
     )

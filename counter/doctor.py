@@ -32,6 +32,7 @@ State = Literal["ok", "warning", "wrong"]
 _GIB: Final = 1024**3
 #: Below the one it is time to do something, below the other adds are about to be refused.
 _DISK_SHARE_MIN: Final = 0.05
+_WAL_SHARE_MAX: Final = 0.25
 _DISK_LOW: Final = _GIB
 _DISK_FULL: Final = 64 * 1024**2
 #: What a process opens besides the connections of its clients, as api/listening.py has it.
@@ -80,7 +81,7 @@ def _settings(loaded: Loaded) -> Iterator[Finding]:
 
 async def _store(settings: Settings, clock: Clock) -> list[Finding]:
     if settings.store == "sqlite":
-        return [*_directory(settings.data, clock), *_disk(settings.data)]
+        return [*_directory(settings, clock), *_disk(settings.data)]
     try:
         store = open_store(settings, clock)
         await Patience(settings.start_timeout).through(store.open)
@@ -114,10 +115,11 @@ async def _store(settings: Settings, clock: Clock) -> list[Finding]:
         await store.close()
 
 
-def _directory(data: Path, clock: Clock) -> Iterator[Finding]:
+def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
     """The data directory, and whether time goes on as what is in it says."""
     from counter.storage.sqlite.glance import glance
 
+    data = settings.data
     if not data.exists():
         yield Finding("store", "ok", f"{data} is not there yet: counter serve makes it")
         return
@@ -144,6 +146,7 @@ def _directory(data: Path, clock: Clock) -> Iterator[Finding]:
         later = "" if seen.version == seen.newest_version else ", which the next start brings up"
         yield Finding("store", "ok", f"{data} holds {format_bytes(seen.size)}; {by}")
         yield Finding("schema", "ok", f"version {seen.version} of {seen.newest_version}{later}")
+    yield _wal(seen.wal_bytes, settings.wal_bytes_max)
     ahead_us = seen.written_at_us - clock.now_us()
     if ahead_us > SECOND:
         yield Finding(
@@ -154,6 +157,20 @@ def _directory(data: Path, clock: Clock) -> Iterator[Finding]:
         )
     else:
         yield Finding("clock", "ok", "not behind what was written last")
+
+
+def _wal(size: int, most: int) -> Finding:
+    told = (
+        f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
+    )
+    do = (
+        "end the process that reads the database since long: fuser counter.db in the data directory"
+    )
+    if size >= most:
+        return Finding("log", "wrong", told, do)
+    if size >= most * _WAL_SHARE_MAX:
+        return Finding("log", "warning", told, do)
+    return Finding("log", "ok", told)
 
 
 def _disk(data: Path) -> Iterator[Finding]:

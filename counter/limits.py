@@ -63,6 +63,10 @@ RESOLUTIONS_AT_ONCE_MAX: Final = 64
 RESOLUTIONS_MAX: Final = 4_096
 #: Bodies that are being read, over all connections of one process.
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
+#: SQLite's write-ahead log grows for as long as any reader needs what was before. Up to so much,
+#: then writes are refused; and what of its file is kept once it can begin again.
+WAL_BYTES_MAX: Final = 4 * 1024**3
+WAL_BYTES_KEPT: Final = 64 * 1024**2
 #: Calls that wait because as many statements as may are on their way to Cassandra.
 STORE_CALLS_WAITING_MAX: Final = 10_000
 
@@ -101,6 +105,7 @@ invariant(
 )
 invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
+invariant(4 * WAL_BYTES_KEPT <= WAL_BYTES_MAX, "what is kept of a log is well below its limit")
 invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")
 invariant(
     3 * 4 * COUNTER_NAME_CHARS_MAX + NAMESPACE_NAME_CHARS_MAX < URL_BYTES_MAX // 2,

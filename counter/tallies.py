@@ -64,6 +64,11 @@ class StoreTally:
         #: Marks that were written: of windows with new events, to count one anew, of atomic adds.
         self.marks = dict.fromkeys(("dirty", "recount", "atomic"), 0)
 
+        #: The size of SQLite's write-ahead log after the last commit, and the largest that it may
+        #: have; 0 where the store has none.
+        self.wal_bytes = 0
+        self.wal_bytes_max = 0
+
     def mark(self, recounts_us: Iterable[int]) -> None:
         """Count marks by the window that each has counted anew; 0 stands for none."""
         for recount_us in recounts_us:

@@ -33,6 +33,11 @@ class StoreMetrics:
         yield histogram("commit_duration_seconds", text, store.commit_seconds)
         text = "Marks of windows that must be rolled up, or counted anew."
         yield counters("marks", text, "kind", store.marks)
+        if store.wal_bytes_max:
+            text = "The size of SQLite's write-ahead log."
+            yield gauge("wal_bytes", text, store.wal_bytes)
+            text = "The size from which on nothing is written until the log can begin again."
+            yield gauge("wal_limit_bytes", text, store.wal_bytes_max)
         queues: dict[str, int] = {}
         for each in (self._store, self._cache):
             if isinstance(each, TallyingStore | TallyingCache):

@@ -26,7 +26,8 @@ def open_store(settings: Settings, clock: Clock) -> Store:
         return CassandraStore(options_of(settings), clock)
     from counter.storage.sqlite import SqliteStore
 
-    return SqliteStore(settings.data, clock, settings.datasets())
+    wal_bytes_max = settings.wal_bytes_max
+    return SqliteStore(settings.data, clock, settings.datasets(), wal_bytes_max=wal_bytes_max)
 
 
 @asynccontextmanager

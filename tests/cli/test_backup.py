@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from counter import backup as backups
 from counter.cli import app
 from counter.clock import SystemClock
+from counter.errors import StartupError
 from counter.service import CounterService
 from counter.storage.memory import MemoryCache
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
@@ -89,6 +91,26 @@ def test_a_backup_is_made_beside_who_serves_and_restored_elsewhere(
     old, new = (rows(place / each / "keys.sqlite3", sql) for each in ("data", "restored"))
     assert old == new
     assert len(old) == 1
+
+
+def test_a_backup_gives_up_before_the_write_ahead_log_stops_the_service(place: Path) -> None:
+    """The log grows for as long as the copy takes; nothing of the copy is left."""
+
+    async def beside() -> None:
+        async with opened(place / "data"):
+            await asyncio.to_thread(
+                backups.back_up,
+                place / "data",
+                place / "new",
+                now_us=0,
+                bytes_per_s=0.0,
+                progress=lambda *_: None,
+                wal_bytes_max=2,
+            )
+
+    with pytest.raises(StartupError, match=r"has grown to .*--rate 0/s"):
+        asyncio.run(beside())
+    assert not list(place.glob("new*"))
 
 
 def test_what_was_given_out_is_not_given_out_again(place: Path) -> None:

@@ -113,6 +113,7 @@ def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
         (["--data", "damaged"], "store"),
         (["--data", "newer"], "schema"),
         (["--data", "of-tomorrow"], "clock"),
+        (["--data", "read-for-long", "--wal-bytes-max", "268435456"], "log"),
         (
             ["--store", "cassandra", "--contact-points", "127.0.0.1:1", "--start-timeout", "100ms"],
             "store",
@@ -135,6 +136,9 @@ def test_what_is_wrong_is_found(
     for name, content in {"damaged": b"x" * 200, "newer": header}.items():
         Path(name).mkdir()
         (Path(name) / "counter.db").write_bytes(content)
+    Path("read-for-long").mkdir()
+    with Path("read-for-long/counter.db-wal").open("wb") as wal:
+        wal.truncate(268_435_456)
     Path("of-tomorrow").mkdir()
     (Path("of-tomorrow") / "counter.db").touch()
     tomorrow_s = datetime.now(UTC).timestamp() + 86_400

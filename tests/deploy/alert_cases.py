@@ -80,6 +80,17 @@ CASES = (
         _total("counter_store_errors_total", f'{_API},operation="write"', 120),
         (_total("counter_store_errors_total", f'{_API},operation="write"', 6),),
     ),
+    Case(
+        "CounterLogGrows",
+        _IS_API,
+        {f"counter_wal_bytes{{{_API}}}": "2e9x40", f"counter_wal_limit_bytes{{{_API}}}": "4e9x40"},
+        (
+            {
+                f"counter_wal_bytes{{{_API}}}": "64e6x40",
+                f"counter_wal_limit_bytes{{{_API}}}": "4e9x40",
+            },
+        ),
+    ),
     _gauge("counter_cache_up", _API, _IS_API, "0", "1")._replace(alert="CounterCacheDown"),
     Case(
         "CounterFilesRunOut",

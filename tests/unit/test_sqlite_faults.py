@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ class Failing:
 class Desk:
     """A store, its slices and the namespace ``n``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.clock = FakeClock(START_US)
-        self.store = SqliteStore(directory, self.clock, [DATASET])
+        self.store = SqliteStore(directory, self.clock, [DATASET], **settings)
 
     async def open(self) -> None:
         await self.store.open()
@@ -103,6 +104,60 @@ async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> N
     assert await desk.store.dropped_before(dataset) == 0
     await desk.store.drop_slice(dataset, first.start_us)
     assert list(await desk.store.slices(dataset)) == before[1:]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Another process's transaction, which sees the database as it is now until it ends."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield
+
+
+async def test_the_write_ahead_log_shrinks_once_a_long_reader_is_gone(fast_dir: Path) -> None:
+    """Regression: it kept the largest size that it ever had until the process ended."""
+    wal, kept = fast_dir / "counter.db-wal", 256 * 1_024
+    with (
+        patch("counter.storage.sqlite.schema._WAL_PAGES", 16),
+        patch("counter.storage.sqlite.schema.WAL_BYTES_KEPT", kept),
+    ):
+        desk = Desk(fast_dir)
+        await desk.open()
+    with reading(fast_dir / "counter.db"):
+        number = 0
+        while wal.stat().st_size < 4 * kept:
+            number += 1
+            await desk.add(number)
+    for each in range(3):
+        await desk.add(number + 1 + each)
+    assert wal.stat().st_size <= kept
+    assert desk.store.tally.wal_bytes == wal.stat().st_size
+    await desk.store.close()
+
+
+async def test_a_write_ahead_log_at_its_limit_refuses_writes_until_the_reader_is_gone(
+    fast_dir: Path,
+) -> None:
+    """Regression: a reader that never ended filled the disk."""
+    most, wal = 1_024 * 1_024, fast_dir / "counter.db-wal"
+    with patch("counter.storage.sqlite.schema.WAL_BYTES_KEPT", most // 4):
+        desk = Desk(fast_dir, wal_bytes_max=most)
+        await desk.open()
+    number = 0
+    with reading(fast_dir / "counter.db"):
+        while wal.stat().st_size < most:
+            number += 1
+            await desk.add(number)
+        with pytest.raises(StoreUnavailableError, match=r"write-ahead log has .* reads"):
+            await desk.add(number + 1)
+        assert most <= wal.stat().st_size < most + most // 8
+        with pytest.raises(StoreUnavailableError, match="write-ahead log"):
+            await desk.store.ping()
+    assert await desk.add(number + 1) is Written.NEW
+    assert await desk.add(number) is Written.REPLAYED
+    assert wal.stat().st_size <= most // 4
+    await desk.store.close()
 
 
 async def test_slices_are_made_together_or_none_of_them(desk: Desk) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from counter.limits import WAL_BYTES_MAX
 from counter.ports import Clock
 from counter.storage.memory.leases import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
@@ -24,7 +25,15 @@ class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases, S
     """All the ports of :class:`counter.ports.Store` over one data directory. Its leases are in
     memory: only one process holds the directory."""
 
-    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        clock: Clock,
+        datasets: Sequence[Dataset],
+        *,
+        wal_bytes_max: int = WAL_BYTES_MAX,
+    ) -> None:
         super().__init__(directory, clock, datasets)
+        self.tally.wal_bytes_max = wal_bytes_max
         MemoryLeases.__init__(self, clock)
         SqliteKeys.__init__(self, directory)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from counter import limits
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.ports import Clock
+from counter.quantities import format_bytes
 from counter.storage.sqlite.inline import InlineReader
 from counter.storage.sqlite.lane import Lane
 from counter.storage.sqlite.live import Ids, LiveTail
@@ -89,6 +90,7 @@ class SqliteBase:
 
     def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
         self._directory = directory
+        self._wal = directory / "counter.db-wal"
         self._clock = clock
         self._defaults = datasets
         self._ids = Ids()
@@ -115,6 +117,7 @@ class SqliteBase:
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
             self._load(self._writing)
+            self.tally.wal_bytes = self._wal_bytes()
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
             self._inline = InlineReader(
@@ -167,6 +170,8 @@ class SqliteBase:
         self._appended, began_s = 0, time.perf_counter()
         try:
             connection = self._connection()
+            if (full := self._wal_full(connection)) is not None:
+                return [full] * len(jobs)
             if any(function is not self._appending for function, _ in jobs):
                 begin(connection)
             results = _run_merged(connection, self._clock.now_us(), jobs)
@@ -181,10 +186,30 @@ class SqliteBase:
         self._ids.commit()
         self._live.commit()
         self._committed_us = self._clock.boottime_us()
+        self.tally.wal_bytes = self._wal_bytes()
         if self._appended:
             self.tally.commit_rows.observe(self._appended)
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         return results
+
+    def _wal_bytes(self) -> int:
+        return self._wal.stat().st_size if self._wal.exists() else 0
+
+    def _wal_full(self, connection: sqlite3.Connection) -> StoreUnavailableError | None:
+        """Why nothing may be written now; None where the log has room, or can begin again."""
+        tally = self.tally
+        if tally.wal_bytes < tally.wal_bytes_max:
+            return None
+        _, pages, copied = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        if copied == pages:
+            return None
+        return StoreUnavailableError(
+            f"SQLite: the write-ahead log has {format_bytes(tally.wal_bytes)}, and wal_bytes_max is"
+            f" {format_bytes(tally.wal_bytes_max)}: a process still reads the database as it was"
+            f" before; end it (`fuser {self._path}` lists them); nothing that was acknowledged is"
+            " lost",
+            retry_after_us=limits.SECOND,
+        )
 
     def _connection(self) -> sqlite3.Connection:
         """The writer's connection; a new one where the last could not be rolled back."""

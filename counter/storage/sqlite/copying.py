@@ -2,8 +2,9 @@
 needs before it is served: another identity.
 
 A read transaction is held while pages are copied, so the copy is of the moment at which it began,
-however many commits come after it, and the writer waits for nothing. What it costs is that the log
-of writes (the WAL) cannot begin anew meanwhile: it grows by what is written until the copy ends.
+however many commits come after it, and the writer waits for nothing. What it costs is that the
+write-ahead log cannot begin again meanwhile: it grows by what is written until the copy ends. A
+copy gives up when the log has half of the size at which the service refuses writes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 from urllib.parse import quote
 
 from counter.errors import StartupError
+from counter.quantities import format_bytes
 from counter.storage.sqlite.keys import KEYS_FILE
 from counter.storage.sqlite.schema import SCHEMA_VERSION, connect, create_schema, unavailable
 
@@ -34,11 +36,16 @@ _BUSY_TIMEOUT_S: Final = 10.0
 
 
 def copy_file(
-    source: Path, target: Path, bytes_per_s: float, progress: Callable[[int, int], None]
+    source: Path,
+    target: Path,
+    bytes_per_s: float,
+    progress: Callable[[int, int], None],
+    wal_bytes_max: int,
 ) -> None:
     """Copy the SQLite file *source* to *target*, at most so fast (0: as fast as it goes), checked
     and on disk when this returns. *progress* hears of bytes done and in all. Raises StartupError.
     """
+    wal = source.with_name(f"{source.name}-wal")
     try:
         with closing(_reader(source)) as reader, closing(sqlite3.connect(target)) as writer:
             (size,) = reader.execute("PRAGMA page_size").fetchone()
@@ -51,6 +58,12 @@ def copy_file(
             def go_on(_status: int, remaining: int, total: int) -> None:
                 done = (total - remaining) * size
                 progress(done, total * size)
+                if wal.exists() and (grown := wal.stat().st_size) >= wal_bytes_max // 2:
+                    raise StartupError(
+                        f"the write-ahead log of {source} has grown to {format_bytes(grown)} while"
+                        " it was copied, half of what wal_bytes_max lets it have: copy faster"
+                        " (--rate 0/s), while less is written, or raise wal_bytes_max"
+                    )
                 if bytes_per_s:
                     ahead_s = done / bytes_per_s - (time.monotonic() - began_s)
                     time.sleep(max(0.0, ahead_s))

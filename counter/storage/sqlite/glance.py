@@ -37,6 +37,8 @@ class Glance:
     #: What is on disk, and when any of it was last written (µs since 1970).
     size: int
     written_at_us: int
+    #: What of the size is the write-ahead log.
+    wal_bytes: int
     #: The process that serves it now, where that can be told.
     holder: int | None
 
@@ -59,17 +61,17 @@ def glance(directory: Path) -> Glance:
         ) from error
     written_at_us = max((each.st_mtime_ns // 1_000 for each in files.values()), default=0)
     size = sum(each.st_size for each in files.values())
+    wal_bytes = files[log.name].st_size if log.name in files else 0
     if header is None:
-        return Glance(None, size, written_at_us, holder)
+        return Glance(None, size, written_at_us, wal_bytes, holder)
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise StartupError(f"{directory / DATABASE} is no SQLite database, or a damaged one")
     # With a log, what is missing may be in it.
-    has_log = log.name in files and files[log.name].st_size > 0
     missing = _bytes_told(header) - files[DATABASE].st_size if DATABASE in files else 0
-    if missing > 0 and not has_log:
+    if missing > 0 and not wal_bytes:
         raise StartupError(f"{directory / DATABASE} is cut: its last {missing} bytes are missing")
     version = int.from_bytes(header[_VERSION_AT : _VERSION_AT + 4], "big")
-    return Glance(version, size, written_at_us, holder)
+    return Glance(version, size, written_at_us, wal_bytes, holder)
 
 
 def _header(path: Path) -> bytes | None:

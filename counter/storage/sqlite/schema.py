@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from counter.errors import StartupError, StoreUnavailableError
-from counter.limits import INT64_MAX, INT64_MIN
+from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.types import Fold
 
 SCHEMA_VERSION: Final = 2
@@ -121,6 +121,8 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        # Otherwise the file keeps the largest size that it ever had.
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     else:
         connection.execute("PRAGMA query_only = ON")
     return connection
