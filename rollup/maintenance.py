@@ -41,8 +41,11 @@ class Maintenance:
     async def run_once(self) -> None:
         """Look at every dataset; cheap if nothing is to be done. Raises ClockSkewError: all of it
         goes by the clock, and a slice that was made too far ahead, or dropped, stays so."""
-        for dataset in await self._store.datasets():
+        datasets = await self._store.datasets()
+        # First of every dataset: without slices ahead writes fail; what is to be dropped can wait.
+        for dataset in datasets:
             await self.make_slices(dataset)
+        for dataset in datasets:
             await self._drop_slices(dataset)
         now_us = checked_now_us(self._clock, self._guard)
         if now_us - self._purged_at_us >= MINUTE and not await self._store.purge(now_us):

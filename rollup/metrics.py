@@ -192,6 +192,11 @@ class RollupMetrics:
             "dataset",
             {name: each.raised for name, each in outlooks.items()},
         )
+        yield counter(
+            "partition_size_failures",
+            "Times that partition sizes could not be read or shared by this process.",
+            self._worker.partitions.failures,
+        )
 
 
 def _lag(passed_us: int, closed_us: int, now_us: int, window_us: int) -> _Lag:

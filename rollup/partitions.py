@@ -39,6 +39,9 @@ SLICES_COUNTED: Final = 3
 _LOWERED_BELOW: Final = 4
 _OBSERVED_EVERY_US: Final = 10 * MINUTE
 
+_UNREADABLE: Final = "partition sizes cannot be read"
+_UNOBSERVED: Final = "nodes do not tell how large partitions are"
+
 invariant(SLICES_REMEMBERED < CROWDS_KEPT_SLICES, "crowds are kept for as long as they count")
 
 
@@ -91,6 +94,8 @@ class Partitions:
         #: What was left for other workers, by dataset and slice, in bytes.
         self._left: dict[tuple[int, int], int] = {}
         self._observed_us: int | None = None
+        #: How often sizes could not be read or shared.
+        self.failures = 0
         #: What was foretold of each dataset, so that it is told once.
         self._foretold: dict[str, tuple[int, bool]] = {}
         self._troubles: set[str] = set()
@@ -104,7 +109,8 @@ class Partitions:
         """Leave what was counted for all workers, and reckon what comes next.
 
         Every worker does so now and then; the one that *is_first* among them asks the nodes, and
-        tells what is to come. What fails is told, and done the next time: no count depends on it.
+        tells what is to come. What fails is logged, counted and done the next time: no count
+        depends on it.
         """
         chosen = [each for each in datasets if _may_raise(each)]
         if self._store is None or not chosen:
@@ -116,10 +122,10 @@ class Partitions:
                 await self._observe(chosen, self._store)
             for dataset in chosen:
                 await self._reckon(dataset, self._store, tells=is_first)
-        except UnavailableError as error:
-            self._note("partitions cannot be looked at", error.detail)
+        except Exception as error:
+            self._failed(_UNREADABLE, error)
         else:
-            self._note("partitions cannot be looked at", None)
+            self._mended(_UNREADABLE)
 
     async def next_buckets(self, dataset: Dataset, before: Slice | None) -> int:
         """The event buckets of a slice that is to be made now, after *before*."""
@@ -127,9 +133,9 @@ class Partitions:
             return dataset.event_buckets
         try:
             crowds = await self._recent(dataset, self._store)
-        except UnavailableError as error:
-            # Slices must be made: without one there is nowhere to write.
-            self._note("partitions cannot be looked at", error.detail)
+        except Exception as error:
+            # Whatever is wrong, the slice must be made: without it every write fails.
+            self._failed(_UNREADABLE, error)
             crowds = []
         number, _ = self._number(dataset, before.event_buckets, crowds)
         if number > before.event_buckets:
@@ -142,9 +148,15 @@ class Partitions:
         return number
 
     async def _leave(self, dataset: Dataset, store: PartitionedStore) -> None:
-        """Leave what is more than what was left before."""
-        crowds = self._tally.crowds(dataset)
+        """Leave what is more than what was left before, of the slices whose crowds count.
+
+        A worker that is far behind counts older ones. They would expire only after they were of
+        use, and one that expired must not be left again: see the store's adapter.
+        """
+        crowds, oldest_us = self._tally.crowds(dataset), self._oldest_us(dataset)
         for slice_us, crowd in crowds.items():
+            if slice_us < oldest_us:
+                continue
             if crowd.size_bytes > self._left.get((dataset.id, slice_us), 0):
                 await store.leave_crowd(dataset, crowd)
                 self._left[(dataset.id, slice_us)] = crowd.size_bytes
@@ -162,12 +174,12 @@ class Partitions:
                 observed = await store.observe_crowds(dataset)
             except UnavailableError as error:
                 # A user of the database may lack the right to ask; what is counted does.
-                self._note("nodes do not tell how large partitions are", error.detail)
+                self._failed(_UNOBSERVED, error)
                 return
             for crowd in observed:
                 if crowd.start_us >= self._oldest_us(dataset):
                     await store.leave_crowd(dataset, crowd)
-        self._note("nodes do not tell how large partitions are", None)
+        self._mended(_UNOBSERVED)
 
     async def _reckon(self, dataset: Dataset, store: PartitionedStore, *, tells: bool) -> None:
         slices = await self._control.slices(dataset)
@@ -253,15 +265,21 @@ class Partitions:
     def _outlook(self, dataset: Dataset) -> Outlook:
         return self.outlooks.setdefault(dataset.name, Outlook())
 
-    def _note(self, what: str, why: str | None) -> None:
-        """Log once that *what* is wrong, and once that it no longer is: *why* is None."""
-        if why is None:
-            if what in self._troubles:
-                self._troubles.remove(what)
-                _log.info("it is over that %s", what)
-        elif what not in self._troubles:
+    def _failed(self, what: str, error: Exception) -> None:
+        """Count a failure, and log it once until it is mended."""
+        self.failures += 1
+        if what not in self._troubles:
             self._troubles.add(what)
-            _log.warning("%s, and event_buckets stay as they are: %s", what, why)
+            text = "%s, and event_buckets stay as they are: %s"
+            if isinstance(error, UnavailableError):
+                _log.warning(text, what, error.detail)
+            else:
+                _log.error(text, what, repr(error), exc_info=error)
+
+    def _mended(self, what: str) -> None:
+        if what in self._troubles:
+            self._troubles.remove(what)
+            _log.info("it is over that %s", what)
 
 
 def _may_raise(dataset: Dataset) -> bool:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.crowds import EVENT_BYTES
+from counter.crowds import EVENT_BYTES, Crowd
 from counter.limits import MINUTE, SECOND
 from counter.service import CounterService
 from counter.storage.cassandra import CassandraOptions, CassandraStore
@@ -15,9 +15,11 @@ from counter.storage.memory import MemoryCache
 from counter.types import Namespace, PayloadCheck, Placement, Token
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster
+from scripts.cluster_nodetool import nodetool
 from tests.contracts.cases import SETTINGS, T0, nonce
 from tests.support.cassandra import DATASET, have_schema, opened, options_for
 from tests.support.clock import FakeClock
+from tests.support.waiting import eventually
 
 SIZE = DATASET.slice_us
 HOT = replace(DATASET, event_buckets=1, event_buckets_max=8)
@@ -127,3 +129,26 @@ async def test_nodes_tell_how_large_partitions_are(processes: tuple[Process, Pro
     with patch.object(one.store._connection, "ask", return_value=rows):
         sizes = await one.store._largest_partitions("k")
     assert sizes == {"events_1": 0, "events_2": 10 * 1024 * 1024}
+
+
+async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
+    processes: tuple[Process, Process], cassandra: Cluster
+) -> None:
+    """It has the write timestamp of the one that expired, which a compaction made a tombstone."""
+    store = processes[0].store
+    (dataset,) = await store.datasets()
+    short = replace(dataset, slice_us=SECOND // 4)
+    crowd = Crowd(T0 - SIZE, HOT.time_bucket_us, 7_000, "n", "cold")
+    await store.leave_crowd(short, crowd)
+
+    async def expired() -> bool:
+        return crowd not in await store.crowds(short)
+
+    await eventually(expired, "the crowd expires")
+    for command in ("flush", "compact"):
+        nodetool(cassandra.cassandra[0], command, store._control.keyspace, "crowds")
+    await store.leave_crowd(short, crowd)
+    assert crowd not in await store.crowds(short)
+    larger = crowd._replace(size_bytes=7_001)
+    await store.leave_crowd(short, larger)
+    assert larger in await store.crowds(short)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from counter.errors import StoreUnavailableError, TokenTooOldError
 from counter.limits import MINUTE, SLICES_AHEAD
+from counter.storage.memory import MemoryStore
 from counter.types import CounterType, Dataset, Slice
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, SETTINGS, World
@@ -57,6 +58,22 @@ async def test_the_shards_are_rolled_up_though_the_slices_cannot_be_looked_after
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 5}
     assert a.worker.trouble == "a planted fault"
+
+
+async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() -> None:
+    """Without slices ahead writes fail; what is to be dropped can wait."""
+    world = World()
+    other = replace(DATASET, id=2, name="other")
+    store = MemoryStore(world.clock, [DATASET, other])
+    maintenance = Maintenance(store, world.clock, world.api.namespaces)
+    await maintenance.run_once()
+    world.clock.advance(DATASET.slice_us)
+    failing = patch.object(maintenance, "_drop_slices", side_effect=StoreUnavailableError("no"))
+    with failing, pytest.raises(StoreUnavailableError):
+        await maintenance.run_once()
+    for dataset in (DATASET, other):
+        last = (await store.slices(dataset))[-1]
+        assert last.end_us > world.clock.now_us() + SLICES_AHEAD * DATASET.slice_us
 
 
 async def test_best_effort_counters_hold_no_slice_back() -> None:

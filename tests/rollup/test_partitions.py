@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from counter.config import Settings
 from counter.crowds import EVENT_BYTES, Crowd
 from counter.errors import StoreUnavailableError
-from counter.partitions import shard_of
+from counter.partitions import shard_of, slice_start
 from counter.storage import open_store
 from counter.types import Namespace, Slice
 from rollup.leases import MAINTENANCE, slot_of
@@ -250,17 +250,47 @@ async def test_a_shorter_time_bucket_is_reckoned_with() -> None:
     assert outlook.largest_bytes_expected == 35 * EVENT_BYTES / 5 / 4
 
 
-async def test_slices_are_made_though_nobody_knows_the_crowds() -> None:
-    """With as many event buckets as the last one; the trouble is told once, and no trouble of the
-    rollup's."""
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("a planted fault"), TypeError("no str, but None")]
+)
+async def test_slices_are_made_though_the_crowds_cannot_be_read(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With as many event buckets as the last one. It is logged once, counted each time, and is no
+    trouble of the rollup."""
+    caplog.set_level(logging.WARNING)
     world = World(HOT)
     await world.begin()
     a = world.process()
     await pass_slice(world, a, adds=35)
-    with patch.object(world.store, "crowds", side_effect=StoreUnavailableError("a planted fault")):
+    caplog.clear()
+    with patch.object(world.store, "crowds", side_effect=error):
         await pass_slice(world, a)
-        assert await numbers(world) == [1, 1, 1, 1, 4, 4]
-        assert a.worker.trouble is None
+    assert await numbers(world) == [1, 1, 1, 1, 4, 4]
+    assert a.worker.trouble is None
+    assert a.worker.partitions.failures == 2
+    (told,) = caplog.records
+    assert "partition sizes cannot be read, and event_buckets stay as they" in told.getMessage()
+    assert bool(told.exc_info) == isinstance(error, TypeError)
+    await pass_slice(world, a)
+    assert a.worker.partitions.failures == 2
+
+
+async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts() -> None:
+    """It would expire long after it was of use, and be left again with the same timestamp."""
+    world = World(HOT)
+    await world.begin()
+    a = world.process()
+    await a.worker.tick()
+    (dataset,) = await world.store.datasets()
+    counted = a.worker.partitions.counting(world.api.namespaces.get("n"))
+    assert counted is not None
+    now_us = slice_start(world.clock.now_us(), SLICE)
+    oldest_us = now_us - (SLICES_REMEMBERED - 1) * SLICE
+    for start_us in (oldest_us - SLICE, oldest_us):
+        counted("hot", start_us, 35)
+    await a.worker.look_at_partitions()
+    assert [each.start_us for each in await world.store.crowds(dataset)] == [oldest_us]
 
 
 async def test_what_is_to_come_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,9 @@
 """What a replica holds: cells that merge one by one, the latest write first; and deletions.
 
-Of two cells of one write timestamp a deletion wins, else the greater bytes. A partition is what was
-written to it, deletions too; what is visible is reckoned on reading. So merging two replicas'
-partitions, in whatever order, gives the same.
+Of two cells of one write timestamp a deletion wins, then one that expires, then the one that
+expires later, then the greater bytes. A partition is what was written to it, deletions too; what is
+visible is reckoned on reading. So merging two replicas' partitions, in whatever order, gives the
+same. Compaction makes a deletion of an expired cell, and nothing of an expired row marker.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ class Cell(NamedTuple):
     deleted: bool
     value: Any
     until_us: int | None = None
+    ttl_us: int = 0
 
     def live(self, now_us: int) -> bool:
         """Whether it has a value."""
@@ -92,10 +94,7 @@ class Partition:
     def visible(self, now_us: int) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The rows that there are, in no order, with the values of their cells."""
         for key, row in self.rows.items():
-            gone_us = max(self.deleted.stamp_us, row.deleted.stamp_us)
-            for each in self.ranges:
-                if each.deletion.stamp_us > gone_us and each.holds(key):
-                    gone_us = each.deletion.stamp_us
+            gone_us = self._gone_us(key, row)
             values = {
                 column: cell.value
                 for column, cell in row.cells.items()
@@ -114,24 +113,44 @@ class Partition:
             if cell.stamp_us > gone_us and cell.live(now_us)
         }
 
-    def compact(self, before_us: int) -> None:
-        """Purge what was deleted before *before_us*, and the deletions themselves."""
+    def compact(self, now_us: int, grace_us: int) -> None:
+        """Drop what is deleted, and the deletions that are older than *grace_us*."""
+        before_us = now_us - grace_us
         for key, row in list(self.rows.items()):
-            gone_us = row.deleted.stamp_us
-            cells = {
-                column: cell
-                for column, cell in row.cells.items()
-                if cell.stamp_us > gone_us
-                and not (cell.deleted and (cell.until_us or 0) < before_us)
-            }
+            gone_us = self._gone_us(key, row)
+            marker = row.marker
+            if marker is not None and (marker.stamp_us <= gone_us or not marker.live(now_us)):
+                marker = None
             deleted = row.deleted if row.deleted.at_us >= before_us else ALIVE
-            if cells or row.marker is not None or deleted is not ALIVE:
-                marker = row.marker
-                if marker is not None and marker.stamp_us <= gone_us:
-                    marker = None
-                self.rows[key] = Row(cells, marker, deleted)
-            if not cells and deleted is ALIVE and self.rows[key].marker is None:
+            kept = Row(_compacted(row.cells, gone_us, now_us, before_us), marker, deleted)
+            if kept.cells or marker is not None or deleted is not ALIVE:
+                self.rows[key] = kept
+            else:
                 del self.rows[key]
+        self.static = _compacted(self.static, self.deleted.stamp_us, now_us, before_us)
+        self.ranges = {each: None for each in self.ranges if each.deletion.at_us >= before_us}
+        if self.deleted.at_us < before_us:
+            self.deleted = ALIVE
+
+    def _gone_us(self, key: Key, row: Row) -> int:
+        """What was written to *row* up to this timestamp is deleted."""
+        ranges = [each.deletion.stamp_us for each in self.ranges if each.holds(key)]
+        return max(self.deleted.stamp_us, row.deleted.stamp_us, *ranges)
+
+
+def _compacted(
+    cells: dict[str, Cell], gone_us: int, now_us: int, before_us: int
+) -> dict[str, Cell]:
+    """The cells that a compaction leaves of *cells*."""
+    kept = {}
+    for column, written in cells.items():
+        cell = written
+        if cell.until_us is not None and not cell.deleted and not cell.live(now_us):
+            cell = Cell(cell.stamp_us, True, None, cell.until_us - cell.ttl_us)
+        purged = cell.deleted and (cell.until_us or 0) < before_us
+        if cell.stamp_us > gone_us and not purged:
+            kept[column] = cell
+    return kept
 
 
 def together(found: Sequence[dict[Key, Partition] | None]) -> dict[Key, Partition]:
@@ -154,7 +173,7 @@ def newer(standing: Cell | None, written: Cell) -> Cell:
         return standing if standing.stamp_us > written.stamp_us else written
     if standing.deleted != written.deleted:
         return standing if standing.deleted else written
-    if standing.value == written.value:
+    if standing.until_us != written.until_us:
         return max(standing, written, key=lambda cell: cell.until_us or 0)
     return standing if weight(standing.value) > weight(written.value) else written
 

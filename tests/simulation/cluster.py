@@ -82,12 +82,11 @@ class Cluster:
             node.tables.pop(name, None)
 
     def compact(self) -> None:
-        """Purge, on one node, tombstones whose time is over."""
+        """Drop, on one node, what is deleted or expired, and tombstones whose time is over."""
         node = self._random.choice(self.nodes)
         for name, table in node.tables.items():
-            before_us = self.now_us() - self.schemas[name].grace_s * SECOND
             for partition in table.values():
-                partition.compact(before_us)
+                partition.compact(self.now_us(), self.schemas[name].grace_s * SECOND)
 
     def execute(
         self,

@@ -46,7 +46,8 @@ def delta_of(
     """What a write adds to its partition, at *stamp_us* unless it says otherwise."""
     using = {name: term.of(values) for name, term in statement.using.items()}
     stamp_us = using.get("timestamp", stamp_us)
-    until_us = now_us + using["ttl"] * SECOND if "ttl" in using else None
+    ttl_us = using.get("ttl", 0) * SECOND
+    until_us = now_us + ttl_us if ttl_us else None
     made = Partition()
     if statement.verb == "delete":
         return _deletion(statement, schema, values, Deletion(stamp_us, now_us))
@@ -57,12 +58,12 @@ def delta_of(
     def cell(value: Any) -> Cell:
         if value is None:
             return Cell(stamp_us, True, None, now_us)
-        return Cell(stamp_us, False, value, until_us)
+        return Cell(stamp_us, False, value, until_us, ttl_us)
 
     made.static = {name: cell(given[name]) for name in sorted(schema.static & given.keys())}
     if all(name in given for name in schema.clustering):
         cells = {name: cell(given[name]) for name in schema.regular if name in given}
-        marker = Cell(stamp_us, False, b"", until_us) if statement.verb == "insert" else None
+        marker = cell(b"") if statement.verb == "insert" else None
         made.rows[tuple(given[name] for name in schema.clustering)] = Row(cells, marker)
     return made
 

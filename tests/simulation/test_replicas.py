@@ -1,12 +1,14 @@
 """What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from counter.limits import HOUR
+from counter.crowds import CROWDS_KEPT_SLICES, Crowd
+from counter.limits import HOUR, MINUTE
 from counter.types import Checkpoint, Event, Head, Mark, Namespace
-from tests.contracts.cases import NOW, add, atomic, clear, marks
+from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.processes import Processes, plain_namespace
 from tests.simulation.store import SimulatedStore
@@ -88,3 +90,38 @@ async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
         processes.clock.advance(HOUR)
         for _ in range(READS):
             processes.cluster.compact()
+
+
+async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
+    processes: Processes,
+) -> None:
+    """It has the write timestamp of the one that expired, which is a tombstone by then."""
+    store = await processes.another()
+    short = replace(DATASET, slice_us=MINUTE)
+    crowd = Crowd(T0, short.time_bucket_us, 7_000, "n", "hot")
+    await store.leave_crowd(short, crowd)
+    assert list(await store.crowds(short)) == [crowd]
+    processes.clock.advance(CROWDS_KEPT_SLICES * MINUTE)
+    assert list(await store.crowds(short)) == []
+    for _ in range(READS):
+        processes.cluster.compact()
+    await store.leave_crowd(short, crowd)
+    assert list(await store.crowds(short)) == []
+    larger = crowd._replace(size_bytes=7_001)
+    await store.leave_crowd(short, larger)
+    assert list(await store.crowds(short)) == [larger]
+
+
+async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_again(
+    processes: Processes,
+) -> None:
+    """What its first reservation wrote has longer to live than what its second one wrote."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    await store.reserve(namespace, nonce(1), NOW, NOW + 24 * HOUR)
+    processes.clock.advance(MINUTE)
+    again_us = NOW + MINUTE
+    assert await store.rereserve(namespace, nonce(1), NOW, again_us, again_us + HOUR) == again_us
+    processes.clock.advance(3 * HOUR)
+    now_us = again_us + 3 * HOUR
+    assert await store.reserve(namespace, nonce(1), now_us, now_us + HOUR) == now_us

@@ -1,7 +1,9 @@
 """How crowded partitions get, in Cassandra: what workers counted, and what nodes tell.
 
-Of two writes to a cell the one with the later timestamp stands. A crowd is written with its size as
-timestamp: whoever writes when, the largest one stands, and nobody need read it first.
+Of two writes to a cell the one with the later timestamp wins. A crowd is written with its size as
+timestamp: in whatever order crowds are written, the largest one wins, and none is read first. When
+a crowd has expired, its tombstone has the same timestamp, and hides a crowd of the same size that
+is written again.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.tables import events_table
 from counter.types import Dataset
 
+#: An UPDATE writes no row marker. The marker of an INSERT has no tombstone when it expires, so a
+#: second INSERT with the same timestamp would make a row whose only cell is null.
 _LEAVE: Final = (
-    "INSERT INTO {control}.crowds (dataset, start, observed, document) VALUES (?, ?, ?, ?)"
-    " USING TTL ? AND TIMESTAMP ?"
+    "UPDATE {control}.crowds USING TTL ? AND TIMESTAMP ? SET document = ?"
+    " WHERE dataset = ? AND start = ? AND observed = ?"
 )
 _CROWDS: Final = "SELECT start, document FROM {control}.crowds WHERE dataset = ?"
 #: A table that each node makes up of itself when it is asked. To filter it costs nothing more.
@@ -53,13 +57,14 @@ class CassandraCrowds(CassandraBase):
         ttl_s = CROWDS_KEPT_SLICES * dataset.slice_us // SECOND
         await self._control.write(
             _LEAVE,
-            *(dataset.id, crowd.start_us, int(crowd.is_observed), document),
-            *(ttl_s, crowd.size_bytes),
+            *(ttl_s, crowd.size_bytes, document),
+            *(dataset.id, crowd.start_us, int(crowd.is_observed)),
         )
 
     async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
         rows = await self._control.read(_CROWDS, dataset.id)
-        return [Crowd(start_us, **json.loads(text)) for start_us, text in rows]
+        # Releases that wrote crowds by INSERT have left rows whose document is null.
+        return [Crowd(start_us, **json.loads(text)) for start_us, text in rows if text is not None]
 
     async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
         shelf = self._shelf(dataset)

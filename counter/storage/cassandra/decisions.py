@@ -22,12 +22,9 @@ _DECIDE: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
 )
 _DECIDED: Final = f"SELECT outcome, fingerprint, op FROM {{keyspace}}.resolutions WHERE {_TOKEN_IS}"
+#: All cells, so that they expire together, and no row marker, because the one of an INSERT may live
+#: longer than what replaces its cells: such a row exists and is null.
 _RESERVE: Final = (
-    "INSERT INTO {keyspace}.keys (namespace, nonce, time, expires, op) VALUES (?, ?, ?, ?, ?)"
-    " IF NOT EXISTS USING TTL ?"
-)
-#: All cells, so that the time to live starts again for each of them.
-_REPLACE: Final = (
     "UPDATE {keyspace}.keys USING TTL ? SET time = ?, expires = ?, op = ?"
     " WHERE namespace = ? AND nonce = ? IF op = ?"
 )
@@ -88,45 +85,37 @@ class CassandraDecisions(CassandraBase):
         async with within(namespace.dataset.write_timeout_us):
             row = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
             seen = row[_OP] if row is not None and row[0] == old_us else None
-            if seen is not None and await self._replace(namespace, nonce, seen, now_us, expires_us):
-                return now_us
+            if seen is not None:
+                applied, _ = await self._set_key(namespace, nonce, seen, now_us, expires_us)
+                if applied:
+                    return now_us
             return await self._reserve(namespace, nonce, now_us, expires_us)
 
     async def _reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
     ) -> int:
-        insert = await self._to_compare(namespace.dataset, _RESERVE)
+        seen: bytes | None = None
         for _ in range(_ATTEMPTS_MAX):
-            op = uuid.uuid4().bytes
-            values = (namespace.id, nonce, now_us, expires_us, op, _ttl_s(now_us, expires_us))
-            applied, standing = await self._set_key(namespace, nonce, insert.bind(values), op)
+            applied, standing = await self._set_key(namespace, nonce, seen, now_us, expires_us)
             if applied:
                 return now_us
-            if standing is not None:
+            seen = None
+            if standing is not None and standing[0] is not None:
                 time_us, until_us, seen = standing
                 if until_us > now_us:
                     return int(time_us)
-                if await self._replace(namespace, nonce, seen, now_us, expires_us):
-                    return now_us
         raise _vanished("a reservation")
 
-    async def _replace(
-        self, namespace: Namespace, nonce: bytes, seen: bytes, now_us: int, expires_us: int
-    ) -> bool:
-        """Put another time in the place of what the compare-and-set *seen* left there."""
-        update, op = await self._to_compare(namespace.dataset, _REPLACE), uuid.uuid4().bytes
-        values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, namespace.id, nonce, seen)
-        applied, _ = await self._set_key(namespace, nonce, update.bind(values), op)
-        return applied
-
     async def _set_key(
-        self, namespace: Namespace, nonce: bytes, statement: Any, op: bytes
+        self, namespace: Namespace, nonce: bytes, seen: bytes | None, now_us: int, expires_us: int
     ) -> tuple[bool, Sequence[Any] | None]:
+        """Replace what the compare-and-set *seen* wrote, or nothing if that is None; whether it was
+        replaced, and the row if not."""
+        update, op = await self._to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
+        key = (namespace.id, nonce)
+        values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, *key, seen)
         return await self._connection.compare_and_set(
-            statement,
-            lambda: self._as_compared(namespace, _RESERVED, (namespace.id, nonce)),
-            op,
-            _OP,
+            update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op, _OP
         )
 
     async def _as_compared(
