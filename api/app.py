@@ -306,6 +306,8 @@ def _routes(settings: Settings, service: CounterService, store: Store, clock: Cl
         settle_s=SETTLED_S if shared else 0.0,
         lease_time_us=settings.lease_time,
         shared=shared,
+        namespaces_max=settings.namespaces_max,
+        shards_max=settings.shards_max,
     )
     read, write, admin = Scope
     one = _COUNTER

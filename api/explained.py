@@ -116,6 +116,16 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         "key 0a1b2c3d has the scope read, and this takes write",
         {"scope": "write"},
     ),
+    "quota_exceeded": Explained(
+        "the key has as many namespaces as it may have, or all namespaces as many shards",
+        "delete a namespace, or raise `namespaces_max` or `shards_max`",
+        "Every namespace costs memory and every shard costs rollup work, with or without events. A"
+        " key's quota counts all namespaces that the key is for, whoever created them. Nothing was"
+        " done.",
+        "the key 0a1b2c3d is for 1000 namespaces already, and namespaces_max is 1000: delete one,"
+        " or have namespaces_max raised",
+        {"limit": "namespaces_max", "count": 1000, "bound": 1000},
+    ),
     "not_found": Explained(
         "there is nothing at this path",
         "look at the routes in the reference, or at `/docs` of the service",

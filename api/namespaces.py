@@ -16,8 +16,13 @@ from api.call import Call, Reply
 from api.models import ClientsBody, NamespaceBody, TokensBody
 from counter.admin_log import AdminLog
 from counter.clock import to_rfc3339
-from counter.errors import InvalidBodyError, NamespaceUnknownError, PreconditionFailedError
-from counter.limits import LEASE_TIME_US
+from counter.errors import (
+    InvalidBodyError,
+    NamespaceUnknownError,
+    PreconditionFailedError,
+    QuotaExceededError,
+)
+from counter.limits import LEASE_TIME_US, NAMESPACES_MAX, SHARDS_TOTAL_MAX
 from counter.planner_rules import Clients, creation_warnings
 from counter.service import CounterService
 from counter.tokens import format_nonce
@@ -39,6 +44,8 @@ class NamespaceRoutes:
         settle_s: float = 0.0,
         lease_time_us: int = LEASE_TIME_US,
         shared: bool = False,
+        namespaces_max: int = NAMESPACES_MAX,
+        shards_max: int = SHARDS_TOTAL_MAX,
     ) -> None:
         self._service = service
         self._defaults = defaults
@@ -46,6 +53,10 @@ class NamespaceRoutes:
         self._settle_s = settle_s
         self._lease_time_us = lease_time_us
         self._shared = shared
+        self._namespaces_max = namespaces_max
+        self._shards_max = shards_max
+        #: Held while a namespace is created: two at once could both pass the quota.
+        self._creating = asyncio.Lock()
 
     async def list(self, call: Call) -> Reply:
         """All namespaces that there are for the caller, by name."""
@@ -79,8 +90,10 @@ class NamespaceRoutes:
             settings = replace(self._defaults, **changes)
             if "key_ttl_us" not in changes:
                 settings = await namespaces.fitted(settings)
-            async with self._acts("namespace.create", call, None, settings):
-                created = await namespaces.create(call.namespace, settings)
+            async with self._creating:
+                self._check_quota(call, settings.shards)
+                async with self._acts("namespace.create", call, None, settings):
+                    created = await namespaces.create(call.namespace, settings)
             return namespace_reply(created, 201, self._warnings(created, body.clients))
         if call.header(b"if-none-match") is not None:
             raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")
@@ -90,6 +103,30 @@ class NamespaceRoutes:
             async with self._acts("namespace.change", call, standing.settings, settings):
                 standing = await namespaces.update(standing, settings)
         return namespace_reply(standing, warnings=self._warnings(standing, body.clients))
+
+    def _check_quota(self, call: Call, shards: int) -> None:
+        """Raise QuotaExceededError if the caller, or all namespaces together, have too much."""
+        everything = self._service.namespaces.all()
+        count = sum(call.sees(each.name) for each in everything)
+        if count >= self._namespaces_max:
+            name = "a client" if call.caller is None else call.caller.name
+            raise QuotaExceededError(
+                f"{name} is for {count} namespaces already, and namespaces_max is"
+                f" {self._namespaces_max}: delete one, or have namespaces_max raised",
+                limit="namespaces_max",
+                count=count,
+                bound=self._namespaces_max,
+            )
+        total = sum(each.settings.shards for each in everything)
+        if total + shards > self._shards_max:
+            raise QuotaExceededError(
+                f"the namespaces of this service have {total} shards, and with {shards} more they"
+                f" would have more than shards_max, {self._shards_max}: ask for fewer shards,"
+                " delete a namespace, or have shards_max raised",
+                limit="shards_max",
+                count=total,
+                bound=self._shards_max,
+            )
 
     @asynccontextmanager
     async def _acts(

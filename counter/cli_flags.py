@@ -89,6 +89,8 @@ class ServeFlags(RollupFlags):
     payload_check: Annotated[_Text, _is("payload_check")] = None
     body_bytes_max: Annotated[_Text, _is("body_bytes_max")] = None
     batch_items_max: Annotated[_Text, _is("batch_items_max")] = None
+    namespaces_max: Annotated[_Text, _is("namespaces_max")] = None
+    shards_max: Annotated[_Text, _is("shards_max")] = None
     requests_per_s: Annotated[_Text, _is("requests_per_s")] = None
     adds_per_s: Annotated[_Text, _is("adds_per_s")] = None
     reservations_per_s: Annotated[_Text, _is("reservations_per_s")] = None

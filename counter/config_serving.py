@@ -61,6 +61,15 @@ class ServingSettings(BaseSettings):
     batch_items_max: int = Field(
         limits.BATCH_ITEMS_MAX, ge=1, le=limits.PENDING_WRITES_MAX, description="The largest batch"
     )
+    namespaces_max: int = Field(
+        limits.NAMESPACES_MAX, ge=1, le=1_000_000, description="The namespaces of one key"
+    )
+    shards_max: int = Field(
+        limits.SHARDS_TOTAL_MAX,
+        ge=1,
+        le=1_000_000,
+        description="The rollup shards of all namespaces together",
+    )
     requests_per_s: _Rate = Field(
         0,
         description="Requests that one key may send to a process; 0 for any number",

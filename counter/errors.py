@@ -162,6 +162,15 @@ class ScopeInsufficientError(CounterError):
     retry: Retry = "never"
 
 
+class QuotaExceededError(CounterError):
+    """Delete a namespace, or have the operator raise the quota. Nothing was done."""
+
+    code = "quota_exceeded"
+    title = "The quota does not allow another namespace"
+    status = 403
+    retry: Retry = "never"
+
+
 class NotFoundError(CounterError):
     """The path leads nowhere."""
 

@@ -75,6 +75,10 @@ WINDOWS_PER_RETENTION_MAX: Final = 100_000
 #: Slices are made this many ahead of the one that holds now.
 SLICES_AHEAD: Final = 2
 SHARDS_MAX: Final = 1_024
+#: Namespaces that one key may have, and shards of all namespaces: a shard costs every process some
+#: memory and its worker some work, with or without events.
+NAMESPACES_MAX: Final = 1_000
+SHARDS_TOTAL_MAX: Final = 32_768
 ROLLUP_WINDOW_MIN_US: Final = 100 * MILLISECOND
 ROLLUP_WINDOW_MAX_US: Final = HOUR
 ACCEPT_LIMIT_MAX_US: Final = HOUR
@@ -113,5 +117,6 @@ invariant(
 )
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
 invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_US, "a worker looks often within a lease's time")
+invariant(16 * SHARDS_MAX <= SHARDS_TOTAL_MAX, "some of the largest namespaces fit the budget")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

@@ -18,6 +18,7 @@ _MORE: Final[Mapping[str, str]] = {
     "key_missing": "[API keys](../security.md#api-keys)",
     "namespace_immutable": "[Namespaces](../http.md#namespaces)",
     "overloaded": "[Overload](../operations.md#overload)",
+    "quota_exceeded": "[Settings](../configuration.md#requests)",
     "rate_limited": "[Limits](../http.md#limits)",
     "scope_insufficient": "[Every route](routes.md), with its scope",
     "token_conflict": "[Idempotency](../http.md#idempotency)",

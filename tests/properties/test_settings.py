@@ -43,6 +43,8 @@ of_any_store = {
     "payload_check": st.sampled_from(["off", "guard", "strict"]),
     "drain_timeout": durations,
     "batch_items_max": st.integers(1, 50_000),
+    "namespaces_max": st.integers(1, 1_000_000),
+    "shards_max": st.integers(1, 1_000_000),
 }
 of_a_cluster = of_any_store | {
     "contact_points": st.lists(endpoints, min_size=1, max_size=3).map(",".join),
