@@ -200,3 +200,18 @@ async def test_a_count_survives_a_restart(app: App) -> None:
     await app.restart()
     assert await app.rest.count("c") == 5
     assert await app.rest.count("c", "1h") == 2
+
+
+async def test_as_of_goes_back_by_no_more_than_max_staleness(rest: Rest, app: App) -> None:
+    """The first read must sum the latest events, the second one finds a rolled-up count."""
+    app.clock.advance(2 * MINUTE)
+    await rest.add("c", 5, fresh(app.clock.now_us()))
+    first = (await rest.get("c", "1m")).json()
+    assert (first["count"], to_us(first["as_of"])) == (5, app.clock.now_us())
+    await app.roll_up()
+    app.clock.advance(SECOND)
+    second = (await rest.get("c", "1m")).json()
+    assert second["count"] == 0
+    assert 0 < to_us(first["as_of"]) - to_us(second["as_of"]) <= MINUTE
+    third = (await rest.get("c", "0s")).json()
+    assert (third["count"], to_us(third["as_of"])) == (5, app.clock.now_us())
