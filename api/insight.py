@@ -18,7 +18,7 @@ from counter.ports import Clock, Store
 from counter.service import CounterService
 from counter.types import Namespace
 from counter.windows import closed_through
-from rollup.leases import slot_of
+from rollup.leases import owners_of, slot_of
 
 _BUSIEST_DEFAULT: Final = 10
 _BUSIEST_MAX: Final = 100
@@ -53,7 +53,7 @@ class InsightRoutes:
         self._service.require_events(namespace, "the rollup")
         watermarks = await self._store.watermarks(namespace)
         alone = self._owner() if self._store.transactional else None
-        holders = {} if self._store.transactional else await self._store.holders()
+        owners = {} if self._store.transactional else owners_of(await self._store.workers())
         now_us = self._clock.now_us()
         closed_us = closed_through(namespace, now_us)
         shards = [
@@ -62,7 +62,7 @@ class InsightRoutes:
                 "watermark": to_rfc3339(watermark_us),
                 "lag_seconds": (now_us - watermark_us) / SECOND,
                 "overdue_seconds": max(0, closed_us - watermark_us) / SECOND,
-                "owner": alone or holders.get(slot_of(namespace.id, shard)),
+                "owner": alone or owners.get(slot_of(namespace.id, shard)),
             }
             for shard, watermark_us in enumerate(watermarks)
         ]

@@ -183,7 +183,7 @@ SHARDS: Final = _of(
                     },
                     "owner": {
                         "type": ["string", "null"],
-                        "description": "The worker that holds the shard's lease.",
+                        "description": "The worker whose share the shard is in.",
                     },
                 }
             )

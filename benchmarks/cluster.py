@@ -28,7 +28,7 @@ from benchmarks.harness import (
     python_module,
     serving,
 )
-from counter.limits import LEASE_SLOTS
+from counter.limits import LEASE_LOOK_US, SECOND
 from counter.storage.cassandra.tables import events_table
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
@@ -182,14 +182,6 @@ class Site:
         check(len(found) == place.shards, f"{len(found)} watermarks of {place.shards} shards")
         return found
 
-    def holders(self) -> dict[str, int]:
-        """How many lease slots each worker holds."""
-        held: dict[str, int] = {}
-        for (worker,) in self.rows("SELECT worker FROM bench.leases"):
-            if worker is not None:
-                held[worker] = held.get(worker, 0) + 1
-        return held
-
     def wait_for_rollup(self, place: Place, through_us: int, timeout_s: float) -> None:
         """Until every shard of *place* is rolled up to *through_us*."""
         wait_until(
@@ -199,15 +191,13 @@ class Site:
         )
 
     def wait_for_shares(self, workers: int) -> None:
-        """Until so many workers hold all slots among them, none more than one above another."""
+        """Until so many workers live: they share the slots two looks later."""
 
         def shared() -> bool:
-            shares = self.holders().values()
-            even = len(shares) == workers and max(shares) - min(shares) <= 1
-            # The slot of the maintenance is one more.
-            return even and sum(shares) == LEASE_SLOTS + 1
+            return len(list(self.rows("SELECT worker FROM bench.workers"))) == workers
 
         wait_until(f"{workers} workers do not share the slots", shared, 60.0)
+        time.sleep(2 * LEASE_LOOK_US / SECOND)
 
     def memcached_stats(self) -> dict[str, int]:
         """The numbers that memcached tells of itself."""

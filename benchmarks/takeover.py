@@ -24,7 +24,7 @@ _ACCEPT_US: Final = SECOND
 _WRITE_TIMEOUT_US: Final = SECOND
 _SKEW_US: Final = 250 * MILLISECOND
 _LAG_US: Final = _ACCEPT_US + _WRITE_TIMEOUT_US + 2 * _SKEW_US
-_LEASE_US: Final = 5 * SECOND
+_LEASE_US: Final = 6 * SECOND
 _SLACK_US: Final = 2 * SECOND
 _BOUND_US: Final = _WINDOW_US + _LAG_US + _LEASE_US + _SLACK_US
 _SCHEMA: Final = (*DATASET, "--write-timeout=1s", "--clock-skew-max=250ms")

@@ -199,7 +199,7 @@ class Settings(ServingSettings):
     rollup: bool = Field(
         default_factory=by_store(True, False), description="Roll up in the API's process"
     )
-    lease_time: Annotated[Duration, between(limits.SECOND, 5 * limits.MINUTE)] = Field(
+    lease_time: Annotated[Duration, between(limits.LEASE_TIME_MIN_US, 5 * limits.MINUTE)] = Field(
         limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
     )
     audit_interval: Annotated[Duration, between(0, 365 * limits.DAY)] = Field(

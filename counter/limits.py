@@ -67,6 +67,8 @@ BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 #: then writes are refused; and what of its file is kept once it can begin again.
 WAL_BYTES_MAX: Final = 4 * 1024**3
 WAL_BYTES_KEPT: Final = 64 * 1024**2
+#: How long a statement may take on its way to Cassandra and back, writes of events excepted.
+STORE_TIMEOUT_US: Final = 2 * SECOND
 #: Calls that wait because as many statements as may are on their way to Cassandra.
 STORE_CALLS_WAITING_MAX: Final = 10_000
 
@@ -91,6 +93,7 @@ KEY_TTL_MIN_US: Final = MINUTE
 #: What the rollup's workers share out among them, however many namespaces there are.
 LEASE_SLOTS: Final = 64
 LEASE_TIME_US: Final = 10 * SECOND
+LEASE_TIME_MIN_US: Final = 6 * SECOND
 #: How often a worker looks who else lives.
 LEASE_LOOK_US: Final = 500 * MILLISECOND
 #: Counters of one worker that are read or written at once.
@@ -116,7 +119,12 @@ invariant(
     "every counter can be named in a URL, with half of it left",
 )
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
-invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_US, "a worker looks often within a lease's time")
 invariant(16 * SHARDS_MAX <= SHARDS_TOTAL_MAX, "some of the largest namespaces fit the budget")
+invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_MIN_US, "a worker looks often within a lease's time")
+invariant(
+    2 * (LEASE_LOOK_US + STORE_TIMEOUT_US) <= LEASE_TIME_MIN_US - 2 * LEASE_LOOK_US,
+    "a lease lasts for two tries to renew it, each as long as a statement may take",
+)
+invariant(LEASE_TIME_MIN_US <= LEASE_TIME_US, "the default lease time is one that works")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

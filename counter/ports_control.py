@@ -6,7 +6,7 @@ its ``Store``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from counter.keys import ApiKey
@@ -81,28 +81,19 @@ class ControlPlane(Protocol):
 
 
 class LeaseStore(Protocol):
-    """Who does which part of the background work. Leases only spare duplicate work: nothing that
-    is written depends on them."""
+    """Which workers live: each has one lease, a row that expires. Leases only spare duplicate work:
+    nothing that is written depends on them."""
 
-    async def heartbeat(self, worker: str, ttl_us: int) -> Sequence[str]:
-        """Say that *worker* lives for another *ttl_us*; all workers that live, in order."""
+    async def heartbeat(self, worker: str, ttl_us: int) -> None:
+        """Say that *worker* lives for another *ttl_us*."""
         ...
 
     async def leave(self, worker: str) -> None:
         """Forget *worker*, as if its time were over."""
         ...
 
-    async def acquire(self, slots: Sequence[str], worker: str, ttl_us: int) -> Sequence[bool]:
-        """Take, or renew, each of *slots* for *ttl_us* unless another worker holds it; whether
-        *worker* holds it now."""
-        ...
-
-    async def release(self, slots: Sequence[str], worker: str) -> None:
-        """Give back those of *slots* that *worker* holds."""
-        ...
-
-    async def holders(self) -> Mapping[str, str]:
-        """Who holds each slot that somebody holds."""
+    async def workers(self) -> Sequence[str]:
+        """All workers that live, in order."""
         ...
 
 

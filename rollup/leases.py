@@ -1,8 +1,9 @@
-"""Who rolls up what: a fixed number of lease slots, shared fairly by the workers that live.
+"""Which worker rolls up what: a fixed number of slots, shared fairly by the workers that live.
 
-A shard belongs to a slot, so ten thousand namespaces cost no more leases than one. Each worker says
-that it lives, sees who else does, reckons the same shares as they do, gives back what is not its
-own and takes what is. Leases only spare duplicate work: no write depends on one.
+A shard belongs to a slot, so ten thousand namespaces cost no more than one. Each worker has one
+lease, a row that expires unless it is renewed. Every worker reads whose rows exist and computes
+the same shares as the others do, so the slots themselves are stored nowhere. Leases only spare
+duplicate work: no write depends on one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,8 +30,8 @@ _log = logging.getLogger("counter.leases")
 MAINTENANCE: Final = "maintenance"
 #: A worker looks at least so often in a lease's time.
 _LOOKS_MIN: Final = 5
-#: One call of the store for so many slots.
-_ASKED_TOGETHER: Final = 8
+#: After failures a worker pauses for longer, up to this part of its lease's time.
+_PAUSE_MAX: Final = 3
 SLOTS: Final = (MAINTENANCE, *(str(number) for number in range(LEASE_SLOTS)))
 
 
@@ -61,36 +63,45 @@ def share_out(slots: Sequence[str], workers: Sequence[str]) -> dict[str, list[st
     return shares
 
 
+def owners_of(workers: Sequence[str]) -> Mapping[str, str]:
+    """The worker that each slot belongs to while *workers* live; empty where none does."""
+    if not workers:
+        return {}
+    shares = share_out(SLOTS, workers)
+    return {slot: worker for worker, share in shares.items() for slot in share}
+
+
 def _rank(slot: str, worker: str) -> int:
     return xxhash.xxh64_intdigest(f"{worker}/{slot}".encode())
 
 
 class Leases:
-    """One worker's part of the slots."""
+    """One worker's lease, and the slots that are its own while the lease lasts."""
 
     def __init__(
         self, store: LeaseStore, clock: Clock, worker: str, *, lease_time_us: int = LEASE_TIME_US
     ) -> None:
-        """A dead worker's slots are another's within *lease_time_us*: what runs out does so two
-        looks before."""
+        """A dead worker's slots are another's within *lease_time_us*: its lease runs out two looks
+        before."""
         self._store = store
         self._clock = clock
-        look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
-        self._ttl_us = lease_time_us - 2 * look_us
-        self._look_s = look_us / SECOND
+        self._look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
+        self._ttl_us = lease_time_us - 2 * self._look_us
         self.worker = worker
         #: Set when slots became this worker's; whoever waits for it clears it.
         self.taken = asyncio.Event()
-        #: What keeps the leases from being renewed; None while they are.
+        #: What keeps the lease from being renewed; None while it is.
         self.trouble: str | None = None
-        #: Until when each slot is held, by this machine's clock that runs while suspended.
-        self._until_us: dict[str, int] = {}
-        #: Slots that were asked for and not refused: the store may hold them for this worker.
-        self._asked: set[str] = set()
+        #: Until when the lease lasts, by this machine's clock that runs while suspended.
+        self._until_us = 0
         #: Slots that changed hands, as seen from here.
         self.changes = dict.fromkeys(("taken", "given_back", "lost"), 0)
         self._live: tuple[str, ...] = ()
-        self._share: frozenset[str] = frozenset()
+        self._owners: Mapping[str, str] = {}
+        #: From when on a slot that a living worker gives up is free: that one may not know yet.
+        self._free_us: dict[str, int] = {}
+        #: The slots that were held after the last turn.
+        self._had: frozenset[str] = frozenset()
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -99,121 +110,110 @@ class Leases:
 
     def holds(self, slot: str) -> bool:
         """Whether *slot* is this worker's, as far as it can know without asking."""
-        return self._clock.boottime_us() < self._until_us.get(slot, 0)
+        now_us = self._clock.boottime_us()
+        is_ours = self._owners.get(slot) == self.worker
+        return is_ours and self._free_us.get(slot, 0) <= now_us < self._until_us
 
     def held(self) -> list[str]:
         """The slots that are this worker's now."""
         return [slot for slot in SLOTS if self.holds(slot)]
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Take turns until *stop* is set. No failure ends it."""
+        """Take turns until *stop* is set. No failure ends it; after failures pauses double."""
+        pause_us = self._look_us
         while not stop.is_set():
             try:
                 await self.turn()
             except UnavailableError as error:
                 self._note(error.detail)
             except Exception:
-                self._note("a turn failed in a way that it should not; see the log")
-                _log.exception("a turn of the leases failed in a way that it should not")
+                self._note("a turn failed unexpectedly; see the log")
+                _log.exception("a turn of the leases failed unexpectedly")
+            if self.trouble is None:
+                pause_us = wait_us = self._look_us
+            else:
+                # Random, so that workers that failed together do not try again together.
+                wait_us = round(random.uniform(0.5, 1) * pause_us)
+                pause_us = max(self._look_us, min(2 * pause_us, self._ttl_us // _PAUSE_MAX))
             try:
-                await asyncio.wait_for(stop.wait(), self._look_s)
+                await asyncio.wait_for(stop.wait(), wait_us / SECOND)
             except TimeoutError:
                 continue
 
     async def turn(self) -> None:
-        """Say that this worker lives, and bring what it holds in line with its share.
+        """Renew the lease, and see which slots are this worker's now.
 
-        Raises UnavailableError where the store of leases fails: what is held stays held until its
-        time is over, and nothing is renewed.
+        Raises UnavailableError where the store fails: what is held stays held until the lease runs
+        out.
         """
-        live = await self._store.heartbeat(self.worker, self._ttl_us)
-        self._reckon(tuple(sorted({*live, self.worker})))
-        await self._give_back([slot for slot in self._asked if slot not in self._share])
         now_us = self._clock.boottime_us()
-        due_us = now_us + self._ttl_us - self._ttl_us // 3
-        wanted = [
-            slot for slot in SLOTS if slot in self._share and self._until_us.get(slot, 0) <= due_us
-        ]
-        if wanted:
-            await self._take(wanted, now_us)
+        if self._had and now_us >= self._until_us:
+            _log.warning("the lease ran out before it was renewed")
+            self._count("lost", self._had)
+            self._had = frozenset()
+            # Others may hold its slots by now: begin as a worker that joins.
+            self._owners = {}
+        if now_us >= self._until_us:
+            # Others must be able to see a worker that joins before it looks.
+            await self._renew(now_us)
+            live = await self._store.workers()
+        else:
+            _, live = await asyncio.gather(self._renew(now_us), self._store.workers())
+        self._see(tuple(sorted({*live, self.worker})))
+        held = frozenset(self.held())
+        self._count("given_back", self._had - held)
+        if taken := held - self._had:
+            self._count("taken", taken)
+            self.taken.set()
+        self._had = held
         self._note(None)
 
     async def leave(self) -> None:
-        """Give everything back, so that others need not wait until its time is over."""
-        self._until_us.clear()
+        """End the lease, so that others need not wait until it runs out."""
+        self._until_us = 0
         try:
             await self._store.leave(self.worker)
-            await self._give_back(list(self._asked))
         except UnavailableError as error:
-            _log.warning("the leases could not be given back, and run out: %s", error.detail)
+            _log.warning("the lease could not be ended, and runs out: %s", error.detail)
         else:
             _log.info("worker %s left", self.worker)
 
-    def _reckon(self, live: tuple[str, ...]) -> None:
-        if live == self._live:
+    async def _renew(self, now_us: int) -> None:
+        await self._store.heartbeat(self.worker, self._ttl_us)
+        # Counted from before the call: the store's time cannot have begun earlier.
+        self._until_us = now_us + self._ttl_us
+
+    def _see(self, live: tuple[str, ...]) -> None:
+        """Compute the shares of those who *live*.
+
+        A slot that another living worker may still hold is free two looks later: by then that
+        worker has seen the same.
+        """
+        if live == self._live and self._owners:
             return
         for worker in sorted({*live} - {*self._live}):
             _log.info("worker %s joined", worker)
         for worker in sorted({*self._live} - {*live}):
             _log.info("worker %s is gone", worker)
+        before, self._owners = self._owners, owners_of(live)
+        free_us = self._clock.boottime_us() + 2 * self._look_us
+        for slot, owner in self._owners.items():
+            held_by_another = before.get(slot) in {*live} - {owner} if before else len(live) > 1
+            if held_by_another:
+                self._free_us[slot] = free_us
         self._live = live
-        self._share = frozenset(share_out(SLOTS, live)[self.worker])
-        _log.info("%d workers live; %d of %d slots are ours", *self._counts())
+        ours = sum(owner == self.worker for owner in self._owners.values())
+        _log.info("%d workers live; %d of %d slots are ours", len(live), ours, len(SLOTS))
 
-    def _counts(self) -> tuple[int, int, int]:
-        return len(self._live), len(self._share), len(SLOTS)
-
-    async def _give_back(self, slots: Sequence[str]) -> None:
-        if not slots:
-            return
-        for slot in slots:
-            # First here, so that no work on them is begun any more.
-            self._until_us.pop(slot, None)
-        await self._store.release(slots, self.worker)
-        self._asked.difference_update(slots)
-        self.changes["given_back"] += len(slots)
-        _log.info("gave back slots %s", ", ".join(sorted(slots)))
-
-    async def _take(self, slots: Sequence[str], now_us: int) -> None:
-        """Ask for *slots*, a few at a time: what fails costs only those that it was asked for with.
-
-        Raises the first failure, after all that was answered is noted.
-        """
-        self._asked.update(slots)
-        groups = [slots[at : at + _ASKED_TOGETHER] for at in range(0, len(slots), _ASKED_TOGETHER)]
-        found = await asyncio.gather(
-            *(self._store.acquire(each, self.worker, self._ttl_us) for each in groups),
-            return_exceptions=True,
-        )
-        before = set(self.held())
-        for group, answers in zip(groups, found, strict=True):
-            if not isinstance(answers, BaseException):
-                self._note_answers(group, answers, now_us)
-        after = set(self.held())
-        if taken := [slot for slot in slots if slot in after - before]:
-            self.taken.set()
-            self.changes["taken"] += len(taken)
-            _log.info("took slots %s", ", ".join(taken))
-        if lost := [slot for slot in slots if slot in before - after]:
-            self.changes["lost"] += len(lost)
-            _log.warning("lost slots %s to another worker", ", ".join(lost))
-        for answers in found:
-            if isinstance(answers, BaseException):
-                raise answers
-
-    def _note_answers(self, slots: Sequence[str], answers: Sequence[bool], now_us: int) -> None:
-        """The time of what was taken counts from before the question."""
-        for slot, is_ours in zip(slots, answers, strict=True):
-            if is_ours:
-                self._until_us[slot] = now_us + self._ttl_us
-            else:
-                self._asked.discard(slot)
-                self._until_us.pop(slot, None)
+    def _count(self, change: str, slots: frozenset[str]) -> None:
+        if slots:
+            self.changes[change] += len(slots)
+            _log.info("%s slots %s", change.replace("_", " "), ", ".join(sorted(slots)))
 
     def _note(self, trouble: str | None) -> None:
         """Keep what is wrong; log it once."""
         if trouble is not None and self.trouble is None:
-            _log.warning("the leases cannot be renewed: %s", trouble)
+            _log.warning("the lease cannot be renewed: %s", trouble)
         if trouble is None and self.trouble is not None:
-            _log.info("the leases are renewed again")
+            _log.info("the lease is renewed again")
         self.trouble = trouble

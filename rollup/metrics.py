@@ -128,7 +128,7 @@ class RollupMetrics:
     def _shares(leases: Leases) -> Iterator[Metric]:
         yield gauge("rollup_slots", "Lease slots that this worker holds.", len(leases.held()))
         yield gauge("rollup_workers", "Workers that live, this one too.", len(leases.live))
-        text = "Lease slots that came to this worker, were given back by it, or lost to another."
+        text = "Lease slots that this worker took, gave back, or lost when its lease ran out."
         yield counters("lease_changes", text, "change", leases.changes)
 
     def _slices(self) -> Iterator[Metric]:

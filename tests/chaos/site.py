@@ -46,7 +46,7 @@ def config_of(seed: int, apis: int, workers: int) -> Config:
         shards=4,
         # Each slot is taken anew several times in it, by a compare-and-set of three nodes: on a
         # machine that is too slow for that nobody keeps any. Faults last in proportion.
-        lease_us=5 * SECOND,
+        lease_us=6 * SECOND,
         payload_check="guard",
         cache_ttl_us=SECOND,
         namespaces=NAMESPACES,

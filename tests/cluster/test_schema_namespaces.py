@@ -201,27 +201,15 @@ async def test_who_gives_up_a_lease_of_numbers_takes_none_from_others(stores: St
     assert len({block.first for block in blocks}) == len(blocks)
 
 
-async def test_slots_are_shared_by_processes(stores: Stores) -> None:
-    """What one holds the other does not get, until it is given back."""
+async def test_workers_are_known_to_all_processes(stores: Stores) -> None:
+    """Whichever of them a worker told that it lives, or that it ends."""
     one, other = stores
-    slots = [str(n) for n in range(16)]
-    assert all(await one.acquire(slots[:8], "a", WORKER_TTL))
-    assert list(await other.acquire(slots, "b", WORKER_TTL)) == [False] * 8 + [True] * 8
-    assert all(await one.acquire(slots[:8], "a", WORKER_TTL))
-    await one.release(slots[:4], "a")
-    assert (
-        list(await other.acquire(slots, "b", WORKER_TTL)) == [True] * 4 + [False] * 4 + [True] * 8
-    )
-    assert dict(await one.holders()) == {
-        slot: "a" if 4 <= n < 8 else "b" for n, slot in enumerate(slots)
-    }
-
-
-async def test_a_worker_that_starts_again_under_its_name_has_its_slots(stores: Stores) -> None:
-    """It does not know that it holds them."""
-    one, other = stores
-    assert await one.acquire(["1"], "a", WORKER_TTL) == [True]
-    assert await other.acquire(["1"], "a", WORKER_TTL) == [True]
+    for store, name in ((one, "a"), (other, "b"), (other, "a")):
+        await store.heartbeat(name, WORKER_TTL)
+    for store in stores:
+        assert list(await store.workers()) == ["a", "b"]
+    await other.leave("a")
+    assert list(await one.workers()) == ["b"]
 
 
 async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) -> None:

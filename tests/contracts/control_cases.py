@@ -257,38 +257,26 @@ class LeaseCases(StoreCases):
 
 
 class WorkerLeaseCases(StoreCases):
-    """Leases of slots of the background work. They count real time where the store is remote, so
-    no case waits for one to run out."""
+    """Leases of workers. They count real time where the store is remote, so no case waits for one
+    to run out."""
 
     TTL = 600 * SECOND
 
-    async def test_a_slot_has_one_holder(self, store: Store) -> None:
-        """The first who asks, until it gives the slot back; renewing is asking again."""
-        assert list(await store.acquire(["1", "2"], "a", self.TTL)) == [True, True]
-        assert list(await store.acquire(["2", "3"], "b", self.TTL)) == [False, True]
-        assert list(await store.acquire(["1", "2"], "a", self.TTL)) == [True, True]
-        assert dict(await store.holders()) == {"1": "a", "2": "a", "3": "b"}
-
-    async def test_only_the_holder_gives_back(self, store: Store) -> None:
-        """Then the slot is anybody's."""
-        await store.acquire(["1"], "a", self.TTL)
-        await store.release(["1", "never"], "b")
-        assert dict(await store.holders()) == {"1": "a"}
-        await store.release(["1"], "a")
-        assert dict(await store.holders()) == {}
-        assert list(await store.acquire(["1"], "b", self.TTL)) == [True]
-
-    async def test_one_of_many_who_ask_at_once_gets_it(self, store: Store) -> None:
-        """Whatever their number."""
-        asked = await asyncio.gather(*(store.acquire(["1"], f"w{n}", self.TTL) for n in range(8)))
-        assert sum(answer for (answer,) in asked) == 1
-
     async def test_workers_that_live_are_known(self, store: Store) -> None:
-        """In order, until they leave."""
-        assert list(await store.heartbeat("b", self.TTL)) == ["b"]
-        assert list(await store.heartbeat("a", self.TTL)) == ["a", "b"]
-        await store.leave("b")
-        assert list(await store.heartbeat("a", self.TTL)) == ["a"]
+        """In order, until they leave; renewing is saying it again."""
+        assert list(await store.workers()) == []
+        for name in ("b", "a", "b"):
+            await store.heartbeat(name, self.TTL)
+        assert list(await store.workers()) == ["a", "b"]
+        for name in ("b", "never"):
+            await store.leave(name)
+        assert list(await store.workers()) == ["a"]
+
+    async def test_many_who_join_at_once_all_live(self, store: Store) -> None:
+        """Whatever their number."""
+        names = [f"w{n}" for n in range(8)]
+        await asyncio.gather(*(store.heartbeat(each, self.TTL) for each in names))
+        assert list(await store.workers()) == names
 
 
 class PurgeCases(StoreCases):

@@ -6,7 +6,6 @@ import pytest
 
 from counter.keys import Scope
 from counter.limits import SECOND
-from rollup.leases import slot_of
 from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
@@ -36,12 +35,13 @@ async def test_where_one_process_has_all_it_is_the_owner(tmp_path: Path) -> None
         assert shard["owner"]
 
 
-async def test_where_several_share_the_work_it_is_who_has_the_lease(tmp_path: Path) -> None:
+async def test_where_several_share_the_work_it_is_the_worker_whose_share_it_is_in(
+    tmp_path: Path,
+) -> None:
     async with running("simulated", tmp_path) as app:
         path = "/v1/namespaces/default/shards"
         assert {each["owner"] for each in (await app.http.get(path)).json()["shards"]} == {None}
-        namespace = app.application.service.namespaces.get("default")
-        await app.store.acquire([slot_of(namespace.id, 0)], "worker-1", 10 * SECOND)
+        await app.store.heartbeat("worker-1", 10 * SECOND)
         assert (await app.http.get(path)).json()["shards"][0]["owner"] == "worker-1"
 
 

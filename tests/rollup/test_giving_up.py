@@ -216,7 +216,7 @@ async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
     async def held() -> bool:
         return len(leases.held()) == len(SLOTS)
 
-    with patch.object(store, "heartbeat", heartbeat), patch.object(leases, "_look_s", 0.001):
+    with patch.object(store, "heartbeat", heartbeat), patch.object(leases, "_look_us", 1_000):
         keeping = asyncio.create_task(leases.keep(stop))
         await eventually(held, "the slots are held")
         stop.set()

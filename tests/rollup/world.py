@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
-from counter.limits import MINUTE, SECOND
+from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
 from counter.namespaces import Namespaces
 from counter.ports import Store
 from counter.service import CounterService
@@ -145,8 +145,9 @@ class World:
         return found
 
     async def turns(self, *processes: Process) -> None:
-        """Let each look often enough at who else lives."""
+        """Let each look three times: what one gives up is free two looks later."""
         for _ in range(3):
+            self.clock.advance(LEASE_LOOK_US)
             for each in processes:
                 assert each.leases is not None
                 await each.leases.turn()

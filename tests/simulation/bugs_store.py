@@ -1,7 +1,7 @@
 """Bugs of consistency: what the cluster is asked for too little."""
 
 from counter.storage.cassandra import marks, rows
-from counter.storage.cassandra.leases import CassandraLeases
+from rollup.leases import Leases
 from rollup.worker import RollupWorker
 from tests.simulation.bugs import Bug
 from tests.simulation.cluster import Cluster
@@ -62,6 +62,6 @@ BUGS = (
     Bug(
         "no-leases",
         "no worker is ever given a lease",
-        (Edit(CassandraLeases._take, "for _ in range(_TRIES):", "for _ in range(0):"),),
+        (Edit(Leases.holds, "is_ours = ", "is_ours = False and "),),
     ),
 )

@@ -100,9 +100,8 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
     for (number,) in await control.read("SELECT id FROM {control}.departed"):
         # Noted by the tests' clock, which is ahead of the node's: a plain deletion would not do.
         await control.write(FORGET, FOR_EVER, number)
-    for table, key in (("namespaces", "name"), ("leases", "slot")):
-        for (value,) in await control.read(f"SELECT {key} FROM {{control}}.{table}"):
-            await set_(f"DELETE FROM {{control}}.{table} WHERE {key} = ? IF EXISTS", value)
+    for (name,) in await control.read("SELECT name FROM {control}.namespaces"):
+        await set_("DELETE FROM {control}.namespaces WHERE name = ? IF EXISTS", name)
     for (key_id,) in await control.read("SELECT id FROM {control}.api_keys WHERE everyone = 0"):
         await set_("DELETE FROM {control}.api_keys WHERE everyone = 0 AND id = ? IF EXISTS", key_id)
     for (worker,) in await control.read("SELECT worker FROM {control}.workers"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counter.limits import SECOND
+from counter.limits import STORE_TIMEOUT_US
 from counter.types import Dataset, Placement
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class CassandraOptions:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: Tls | None = None
-    read_timeout_us: int = 2 * SECOND
+    read_timeout_us: int = STORE_TIMEOUT_US
     datasets: Sequence[tuple[Dataset, Placement]] = ()
 
 

@@ -61,7 +61,6 @@ CONTROL_TABLES: Mapping[str, Table] = {
         grace_us=_HINTS_US,
     ),
     # What expires does so on every node at once: nothing comes back when its tombstone is gone.
-    "leases": Table("slot text PRIMARY KEY, worker text, op blob", grace_us=_HINTS_US),
     "workers": Table(
         "everyone tinyint, worker text, PRIMARY KEY (everyone, worker)", grace_us=_HINTS_US
     ),
