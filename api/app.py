@@ -226,7 +226,7 @@ def create_app(
     door = Door(service.load)
     exposition = Exposition(
         (
-            Metrics(service, health, gate, door.bodies),
+            Metrics(service, health, gate, door.bodies, connections.unfinished),
             requests,
             StoreMetrics(store, cache),
             ClockMetrics(guard),

@@ -1,13 +1,17 @@
-"""What a process tells of its clients' connections."""
+"""What the connections of a process share: their bounds, and what is counted of them."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client.core import Metric
 
-from counter.limits import CONNECTIONS_MAX
+from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
+from counter.overload import Bounded
 from rollup.families import counters, gauge
 
 #: Why a connection was ended from this side, though nobody asked for that.
@@ -16,6 +20,51 @@ LATE: Final = "late"
 MALFORMED: Final = "malformed"
 UNTAKEN: Final = "untaken"
 HANDSHAKE: Final = "handshake"
+#: How long one turn of the event loop reads large segments.
+_READ_FOR_S: Final = 0.01
+
+
+class Reader(Protocol):
+    """A connection with a segment that is not read yet."""
+
+    def read_until(self, end_s: float) -> bool:
+        """Read until this instant of the monotonic clock; return whether more can be read."""
+        ...
+
+
+class ReadQueue:
+    """Reads large segments of all connections in turn, for a bounded time in each turn of the event
+    loop. Small segments do not wait for it."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._queue: deque[Reader] = deque()
+        #: Until when this turn reads; None if none has begun.
+        self._end_s: float | None = None
+
+    def read(self, reader: Reader) -> None:
+        """Read from *reader*, at once if this turn has time left."""
+        self._queue.append(reader)
+        if self._end_s is None:
+            self._begin()
+        elif len(self._queue) == 1:
+            self._read()
+
+    def _begin(self) -> None:
+        """Begin a turn that has work to do."""
+        if not self._queue:
+            self._end_s = None
+            return
+        self._end_s = self._now_s() + _READ_FOR_S
+        asyncio.get_running_loop().call_soon(self._begin)
+        self._read()
+
+    def _read(self) -> None:
+        end_s = self._end_s or 0.0
+        while self._queue and self._now_s() < end_s:
+            reader = self._queue.popleft()
+            if reader.read_until(end_s):
+                self._queue.append(reader)
 
 
 class Connections:
@@ -24,6 +73,8 @@ class Connections:
     def __init__(self) -> None:
         self.open: Collection[object] = ()
         self.most = CONNECTIONS_MAX
+        self.unfinished = Bounded("bytes of unfinished requests are held", UNFINISHED_BYTES_MAX)
+        self.queue = ReadQueue()
         #: When the server's certificate ends, in Unix time; 0 where there is none.
         self.certificate_ends_at_s: Callable[[], float] = lambda: 0.0
         self.ended = dict.fromkeys((FULL, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.answers import added_reply, count_reply, problem_reply
 from api.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
+from api.connections import Connections
 from api.door import TIMEOUT_HEADER
 from api.front import Front
 from api.gate import Caller
@@ -28,6 +29,7 @@ from api.protocol import TimedProtocol
 from api.quick import read_add, read_change
 from counter.errors import CounterError, RateLimitedError
 from counter.keys import Scope
+from counter.limits import HEAD_BYTES_MAX
 from counter.outcomes import REPLAYED, Added
 from counter.service import CounterService
 from counter.types import CounterType, Namespace, Written
@@ -275,15 +277,16 @@ class DirectProtocol(TimedProtocol):
         # What uvicorn prepares here for every request, it does in on_headers_complete if need be.
         self.waiting_since_s = self.began_s = time.monotonic()
         self.idle_since_s = None
-        self.in_head, self.head_bytes = True, 0
+        self.head_bytes = self._first_bytes = self._slice_bytes
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
     def on_headers_complete(self) -> None:
+        if self.head_bytes > HEAD_BYTES_MAX:
+            self._check_head_bytes()
         cycle = self._direct_cycle()
         if cycle is not None:
-            self.in_head = False
             self.cycle = cycle  # type: ignore[assignment]
             return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -299,6 +302,10 @@ class DirectProtocol(TimedProtocol):
             cycle.run()
         else:
             super().on_message_complete()
+
+    def _body_bytes(self) -> int:
+        cycle: Any = self.cycle
+        return len(cycle.body) if type(cycle) is DirectCycle and cycle.more_body else 0
 
     def _direct_cycle(self) -> DirectCycle | None:
         """A cycle for the request whose header is read; None where uvicorn must make it."""
@@ -371,7 +378,7 @@ class DirectProtocol(TimedProtocol):
 
 
 def direct_protocol(
-    front: Front, service: CounterService, request_timeout_us: int
+    front: Front, service: CounterService, request_timeout_us: int, shared: Connections
 ) -> type[DirectProtocol]:
     """A protocol class for one application; uvicorn takes a class and makes the instances."""
     return type(
@@ -382,5 +389,6 @@ def direct_protocol(
             "service": service,
             "ids": front.ids,
             "request_timeout_us": request_timeout_us,
+            "shared": shared,
         },
     )

@@ -22,12 +22,18 @@ class Metrics(Collector):
     """Reads the service's own tallies when asked: the hot path only adds to integers."""
 
     def __init__(
-        self, service: CounterService, health: Health, gate: Gate, bodies: Bounded
+        self,
+        service: CounterService,
+        health: Health,
+        gate: Gate,
+        bodies: Bounded,
+        unfinished: Bounded,
     ) -> None:
         self._service = service
         self._health = health
         self._gate = gate
         self._bodies = bodies
+        self._unfinished = unfinished
         self._versions = (_version(), platform.python_version())
 
     def collect(self) -> Iterable[Metric]:
@@ -54,10 +60,11 @@ class Metrics(Collector):
             "adds": (load.ahead, limits.PENDING_WRITES_MAX),
             "resolutions": (self._service.late.held, limits.RESOLUTIONS_MAX),
             "body_bytes": (self._bodies.held, limits.BODIES_BYTES_MAX),
+            "unfinished_bytes": (self._unfinished.held, limits.UNFINISHED_BYTES_MAX),
         }
         yield gauges(
             "queue_depth",
-            "What waits: adds, late tokens to be resolved, bytes of bodies that are read.",
+            "What waits: adds, late tokens to be resolved, bytes of requests.",
             ("queue",),
             (([name], depth) for name, (depth, _) in depths.items()),
         )

@@ -27,7 +27,7 @@ from counter.errors import (
     RequestTimeoutError,
     UriTooLongError,
 )
-from counter.limits import CONNECTIONS_MAX, HEAD_BYTES_MAX, SECOND, URL_BYTES_MAX
+from counter.limits import CONNECTIONS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, SECOND, URL_BYTES_MAX
 
 _LOOK_EVERY_S = 1.0
 #: A client that takes so much of its answers within the time is slow, and not gone.
@@ -36,6 +36,11 @@ _FAREWELL_S = 0.5
 _REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
 #: So much of what came is read before it is seen whether requests wait.
 _SLICE_BYTES = 8_192
+#: Segments of up to this size are read at once, larger ones in turn with those of others.
+_SMALL_BYTES = 2_048
+#: What the interpreter keeps for a header besides its bytes, and for a request that waits.
+_HEADER_BYTES = 128
+_REQUEST_BYTES = 2_048
 _HEAD_START = b"HTTP/1.1 "
 _CONTINUE_START = b"HTTP/1.1 100"
 
@@ -97,6 +102,10 @@ class PatientFlow(FlowControl):
         self._waiting = waiting
         self._has_more = has_more
 
+    def forget(self) -> None:
+        """Refer to the connection no longer."""
+        self._has_more = bool
+
     def resume_reading(self) -> None:
         """Read on, unless requests wait: the last of them reads on when it has its turn. What came
         already is read first."""
@@ -107,23 +116,33 @@ class PatientFlow(FlowControl):
 class TimedProtocol(HttpToolsProtocol):
     """An HTTP connection that knows since when it waits for the rest of a request."""
 
+    flow: PatientFlow
     #: What names answers that no request was read for.
     ids: ClassVar[RequestIds]
     request_timeout_us: ClassVar[int] = 10 * SECOND
     connections_max: ClassVar[int] = CONNECTIONS_MAX
-    #: Where it is told why a connection was ended; None where nobody asks.
-    told: ClassVar[Connections | None] = None
+    #: What all connections of the process share.
+    shared: ClassVar[Connections]
     #: Whether the process ends: each answer is then its connection's last.
     draining: ClassVar[bool] = False
     waiting_since_s: float | None = None
-    #: What came and is not read yet, because requests wait.
+    #: What came and is not read yet, because requests wait, or other connections have their turn.
     _unread: bytes = b""
+    _is_queued: bool = False
+    #: How much of what all connections may hold of unfinished requests is held here.
+    _held_bytes: int = 0
+    #: The latest request whose answer was begun over ASGI; others may wait behind it.
+    _running: Any = None
     #: Since when its client takes nothing of what is sent, and how much that was then.
     untaken: tuple[float, int] | None = None
     #: Why the request that is being read is refused, where that is not for its form.
     refusal: CounterError | None = None
-    in_head: bool = False
+    #: Bytes since the slice in which the message, or its latest piece of body, began: its head, or
+    #: its trailers. So many of them are that first slice, and may belong to what was before.
     head_bytes: int = 0
+    _first_bytes: int = 0
+    #: The size of the slice that is being read.
+    _slice_bytes: int = 0
     #: Since when a kept connection waits for its next request, where uvicorn has no timer for it.
     idle_since_s: float | None = None
 
@@ -141,33 +160,70 @@ class TimedProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.pipeline:
+            # uvicorn tells the latest request alone that its client is gone. The one before it that
+            # is under way would wait for that, a live stream for minutes.
+            self.cycle = self._running
         super().connection_lost(exc)
         self.pipeline.clear()
         self._unread = b""
+        self.waiting_since_s = None
+        self._hold()
+        # Each of these refers back to the connection: its memory would wait for the collector.
+        self.flow.forget()
+        self.cycle = self._running = None  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
-        if self._unread or len(data) > _SLICE_BYTES:
+        if self._unread:
             self._unread += data
-            self._read_on()
-        else:
+            self._hold()
+        elif len(data) <= _SMALL_BYTES:
             self._read(data)
+            if self.waiting_since_s is not None or self._held_bytes:
+                self._hold()
+        else:
+            self._unread = data
+            self._read_in_turn()
+            if self._unread:
+                self.flow.pause_reading()
+                self._hold()
 
-    def _read_on(self) -> None:
+    def _read_in_turn(self) -> None:
+        """Read what has come, when other connections have had their turn."""
+        if not self._is_queued:
+            self._is_queued = True
+            self.shared.queue.read(self)
+
+    def read_until(self, end_s: float) -> bool:
         """Read what has come, a slice at a time, until requests wait: as bytes they are a fortieth
-        of what they become."""
+        of what they become. Return whether there is more to read after *end_s*."""
         unread, start = self._unread, 0
         while start < len(unread) and not self.pipeline and not self.transport.is_closing():
+            if start and time.monotonic() >= end_s:
+                break
             self._read(unread[start : start + _SLICE_BYTES])
             start += _SLICE_BYTES
+        if self.transport.is_closing():
+            # Nothing more is read of it.
+            start = len(unread)
         self._unread = unread[start:]
+        self._is_queued = bool(self._unread) and not self.pipeline
         if not self._unread and not self.transport.is_closing():
             self.flow.resume_reading()
+        self._hold()
+        return self._is_queued
 
     def _has_more(self) -> bool:
         """Whether something that came is still to be read; then it is, soon."""
         if self._unread:
             # Not at once: the parser may be at work.
-            self.loop.call_soon(self._read_on)
+            self.loop.call_soon(self._read_in_turn)
+        elif self._held_bytes:
+            self._hold()
         return bool(self._unread)
 
     def _read(self, data: bytes) -> None:
@@ -175,29 +231,49 @@ class TimedProtocol(HttpToolsProtocol):
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
             # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
             self.waiting_since_s = time.monotonic()
-        cycle = self.cycle
-        in_body = cycle is not None and cycle.more_body
+        self._slice_bytes = len(data)
         self.head_bytes += len(data)
         super().data_received(data)
-        if self.in_head:
-            if self.cycle is cycle and not in_body:
-                # All of it is of this head: nothing else was under way, or ended in it.
-                self.head_bytes = max(self.head_bytes, len(data))
-            if self.head_bytes > HEAD_BYTES_MAX:
-                self._refuse(
-                    HeadTooLargeError(
-                        f"the head of the request has at least {self.head_bytes} bytes;"
-                        f" at most {HEAD_BYTES_MAX} are allowed"
-                    )
-                )
+        size = self.head_bytes - self._first_bytes
+        if size > HEAD_BYTES_MAX and self.waiting_since_s is not None:
+            self._refuse(_too_large(size))
+
+    def _hold(self) -> None:
+        """Count what is held of unfinished requests, in all connections together."""
+        held = len(self._unread) + _REQUEST_BYTES * len(self.pipeline)
+        if self.waiting_since_s is not None:
+            held += self.head_bytes + _HEADER_BYTES * len(self.headers or ()) + self._body_bytes()
+        more = held - self._held_bytes
+        try:
+            if more > 0:
+                self.shared.unfinished.take(more)
+            else:
+                self.shared.unfinished.give_back(-more)
+        except OverloadedError as error:
+            self._refuse(error)
+        else:
+            self._held_bytes = held
+
+    def _body_bytes(self) -> int:
+        """The bytes of an unfinished body that no handler has asked for."""
+        return 0
 
     def on_message_begin(self) -> None:
         self.waiting_since_s = time.monotonic()
-        self.in_head, self.head_bytes = True, 0
+        self.head_bytes = self._first_bytes = self._slice_bytes
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= HEADERS_MAX:
+            self.refusal = HeadTooLargeError(
+                f"the request has more than {HEADERS_MAX} headers; send {HEADERS_MAX} at most"
+            )
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self.in_head = False
+        if self.head_bytes > HEAD_BYTES_MAX:
+            self._check_head_bytes()
         if self.parser.should_upgrade() and any(
             name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
         ):
@@ -214,6 +290,19 @@ class TimedProtocol(HttpToolsProtocol):
         if self.draining and (before is None or before.response_complete):
             # Else one before it waits for its answer, and that one must not be the last.
             self.cycle.keep_alive = False
+
+    def _check_head_bytes(self) -> None:
+        """Count the bytes of the head exactly: it may have begun or ended within a slice."""
+        # "GET ", " HTTP/1.1" and the ends of two lines; then ": " and the end of a line.
+        size = 18 + len(self.url) + sum(4 + len(name) + len(value) for name, value in self.headers)
+        if size > HEAD_BYTES_MAX:
+            self.refusal = _too_large(size)
+            raise ValueError("a head that is too large")
+
+    def on_body(self, body: bytes) -> None:
+        # What comes behind it, and is no body, are the trailers.
+        self.head_bytes = self._first_bytes = 0
+        super().on_body(body)
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
@@ -268,15 +357,11 @@ class TimedProtocol(HttpToolsProtocol):
             limit_s = min(limit_s, _FAREWELL_S)
         if now_s - self.untaken[0] > limit_s:
             if size:
-                self._tell(UNTAKEN)
+                self.shared.end(UNTAKEN)
             self.transport.abort()
 
-    def _tell(self, why: str) -> None:
-        if self.told is not None:
-            self.told.end(why)
-
     def _refuse(self, error: CounterError) -> None:
-        self._tell(_REASONS.get(type(error), MALFORMED))
+        self.shared.end(_REASONS.get(type(error), MALFORMED))
         # Nothing is waited for any more.
         self.waiting_since_s = None
         body = problem_bytes(error)
@@ -301,12 +386,22 @@ class TimedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def _too_large(size: int) -> HeadTooLargeError:
+    return HeadTooLargeError(
+        f"the head of the request has at least {size} bytes; at most {HEAD_BYTES_MAX} are allowed"
+    )
+
+
 def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
     """A protocol class with its limit; uvicorn takes a class and makes the instances."""
     return type(
         "BoundedProtocol",
         (TimedProtocol,),
-        {"ids": RequestIds(), "request_timeout_us": request_timeout_us},
+        {
+            "ids": RequestIds(),
+            "request_timeout_us": request_timeout_us,
+            "shared": Connections(),
+        },
     )
 
 

@@ -125,9 +125,9 @@ async def _told_together(application: Application, parent: Parent) -> AsyncItera
 def make_server(application: Application, settings: Settings) -> Server:
     """The server of *application*, with its limits. Raises StartupError."""
     front, most = application.front, connections_max(settings)
-    made = direct_protocol(front, application.service, settings.request_timeout)
-    told = application.connections
-    made.connections_max, made.told = most, told
+    shared = application.connections
+    made = direct_protocol(front, application.service, settings.request_timeout, shared)
+    made.connections_max = most
     cors = Cors(settings.cors_origins) if settings.cors_origins else None
     protocol = made if cors is None else minding_origins(made)
     config = uvicorn.Config(
@@ -151,9 +151,9 @@ def make_server(application: Application, settings: Settings) -> Server:
         leaving=application.leave,
         draining=application.drain,
     )
-    told.open, told.most = server.server_state.connections, most
+    shared.open, shared.most = server.server_state.connections, most
     if certificates is not None:
-        told.certificate_ends_at_s = lambda: certificates.ends_at_s
+        shared.certificate_ends_at_s = lambda: certificates.ends_at_s
     return server
 
 

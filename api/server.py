@@ -74,9 +74,10 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
             return
         await self.lifespan.startup()
-        timeout_us, told = self._settings.request_timeout, self._protocol.told
+        timeout_us, shared = self._settings.request_timeout, self._protocol.shared
         servers: list[Any] = [
-            TlsListener(each, self._make, self._certificates, timeout_us, told) for each in sockets
+            TlsListener(each, self._make, self._certificates, timeout_us, shared)
+            for each in sockets
         ]
         self.servers = servers
         self.started = True

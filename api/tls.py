@@ -155,9 +155,9 @@ class TlsListener:
         protocol: Callable[[], asyncio.Protocol],
         certificates: Certificates,
         handshake_timeout_us: int,
-        told: Connections | None = None,
+        shared: Connections,
     ) -> None:
-        self._told = told
+        self._shared = shared
         self._listener = listener
         self._protocol = protocol
         self._certificates = certificates
@@ -196,7 +196,7 @@ class TlsListener:
             if len(self._shaking) >= HANDSHAKES_MAX:
                 # In the clear no problem can be told, and a handshake more is too many.
                 connection.close()
-                self._tell(FULL)
+                self._shared.end(FULL)
                 continue
             connection.setblocking(False)
             task = self._loop.create_task(self._shake(connection))
@@ -221,9 +221,5 @@ class TlsListener:
             )
         except (OSError, asyncio.CancelledError) as error:
             connection.close()
-            self._tell(HANDSHAKE)
+            self._shared.end(HANDSHAKE)
             _log.debug("a handshake failed: %s", error)
-
-    def _tell(self, why: str) -> None:
-        if self._told is not None:
-            self._told.end(why)

@@ -31,6 +31,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from api import serve
 from api.app import Application, create_app
 from api.call import Call, Reply
+from api.connections import Connections
 from api.front import Front, Route
 from api.metrics import Metrics
 from api.protocol import TimedProtocol, timed_protocol
@@ -219,7 +220,9 @@ def main() -> None:
         """Answer every get with one constant of *size* bytes."""
         body = b'"' + b"x" * (size - 2) + b'"'
 
-        def plain(_front: Front, _service: CounterService, limit_us: int) -> type[TimedProtocol]:
+        def plain(
+            _front: Front, _service: CounterService, limit_us: int, _shared: Connections
+        ) -> type[TimedProtocol]:
             return timed_protocol(limit_us)
 
         with patch("api.serve.direct_protocol", plain):

@@ -27,6 +27,8 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 FIELDS_EXPLAINED_MAX: Final = 32
 VALUE_EXPLAINED_BYTES_MAX: Final = 4 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
+#: Headers of a request, trailers included.
+HEADERS_MAX: Final = 100
 #: Enough for the longest names, each of their bytes percent-encoded, and a query.
 URL_BYTES_MAX: Final = 8 * 1024
 #: Connections of one process, and those of them whose TLS handshake is under way.
@@ -69,6 +71,9 @@ WAL_BYTES_MAX: Final = 4 * 1024**3
 WAL_BYTES_KEPT: Final = 64 * 1024**2
 #: How long a statement may take on its way to Cassandra and back, writes of events excepted.
 STORE_TIMEOUT_US: Final = 2 * SECOND
+#: Heads that have not arrived whole, and what was sent behind a request that is not answered yet,
+#: over all connections of one process. What the interpreter adds to each part is counted, too.
+UNFINISHED_BYTES_MAX: Final = 32 * 1024 * 1024
 #: Calls that wait because as many statements as may are on their way to Cassandra.
 STORE_CALLS_WAITING_MAX: Final = 10_000
 
@@ -111,6 +116,7 @@ invariant(
     "a counter's name fits a value, even with each character as two escaped surrogates",
 )
 invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies fit in memory")
+invariant(HEAD_BYTES_MAX * 64 <= UNFINISHED_BYTES_MAX, "many of the largest heads fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
 invariant(4 * WAL_BYTES_KEPT <= WAL_BYTES_MAX, "what is kept of a log is well below its limit")
 invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")

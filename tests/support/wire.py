@@ -129,8 +129,10 @@ async def wired(
             await app.stop()
 
 
-def _none_directly(_front: Any, _service: Any, request_timeout_us: int) -> Any:
-    return timed_protocol(request_timeout_us)
+def _none_directly(_front: Any, _service: Any, request_timeout_us: int, shared: Any) -> Any:
+    made = timed_protocol(request_timeout_us)
+    made.shared = shared
+    return made
 
 
 def runner() -> asyncio.Runner:

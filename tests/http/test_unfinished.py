@@ -1,0 +1,240 @@
+"""Requests that are begun and not finished: what a process holds of them, and lets go of."""
+
+import asyncio
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.connections import Connections, ReadQueue
+from api.live import LiveRoutes
+from api.protocol import TimedProtocol
+from counter.limits import HEAD_BYTES_MAX, HEADERS_MAX
+from counter.overload import Bounded
+from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, one, post, request
+from tests.support.certificates import Authority
+from tests.support.problems import check_problem
+from tests.support.waiting import eventually
+from tests.support.wire import Run, Wire, runner, served, statuses, turns, wired
+
+#: Of one route that is answered directly, and of one that is not.
+PATHS = [one(), "/v1/namespaces"]
+UNFINISHED = get()[:-2]
+CHUNKED = request("POST", f"{one()}/add", JSON, "transfer-encoding: chunked")
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with runner() as each:
+        yield each.run
+
+
+@pytest.fixture(scope="module")
+def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    yield from served(run, tmp_path_factory.mktemp("unfinished"))
+
+
+def refused(received: bytes) -> str:
+    """The code of the problem in the one answer of *received*."""
+    assert len(statuses(received)) == 1, received[:500]
+    problem = json.loads(received.partition(b"\r\n\r\n")[2])
+    check_problem(problem)
+    assert problem["status"] == statuses(received)[0]
+    return str(problem["code"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_there_is_a_largest_number_of_headers(run: Run, wire: Wire, path: str) -> None:
+    def headers(count: int) -> list[str]:
+        # Besides these there are a host and a connection.
+        return ["a:"] * (count - 2)
+
+    assert statuses(run(wire.tell(request("GET", path, CLOSE, *headers(HEADERS_MAX))))) == [200]
+    for sent in (
+        request("GET", path, CLOSE, *headers(HEADERS_MAX + 1)),
+        # Refused as soon as they have come.
+        request("GET", path, *["a:"] * (HEADERS_MAX + 1))[:-2],
+        CHUNKED + b"1\r\n \r\n0\r\n" + b"a:\r\n" * (HEADERS_MAX + 1),
+    ):
+        received = run(wire.tell(sent))
+        assert refused(received) == "head_too_large"
+        assert statuses(received) == [431]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_head_has_exactly_its_largest_size(run: Run, wire: Wire, path: str) -> None:
+    """However it comes: at once, or in many pieces."""
+
+    def of(size: int) -> bytes:
+        empty = request("GET", path, CLOSE, "x: ")
+        return request("GET", path, CLOSE, "x: " + "y" * (size - len(empty)))
+
+    for parts in (1, 7):
+        for size, expected in ((HEAD_BYTES_MAX, 200), (HEAD_BYTES_MAX + 1, 431), (70_000, 431)):
+            sent = of(size)
+            assert len(sent) == size
+            step = size // parts + 1
+            pieces = [sent[start : start + step] for start in range(0, size, step)]
+            assert statuses(run(wire.tell(*pieces))) == [expected], (size, parts)
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nx: ", b"1;"], ids=["trailer", "extension"])
+def test_what_follows_a_body_and_is_none_has_an_end(run: Run, wire: Wire, endless: bytes) -> None:
+    """A trailer, or the extension of a chunk."""
+    pieces = [CHUNKED + b"1\r\n \r\n" + endless, *[b"y" * 10_000] * 8]
+    assert statuses(run(wire.tell(*pieces))) == [431]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"x" * 5_000,
+        UNFINISHED + b"x: " + b"y" * 5_000,
+        UNFINISHED + b"a:\r\n" * 50,
+        get() + UNFINISHED + b"x: " + b"y" * 5_000,
+        post(f"{one()}/add", b" " * 5_000, JSON)[:-1],
+    ],
+    ids=["line", "header", "headers", "second", "body"],
+)
+def test_all_unfinished_requests_together_are_bounded(run: Run, wire: Wire, sent: bytes) -> None:
+    """One too many is refused, those that are held go on, and all of it is given back."""
+    held: Bounded = wire.app.application.connections.unfinished
+    most = held.most
+
+    async def check() -> None:
+        assert held.held == 0
+        ends = []
+        for number in range(1, 4):
+            ends.append(await wire.connect())
+            ends[-1][1].write(sent)
+
+            async def is_held(count: int = number) -> bool:
+                return held.held >= 4_000 * count
+
+            await eventually(is_held, f"{number} requests are held")
+        held.most = held.held + 2_000
+        assert refused(await wire.tell(sent.removeprefix(get()))) == "overloaded"
+        assert statuses(await wire.tell(add(1) + LAST)) == [200, 200]
+        held.most = most
+        for _, writer in ends:
+            writer.close()
+
+        async def all_given_back() -> bool:
+            return held.held == 0
+
+        await eventually(all_given_back, "nothing is held")
+
+    run(check())
+
+
+def test_requests_that_wait_behind_another_are_held_too(run: Run, wire: Wire) -> None:
+    shared: Connections = wire.app.application.connections
+    live: LiveRoutes = wire.app.application.live
+
+    async def check() -> None:
+        reader, writer = await wire.connect()
+        writer.write(get("c/live") + get() * 1_000)
+        await reader.readuntil(b"event: count")
+
+        async def is_held() -> bool:
+            return shared.unfinished.held > 1_000 * len(get())
+
+        await eventually(is_held, "what waits is held")
+        writer.close()
+
+        async def all_given_back() -> bool:
+            tasks = wire.server.server_state.tasks
+            return not (shared.unfinished.held or live.streams or tasks)
+
+        await eventually(all_given_back, "nothing is held, and the stream has ended")
+
+    run(check())
+
+
+class Segment:
+    """A segment that takes a second a slice to read."""
+
+    def __init__(self, name: str, slices: int, clock: Any, read: list[str]) -> None:
+        self._name, self._slices, self._clock, self._read = name, slices, clock, read
+
+    def read_until(self, end_s: float) -> bool:
+        while self._slices:
+            self._read.append(self._name)
+            self._slices -= 1
+            self._clock.now_s += 1.0
+            if self._clock.now_s >= end_s:
+                break
+        return self._slices > 0
+
+
+class Watch:
+    """A clock in the test's hand."""
+
+    now_s = 0.0
+
+
+async def test_one_turn_of_the_loop_reads_for_a_bounded_time() -> None:
+    """Those that are left are read in the next turns, one after the other."""
+    clock, read = Watch(), list[str]()
+    queue = ReadQueue(lambda: clock.now_s)
+    for name in "abc":
+        queue.read(Segment(name, 2, clock, read))
+    assert read == ["a"]
+    for count in range(2, 7):
+        await asyncio.sleep(0)
+        assert len(read) == count
+    # The first one went to the end of the queue before the others came.
+    assert "".join(read) == "aabcbc"
+    await turns()
+    queue.read(Segment("d", 1, clock, read))
+    assert read[-1] == "d"
+
+
+REQUESTS = {
+    "direct": [get(), add(900)],
+    "framework": [request("GET", "/v1/namespaces"), LAST],
+    "unfinished": [UNFINISHED],
+    "half-a-body": [add(901)[:-3], request("PUT", "/v1/namespaces/x", "content-length: 9")],
+    "pipelined": [get() * 20 + LAST],
+    "malformed": [b"junk\r\n\r\n", get() + b"junk\r\n\r\n", UNFINISHED + b"a:\r\n" * 200],
+    "too-large": [post(f"{one()}/add", b" " * 2_000_000, JSON)],
+    "live": [get("c/live")],
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_closed_connection_leaves_nothing_to_the_collector(
+    run: Run, tmp_path: Path, kind: str, tls: bool
+) -> None:
+    """Which hardly runs: memory in reference cycles would stay."""
+    authority = Authority(tmp_path)
+    own = authority.sign()
+    files: dict[str, Any] = {"https_cert": own.cert, "https_key": own.key} if tls else {}
+
+    async def check() -> None:
+        async with wired(tmp_path / "data", **files) as wire:
+            for sent in REQUESTS[kind]:
+                reader, writer = await wire.connect(authority.client() if tls else None)
+                writer.write(sent)
+                await asyncio.wait((asyncio.ensure_future(reader.read(100)),), timeout=0.2)
+                writer.transport.abort()
+
+                async def gone() -> bool:
+                    return not wire.connections and not wire.server.server_state.tasks
+
+                await eventually(gone, "the connection is closed")
+                await turns(20)
+            # By its type: what asks a proxy for its class may meet one of something that is gone.
+            kept = [each for each in gc.get_objects() if issubclass(type(each), TimedProtocol)]
+            assert not kept
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(check())
+    finally:
+        gc.enable()
