@@ -61,21 +61,28 @@ def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
 
 def added_texts(namespace: Namespace, outcomes: Iterable[Added | CounterError]) -> list[str]:
     """The outcomes of many adds, each in JSON: :func:`added_text`, or a problem."""
+    # One refusal may serve many items.
+    problems: dict[int, str] = {}
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-        return [_outcome_text(namespace, each) for each in outcomes]
+        return [_outcome_text(namespace, each, problems) for each in outcomes]
     name = namespace.name
     return [
         f'{{"namespace":"{name}","counter":{json_text(each[0])},"delta":{each[1]},'
         f'"event_time":"{to_rfc3339(each[2])}","replayed":false}}'
         if isinstance(each, Added) and each[3] is False
-        else _outcome_text(namespace, each)
+        else _outcome_text(namespace, each, problems)
         for each in outcomes
     ]
 
 
-def _outcome_text(namespace: Namespace, outcome: Added | CounterError) -> str:
+def _outcome_text(
+    namespace: Namespace, outcome: Added | CounterError, problems: dict[int, str]
+) -> str:
     if isinstance(outcome, CounterError):
-        return problem_bytes(outcome).decode()
+        text = problems.get(id(outcome))
+        if text is None:
+            text = problems[id(outcome)] = problem_bytes(outcome).decode()
+        return text
     return added_text(namespace, outcome)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
@@ -84,6 +86,30 @@ class Allowance(Protocol):
 #: Of the request that the running task answers. In the context and not an argument: the two places
 #: that ask are deep within the service, and every method on the way would have to hand it on.
 ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default=None)
+
+
+class _ResolutionsPaid:
+    """An allowance whose resolutions were taken already."""
+
+    def __init__(self, held: Allowance) -> None:
+        self.reserve = held.reserve
+
+    def resolve(self) -> None:
+        """Take nothing."""
+
+
+@contextmanager
+def resolutions_paid() -> Iterator[None]:
+    """Let tasks that begin within resolve late tokens that were charged for already."""
+    held = ALLOWANCE.get()
+    if held is None:
+        yield
+        return
+    before = ALLOWANCE.set(_ResolutionsPaid(held))
+    try:
+        yield
+    finally:
+        ALLOWANCE.reset(before)
 
 
 def reserve() -> None:

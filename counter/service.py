@@ -8,7 +8,7 @@ A token too old for that is resolved instead. The reasons are in docs/architectu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from counter import limits, rate_limits
@@ -18,6 +18,7 @@ from counter.errors import (
     NamespaceUnknownError,
     NotSupportedError,
     OverloadedError,
+    RateLimitedError,
     SliceMissingError,
     TokenConflictError,
     TokenMissingError,
@@ -367,10 +368,32 @@ class CounterService:
         adds: Sequence[Add],
     ) -> list[Added | CounterError]:
         """*results*, those filled in that need more than a write: of late adds, and of ones without
-        a token."""
-        left = [each for each, result in zip(adds, results, strict=True) if result is None]
-        others = iter(await self.one_by_one(namespace, left))
-        return [next(others) if result is None else result for result in results]
+        a token.
+
+        Late tokens are charged here, before each has a task: the first refusal serves the rest.
+        """
+        refusal: RateLimitedError | None = None
+        refused: set[int] = set()
+        left: list[Add] = []
+        for index, (each, result) in enumerate(zip(adds, results, strict=True)):
+            if result is not None:
+                continue
+            if isinstance(each.credential, Token):
+                refusal = refusal or _refused_resolution()
+                if refusal is not None:
+                    refused.add(index)
+                    continue
+            left.append(each)
+        if refusal is not None:
+            count_failure(self.tally, refusal, len(refused))
+        others: Iterator[Added | CounterError] = iter(())
+        if left:
+            with rate_limits.resolutions_paid():
+                others = iter(await self.one_by_one(namespace, left))
+        return [
+            result or (refusal if refusal is not None and index in refused else next(others))
+            for index, result in enumerate(results)
+        ]
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; raise what else became of it."""
@@ -392,3 +415,12 @@ class CounterService:
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
+
+
+def _refused_resolution() -> RateLimitedError | None:
+    """Take one resolution of the request under way, or return why it may have no more."""
+    try:
+        rate_limits.resolve()
+    except RateLimitedError as error:
+        return error
+    return None

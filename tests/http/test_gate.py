@@ -273,6 +273,23 @@ async def test_what_costs_more_than_its_bytes_tell_has_rates_of_its_own(door: Do
     assert (await door.add(key)).status_code == 200
 
 
+async def test_one_refusal_serves_all_late_tokens_of_a_batch(door: Door) -> None:
+    """Each refusal cost a task, an error and its text: a batch of them took three times an add."""
+    key = await door.key(Scope.WRITE, resolutions_per_s=2.0)
+    now_us = door.app.clock.now_us()
+    times = [now_us, *[now_us - 30 * SECOND] * 7, now_us]
+    items = [item(f"c{n}", 1, fresh(time_us)) for n, time_us in enumerate(times)]
+    path = "/v1/namespaces/default/batch/add"
+    answer = await door.http.post(path, json={"items": items}, headers=key)
+    results = answer.json()["results"]
+    codes = [each.get("code", "added") for each in results]
+    assert codes == ["added", *["token_too_old"] * 2, *["rate_limited"] * 5, "added"]
+    refused = [each for each in results if each.get("code") == "rate_limited"]
+    assert all(each == refused[0] for each in refused)
+    assert door.app.application.front.gate.limited["resolutions"] == 1
+    assert door.app.application.service.tally["refused"] == 5
+
+
 async def test_a_hedge_of_ten_takes_ten_and_counts_once(door: Door) -> None:
     key = await door.key(Scope.WRITE, adds_per_s=10.0)
     token = on_wire(fresh(door.app.clock.now_us()))
