@@ -34,7 +34,6 @@ from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
 from counter.keys import KeyRing, Scope
 from counter.limits import SECOND
-from counter.namespaces import SETTLED_S
 from counter.patience import Patience
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
@@ -297,15 +296,12 @@ def _routes(settings: Settings, service: CounterService, store: Store, clock: Cl
     counters = CounterRoutes(service, batch_items_max=settings.batch_items_max)
     admin_log = AdminLog(settings.audit_log, clock)
     reports = ReportRoutes(service, store, clock, admin_log)
-    # Where other processes take adds too, each needs a moment to learn of a deletion.
-    shared = settings.store == "cassandra"
     namespaces = NamespaceRoutes(
         service,
         settings.default_namespace(),
         admin_log,
-        settle_s=SETTLED_S if shared else 0.0,
         lease_time_us=settings.lease_time,
-        shared=shared,
+        shared=settings.store == "cassandra",
         namespaces_max=settings.namespaces_max,
         shards_max=settings.shards_max,
     )

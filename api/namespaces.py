@@ -41,7 +41,6 @@ class NamespaceRoutes:
         defaults: NamespaceSettings,
         admin_log: AdminLog,
         *,
-        settle_s: float = 0.0,
         lease_time_us: int = LEASE_TIME_US,
         shared: bool = False,
         namespaces_max: int = NAMESPACES_MAX,
@@ -50,7 +49,6 @@ class NamespaceRoutes:
         self._service = service
         self._defaults = defaults
         self._admin_log = admin_log
-        self._settle_s = settle_s
         self._lease_time_us = lease_time_us
         self._shared = shared
         self._namespaces_max = namespaces_max
@@ -155,16 +153,11 @@ class NamespaceRoutes:
         return found
 
     async def delete(self, call: Call) -> Reply:
-        """Delete a namespace with its counters, events and tokens.
-
-        The answer waits until no process takes adds for it: one of the same name that is created
-        after the answer gets all that are meant for it.
-        """
+        """Delete a namespace with its counters, events and tokens."""
         standing = self._service.namespaces.get(call.namespace)
         _check_match(call, standing)
         async with self._acts("namespace.delete", call, standing.settings, None):
             await self._service.namespaces.delete(standing)
-        await asyncio.sleep(self._settle_s)
         return Reply(204, b"")
 
     async def tokens(self, call: Call) -> Reply:

@@ -44,7 +44,7 @@ _FUTURE_LIMIT_US: Final = 5 * limits.SECOND
 
 _Retention = Annotated[Duration, between(limits.RETENTION_MIN_US, limits.RETENTION_MAX_US)]
 _Slice = Annotated[Duration, between(limits.MINUTE, limits.RETENTION_MAX_US)]
-_WriteTimeout = Annotated[Duration, between(limits.MILLISECOND, limits.MINUTE)]
+_WriteTimeout = Annotated[Duration, between(limits.MILLISECOND, limits.WRITE_TIMEOUT_MAX_US)]
 _Skew = Annotated[Duration, between(0, limits.MINUTE)]
 _TimeBucket = Annotated[Duration, between(limits.SECOND, limits.RETENTION_MAX_US)]
 _EventBuckets = Annotated[int, Field(ge=1, le=256)]

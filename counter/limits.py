@@ -50,6 +50,16 @@ DRAIN_TIMEOUT_US: Final = 10 * SECOND
 #: How long a start waits for a store in trouble: about what a node takes to come back.
 START_TIMEOUT_US: Final = 30 * SECOND
 
+#: How long a write may take before it is not acknowledged any more, at most.
+WRITE_TIMEOUT_MAX_US: Final = MINUTE
+#: How often each process reads the directory of namespaces, where other processes change it too.
+DIRECTORY_READ_US: Final = SECOND
+#: No add is written, and no window closed, by an older copy of the directory.
+DIRECTORY_AGE_MAX_US: Final = 5 * SECOND
+#: What a clock that nobody steps may gain or lose in a second: a kernel that slews it does so by
+#: 500 µs a second at most.
+CLOCK_DRIFT_PER_S_US: Final = 500
+
 #: The largest rate that a key or a namespace can be held to.
 RATE_PER_S_MAX: Final = 10_000_000
 REQUEST_ID_CHARS_MAX: Final = 128
@@ -125,6 +135,14 @@ invariant(
     "every counter can be named in a URL, with half of it left",
 )
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
+invariant(
+    2 * DIRECTORY_READ_US <= DIRECTORY_AGE_MAX_US,
+    "a copy of the directory outlives a reading that fails",
+)
+invariant(
+    2 * (DIRECTORY_AGE_MAX_US + WRITE_TIMEOUT_MAX_US) <= RETENTION_MIN_US,
+    "the name of a deleted namespace is free long before its events are dropped",
+)
 invariant(16 * SHARDS_MAX <= SHARDS_TOTAL_MAX, "some of the largest namespaces fit the budget")
 invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_MIN_US, "a worker looks often within a lease's time")
 invariant(

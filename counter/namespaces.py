@@ -1,8 +1,8 @@
 """The directory of namespaces: looked up on every request, from memory; changed rarely.
 
-Where other processes change it too, each reads it anew every second, and no write is taken by a
-copy older than AGE_MAX_US. A changed accept limit holds from a slice that begins only when every
-copy that may still be used knows of it.
+If other processes change it too, each process reads it again every second, and writes no event by
+a copy older than DIRECTORY_AGE_MAX_US. A changed accept limit holds from a slice that begins only
+when every copy that may still be used knows of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from counter.errors import (
     NamespaceConflictError,
     NamespaceUnknownError,
     PreconditionFailedError,
+    UnavailableError,
 )
 from counter.names import is_namespace_name
 from counter.partitions import slice_start
@@ -29,11 +30,7 @@ from counter.ports import Clock, Store
 from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 
-#: No add is admitted, and no window closed, by a copy of the directory that is older.
-AGE_MAX_US: Final = 5 * limits.SECOND
-#: After so long every process that can reach the store has read the directory anew.
-SETTLED_S: Final = 2.0
-_READ_EVERY_S: Final = 1.0
+_READ_EVERY_S: Final = limits.DIRECTORY_READ_US / limits.SECOND
 #: Between two looks that requests ask for: a flood of unknown names is one look each.
 _LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
 
@@ -89,10 +86,11 @@ class Namespaces:
     @property
     def is_fresh(self) -> bool:
         """Whether this copy is young enough to admit an add, or to close a window, by it."""
-        if self._store.transactional:
-            return True
+        return self._store.transactional or self._is_fresh_at(self._clock.boottime_us())
+
+    def _is_fresh_at(self, boottime_us: int) -> bool:
         read_us = self._read_at_us
-        return read_us is not None and self._clock.boottime_us() - read_us <= AGE_MAX_US
+        return read_us is not None and boottime_us - read_us <= limits.DIRECTORY_AGE_MAX_US
 
     def doubts(self, name: str, *, writes: bool) -> bool:
         """Whether a request for *name* should have the directory looked at first."""
@@ -141,13 +139,36 @@ class Namespaces:
             raise unknown(name)
         return namespace
 
+    def current(self, namespace: Namespace, boottime_us: int) -> Namespace:
+        """*namespace* with its current settings, for a write whose deadline began at *boottime_us*.
+
+        A request may have waited for its body, its mark or its process since it looked *namespace*
+        up. Raises NamespaceUnknownError if it was deleted, UnavailableError if this copy was too
+        old at *boottime_us* to know. If no copy was ever read, the caller answers for *namespace*.
+        """
+        if self._read_at_us is None:
+            return namespace
+        if not self._is_fresh_at(boottime_us):
+            raise UnavailableError(
+                f"this server has not read namespaces for over"
+                f" {format_duration(limits.DIRECTORY_AGE_MAX_US)}, and {namespace.name!r} may have"
+                " been deleted since; nothing was written: send the request again",
+                retry_after_us=limits.SECOND,
+            )
+        current = self.get(namespace.name)
+        if current.id != namespace.id:
+            raise unknown(namespace.name)
+        return current
+
     def all(self) -> Sequence[Namespace]:
         """All namespaces, by name."""
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
     async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
-        """Create *name*. Raises PreconditionFailedError if it exists, and ClockSkewError: by a
-        clock that is ahead, the first watermark would pass adds that others acknowledge later."""
+        """Create *name*. Raises PreconditionFailedError if it exists, UnavailableError if one of
+        that name was deleted so shortly before that adds may still be counted for that one, and
+        ClockSkewError: by a clock that is ahead, the first watermark would pass adds that others
+        acknowledge later."""
         if not is_namespace_name(name):
             raise InvalidParameterError(
                 f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
@@ -199,8 +220,8 @@ class Namespaces:
         slices = await self._store.slices(dataset)
         made_us = max((each.end_us for each in slices), default=0)
         ahead_us = max(namespace.settings.future_limit_us, settings.future_limit_us)
-        known_us = checked_now_us(self._clock, self._guard, dataset) + AGE_MAX_US + ahead_us
-        known_us += 2 * dataset.clock_skew_max_us
+        known_us = checked_now_us(self._clock, self._guard, dataset) + ahead_us
+        known_us += limits.DIRECTORY_AGE_MAX_US + 2 * dataset.clock_skew_max_us
         if made_us > known_us:
             return made_us
         return slice_start(known_us, dataset.slice_us) + dataset.slice_us

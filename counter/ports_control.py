@@ -26,7 +26,8 @@ class ControlPlane(Protocol):
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
         """The new namespace; None if the name is taken. Its shards' watermarks are laid at
-        :func:`counter.windows.first_watermark`."""
+        :func:`counter.windows.first_watermark`. Raises UnavailableError while another process may
+        acknowledge adds for a deleted namespace of that name."""
         ...
 
     async def update_namespace(

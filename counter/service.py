@@ -63,7 +63,8 @@ class CounterService:
         self._guard = guard
         #: What is under way, and whether more could be answered in time.
         self.load = Load(clock)
-        self._writer = EventWriter(store, clock, cache, guard, self.load)
+        self.namespaces = Namespaces(store, clock, guard)
+        self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
         #: Adds and clears by what became of them, since the process began.
         self.tally = dict.fromkeys(TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
@@ -71,7 +72,6 @@ class CounterService:
         self._turns = Turns(self._write_turn, self.load)
         self.best_effort = BestEffort(cache, clock, self.tally)
         self.one_by_one = OneByOne(self.add, self.tally)
-        self.namespaces = Namespaces(store, clock, guard)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
 
@@ -402,6 +402,9 @@ class CounterService:
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
+            if not self._store.transactional:
+                # A resolution may take long: no answer speaks of a namespace deleted meanwhile.
+                self.namespaces.current(namespace, self._clock.boottime_us())
         except TokenConflictError:
             self.tally["conflict"] += len(events)
             raise

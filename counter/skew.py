@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError
-from counter.limits import MILLISECOND, SECOND
+from counter.limits import CLOCK_DRIFT_PER_S_US, MILLISECOND, SECOND
 from counter.ports import Clock, Store
 from counter.types import Dataset
 
@@ -22,9 +22,6 @@ _EVERY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
 #: So many measurements in a row may fail before the last good one is taken for too old.
 _FAILURES_MAX: Final = 15
-#: What a clock that nobody steps may gain or lose while it runs: a kernel that sets it right by
-#: and by does so by 500 µs a second at most.
-_DRIFT_PER_S_US: Final = 500
 #: Measurements that differ by less than this do not contradict each other.
 _NOISE_US: Final = MILLISECOND
 _PAIRS_MAX: Final = 3
@@ -143,7 +140,7 @@ class ClockGuard:
             return measured.offset_us, 0
         now = self._pair()
         age_us = now.boottime_us - measured.at.boottime_us
-        doubt_us = measured.error_us + now.width_us + age_us * _DRIFT_PER_S_US // SECOND
+        doubt_us = measured.error_us + now.width_us + age_us * CLOCK_DRIFT_PER_S_US // SECOND
         return measured.offset_us - _walked(measured.at, now), doubt_us
 
     def _take(self, new: _Measured) -> None:

@@ -7,6 +7,7 @@ within ``clock_skew_max`` of the store, so two of them differ by twice that.
 
 from __future__ import annotations
 
+from counter.limits import CLOCK_DRIFT_PER_S_US, DIRECTORY_AGE_MAX_US, SECOND
 from counter.types import Dataset, Namespace, NamespaceSettings
 
 
@@ -27,6 +28,18 @@ def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
 def closing_lag(dataset: Dataset) -> int:
     """How long past ``end + accept_limit`` a window stays open."""
     return dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
+
+
+def settling_time(dataset: Dataset) -> int:
+    """How long after a namespace was deleted an add to it may still be acknowledged, in
+    microseconds of any process's boot clock.
+
+    An event is written only by a copy of the directory that is at most ``DIRECTORY_AGE_MAX_US``
+    old, and acknowledged only within ``write_timeout`` of that check. A copy that shows the
+    namespace was read before the deletion. Two boot clocks may drift apart meanwhile.
+    """
+    span_us = DIRECTORY_AGE_MAX_US + dataset.write_timeout_us
+    return span_us + -(-span_us * 2 * CLOCK_DRIFT_PER_S_US // SECOND)
 
 
 def closes_at(namespace: Namespace, event_time_us: int) -> int:

@@ -15,6 +15,7 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.marks import MarkMemory
+from counter.namespaces import Namespaces
 from counter.overload import Load
 from counter.ports import Cache, Clock, Store
 from counter.prompt import PromptCache, PromptStore, Told
@@ -35,8 +36,10 @@ class EventWriter:
         cache: Cache,
         guard: ClockGuard | None,
         load: Load,
+        namespaces: Namespaces,
     ) -> None:
         self._store = store
+        self._namespaces = namespaces
         self._clock = clock
         self._cache = cache
         self._guard = guard
@@ -95,6 +98,7 @@ class EventWriter:
             await self._leave_marks(namespace, marks)
         # The deadline's clock first: a pause between the two must count against it.
         began_us = self._clock.boottime_us()
+        namespace = self._namespaces.current(namespace, began_us)
         now_us = self._now_us(namespace)
         outcomes: list[Written | UnavailableError] = [Written.LATE] * len(events)
         fresh: list[int] = []
@@ -160,6 +164,10 @@ class EventWriter:
             one.guarded(Guarded.UNTOLD)
         return True
 
+    def current(self, namespace: Namespace, began_us: int) -> Namespace:
+        """See :meth:`counter.namespaces.Namespaces.current`."""
+        return self._namespaces.current(namespace, began_us)
+
     def remember(self, namespace: Namespace, mark: Mark) -> None:
         """Know from now on that *mark* is durable."""
         self._marked.remember(namespace.id, (mark,))
@@ -200,6 +208,7 @@ class EventWriter:
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
             await self._leave_marks(namespace, self._unmarked(namespace, events))
             began_us = self._clock.boottime_us()
+            namespace = self._namespaces.current(namespace, began_us)
             if self.is_late(namespace, time_us, self._now_us(namespace)):
                 return Written.LATE
             outcome = await self._store.append_atomic(namespace, events)
@@ -325,6 +334,7 @@ class _One:
         namespace, event, writer = self._namespace, self._event, self._writer
         try:
             self._began_us, now_us = writer.moment(namespace)
+            namespace = writer.current(namespace, self._began_us)
             late = writer.is_late(namespace, event.event_time_us, now_us)
             if late or not self._store.append_soon(namespace, event, self.written):
                 self._end(Written.LATE)

@@ -7,11 +7,12 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.errors import NamespaceUnknownError
+from counter.errors import NamespaceUnknownError, UnavailableError
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.types import Checkpoint, CounterUpdate, Event, Mark, Namespace, NamespaceSettings
+from counter.windows import settling_time
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at
 from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
@@ -45,6 +46,13 @@ async def create(
     namespace = await store.create_namespace(name, settings, NOW)
     assert namespace is not None
     return namespace
+
+
+def settle(store: CassandraStore, more_us: int = 0) -> None:
+    """Let so much time pass that the names of deleted namespaces are free, and *more_us*."""
+    clock = store._clock
+    assert isinstance(clock, FakeClock)
+    clock.advance(settling_time(DATASET) + more_us)
 
 
 async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]:
@@ -91,10 +99,36 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
             await store.append(namespace, [event])
         with pytest.raises(NamespaceUnknownError):
             await store.counters(namespace, prefix="", after=None, limit=1)
+    settle(other)
     again = await create(other)
     assert again.id > namespace.id
     assert list(await one.namespaces()) == [again]
     await one.append(again, [event])
+
+
+async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespace(
+    stores: Stores,
+) -> None:
+    """By the clock of each process that saw the deletion; nobody sees the namespace meanwhile."""
+    one, other = stores
+    namespace = await create(one)
+    assert await one.delete_namespace(namespace)
+    assert not await one.delete_namespace(namespace)
+    assert await one.update_namespace(namespace, SETTINGS, NOW) is None
+    for store in stores:
+        assert await store.namespaces() == []
+        with pytest.raises(UnavailableError, match="was deleted just now") as refused:
+            await create(store)
+        assert refused.value.retry_after_us == settling_time(DATASET)
+    settle(one, -1)
+    with pytest.raises(UnavailableError, match=r"create it again in 0\.0 s"):
+        await create(one)
+    settle(one, 1 - settling_time(DATASET))
+    again = await create(other)
+    assert again.id > namespace.id
+    for store in stores:
+        assert await store.namespaces() == [again]
+        assert await store.create_namespace("tests", SETTINGS, NOW) is None
 
 
 async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gone(
@@ -231,6 +265,9 @@ async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
     stood = await rows_of(one, lives)
     assert stood == {"dirty": 9, "watermarks": 4, "counts": 9, "names": 9}
     assert await one.delete_namespace(doomed)
+    assert not await one.purge(NOW)
+    assert await other.namespaces() == [lives]
+    settle(one)
     calls = 0
     # The one begins, the other ends it, as if the one had been killed.
     while await (one if calls < 2 else other).purge(NOW):
@@ -247,6 +284,7 @@ async def test_what_is_written_after_its_purge_stays_hidden(stores: Stores) -> N
     doomed = await create(one)
     await fill(one, doomed, ["c"])
     assert await one.delete_namespace(doomed)
+    settle(one)
     while await one.purge(NOW):
         pass
     await fill(other, doomed, ["c"])

@@ -9,7 +9,7 @@ from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
 from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
-from counter.windows import accept_limit_at
+from counter.windows import accept_limit_at, settling_time
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -27,6 +27,7 @@ from tests.contracts.cases import (
     total,
     write,
 )
+from tests.support.clock import FakeClock
 
 
 async def purge(store: Store, now_us: int = NOW) -> None:
@@ -144,7 +145,9 @@ class NamespaceCases(StoreCases):
             await store.watermarks(namespace)
 
     @pytest.mark.parametrize("purged", [False, True], ids=["at-once", "after-purge"])
-    async def test_an_id_is_never_used_again(self, store: Store, purged: bool) -> None:
+    async def test_an_id_is_never_used_again(
+        self, store: Store, clock: FakeClock, purged: bool
+    ) -> None:
         """A namespace of an old name has nothing of its predecessor."""
         ids = []
         for delta in (1, 2, 3):
@@ -158,6 +161,7 @@ class NamespaceCases(StoreCases):
             await store.decide(namespace, [add("late")], Decision(Outcome.VOID, b""))
             await store.leave_pending(namespace, [("c", Pending(T0, NOW))])
             assert await store.delete_namespace(namespace)
+            clock.advance(settling_time(DATASET))
             if purged:
                 await purge(store)
         assert len(set(ids)) == 3
@@ -287,7 +291,7 @@ class PurgeCases(StoreCases):
         assert not await store.purge(NOW)
 
     async def test_a_living_namespace_is_left_alone(
-        self, store: Store, namespace: Namespace
+        self, store: Store, clock: FakeClock, namespace: Namespace
     ) -> None:
         """With counters of the same names beside a deleted one."""
         events = [add(f"c{n}", at) for n in range(300) for at in (T0 - SLICE, NOW)]
@@ -299,6 +303,7 @@ class PurgeCases(StoreCases):
             await store.reserve(each, nonce(1), NOW, NOW + SECOND)
             await store.decide(each, [add("late")], Decision(Outcome.VOID, b""))
         await store.delete_namespace(doomed)
+        clock.advance(settling_time(DATASET))
         await purge(store)
         assert list(await store.find(namespace, events)) == events
         names = await store.counters(namespace, prefix="", after=None, limit=1_000)

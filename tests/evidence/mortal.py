@@ -71,7 +71,7 @@ class Process:
         self.cache = MemoryCache(clock)
         self.service = CounterService(road, self.cache, clock)
         self.worker = RollupWorker(
-            road, self.cache, clock, Namespaces(road, clock), batch_counters=2
+            road, self.cache, clock, self.service.namespaces, batch_counters=2
         )
 
     @property
@@ -79,13 +79,19 @@ class Process:
         return self.service.namespaces.get("n")
 
     async def add(self, counter: str, delta: int, token: Token | str) -> Any:
-        return await self.service.add(self.namespace, counter, delta, token)
+        return await self.service.add(await self._looked(), counter, delta, token)
 
     async def clear(self, counter: str, token: Token) -> Any:
-        return await self.service.clear(self.namespace, counter, token)
+        return await self.service.clear(await self._looked(), counter, token)
 
     async def add_atomic(self, items: list[tuple[str, int]], token: Token) -> Any:
-        return await self.service.add_atomic(self.namespace, items, token)
+        return await self.service.add_atomic(await self._looked(), items, token)
+
+    async def _looked(self) -> Namespace:
+        """The namespace, as a request that writes finds it."""
+        if self.service.namespaces.doubts("n", writes=True):
+            await self.service.namespaces.refresh()
+        return self.namespace
 
     async def roll_up(self) -> None:
         # Where the store is one file nothing else tells the worker of namespaces.

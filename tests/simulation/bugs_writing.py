@@ -1,12 +1,14 @@
 """Bugs of adds and of resolutions."""
 
 from counter import listed, resolution, service, windows, writing
+from counter.limits import SECOND
 from counter.namespaces import Namespaces
 from counter.skew import ClockGuard
+from counter.storage.cassandra import base
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
 from tests.simulation.bugs import Bug
-from tests.simulation.mutate import Edit
+from tests.simulation.mutate import Edit, Swap
 
 _Writer = writing.EventWriter
 _Resolver = resolution.Resolver
@@ -263,5 +265,15 @@ BUGS = (
                 "return self._clock.now_us()\n    if made_us > known_us:",
             ),
         ),
+    ),
+    Bug(
+        "name-free-early",
+        "a deleted namespace's name is free after 2 s",
+        (Swap(base, "settling_time", lambda _: 2 * SECOND),),
+    ),
+    Bug(
+        "directory-checked-at-the-door",
+        "an event is written by whatever the directory said when its request came",
+        (Edit(Namespaces.current, "if self._read_at_us is None:", "if True:"),),
     ),
 )

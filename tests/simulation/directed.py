@@ -32,6 +32,7 @@ _WINDOWS: Final = "tests/properties/test_windows.py::"
 _ATOMICS: Final = "tests/rollup/test_atomics.py::"
 _EDGES: Final = "tests/rollup/test_edges.py::"
 _SLICES: Final = "tests/rollup/test_maintenance.py::"
+_REBIRTH: Final = "tests/simulation/test_rebirth.py::"
 _CONTRACTS: Final = "tests/simulation/test_contracts.py::"
 _REPLICAS: Final = "tests/simulation/test_replicas.py::"
 
@@ -141,6 +142,10 @@ DIRECTED: Final[Mapping[str, str]] = {
         f"{_REPLICAS}test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see[events]"
     ),
     "stamped-in-the-future": _VOIDED,
+    "name-free-early": (f"{_REBIRTH}test_adds_to_a_namespace_that_is_created_again_count[4000]"),
+    "directory-checked-at-the-door": (
+        f"{_NAMESPACES}test_an_add_is_written_by_what_is_known_when_it_is_written"
+    ),
     "marks-dropped-early": f"{_CRASHES}test_a_rollup[memory]",
     "watermark-early": f"{_CRASHES}test_a_rollup[memory]",
 }

@@ -16,6 +16,7 @@ from tests.simulation.plan import (
     Fault,
     Plan,
     Read,
+    Rebirth,
     Trap,
 )
 
@@ -23,6 +24,8 @@ _TRAPPED = ("events_", "dirty", "counts", "watermarks", "resolutions", "atomic_m
 _ACTIONS = (
     "hold", "lose", "abandon", "pause-before", "pause-after", "crash-before", "crash-after",
 )  # fmt: skip
+#: The number of the first change to a namespace that was created again.
+_REBORN = 100_000
 #: A clock that is nearer to its bound may be past it for all that its guard can know.
 _DOUBT_US = 8 * MILLISECOND
 
@@ -33,6 +36,8 @@ def draw(seed: int) -> Plan:
     plan = Plan(_config(seed, random))
     Drawing(plan, random).draw()
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
+    # With a source of its own: what else a seed draws does not depend on it.
+    plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 
@@ -103,6 +108,56 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
         at_us = int(random.random() * config.end_us)
         plan.steps.append(Fault(at_us, "create", random.choice(apis)))
         plan.steps.append(Fault(at_us, "accept", random.choice(apis), 0, random.random()))
+
+
+def _rebirths(config: Config, random: Random) -> list[Rebirth]:
+    """A namespace of its own that is deleted and created again, or none."""
+    if config.apis < 2 or config.end_us > MINUTE or random.random() > 0.4:
+        return []
+    name, admin = "reborn", random.randrange(config.apis)
+    others = [number for number in range(config.apis) if number != admin]
+
+    def who() -> int:
+        return random.choice(others) if random.random() < 0.8 else admin
+
+    def pause_us() -> int:
+        return int(random.uniform(2, 5) * SECOND)
+
+    pauses = [
+        (who(), random.choice([0, 0, random.randrange(5 * SECOND)]), pause_us())
+        for _ in range(random.choice([0, 1, 1, 2]))
+    ]
+    actions = ["pause-before", "pause-after", "hold"]
+    traps = [
+        Trap(0, who(), random.choice(["dirty", "events_"]), 1, random.choice(actions), pause_us())
+        for _ in range(random.choice([0, 0, 1]))
+    ]
+    adds = [
+        Change(
+            0,
+            number,
+            "add",
+            name,
+            (("hot", BASE ** (number - _REBORN)),),
+            number,
+            0,
+            None,
+            (Attempt(int(random.expovariate(1) * SECOND), random.randrange(config.apis), False),),
+        )
+        for number in range(_REBORN, _REBORN + random.randint(4, 10))
+    ]
+    return [
+        Rebirth(
+            random.randrange(config.end_us),
+            name,
+            random.choice(["ACCURATE", "EVENTUAL"]),
+            admin,
+            random.randrange(4 * SECOND),
+            tuple(pauses),
+            tuple(traps),
+            tuple(adds),
+        )
+    ]
 
 
 class Drawing:

@@ -122,6 +122,24 @@ class Trap(Step):
     for_us: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rebirth(Step):
+    """A namespace is deleted, and created again as soon as it may be, both through *admin*, while
+    processes pause. *pauses* are (who, how long after the deletion is sent, for how long).
+
+    *adds* are sent when the namespace is there again, each so long after as its first attempt says.
+    """
+
+    namespace: str
+    counter_type: str
+    admin: int
+    #: How long the first life lasts.
+    lives_us: int
+    pauses: tuple[tuple[int, int, int], ...]
+    traps: tuple[Trap, ...]
+    adds: tuple[Change, ...]
+
+
 @dataclass(slots=True)
 class Plan:
     """A whole run."""

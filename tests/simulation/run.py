@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from counter.audit import Auditor, State
@@ -16,13 +17,15 @@ from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
 from tests.simulation.history import Seen
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.plan import LATE, Change, Fault, Plan, Read, Step, Trap
+from tests.simulation.plan import BASE, LATE, Change, Fault, Plan, Read, Rebirth, Step, Trap
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
-from tests.simulation.world import START_US, Member, World, deterministic
+from tests.simulation.world import START_US, Answer, Member, World, deterministic
 
 _TURNS_MAX = 2_000_000
 _TRIES_MAX = 40
+#: A digit that no other add has.
+_FIRST_LIFE = BASE**20
 
 
 @dataclass(slots=True)
@@ -107,6 +110,45 @@ class _Run:
             getattr(self, f"_fault_{step.what}")(step)
         elif isinstance(step, Trap):
             self.world.members[step.who].set_trap(step)
+        elif isinstance(step, Rebirth):
+            await self._rebirth(step)
+
+    async def _rebirth(self, step: Rebirth) -> None:
+        """A namespace lives, is deleted, and is created again; then adds to it must count."""
+        world, path = self.world, f"/v1/namespaces/{step.namespace}"
+        create = partial(world.create, step.admin, step.namespace, step.counter_type)
+        await self._asked(create, 200, 201)
+        for api in range(world.apis):
+            # Not in the history: whatever of it is counted later is left over there.
+            body = {"delta": _FIRST_LIFE}
+            key = {"idempotency-key": f"first life {api}"}
+            await world.request(api, "POST", f"{path}/counters/hot/add", body, key)
+        await asyncio.sleep(step.lives_us / SECOND)
+        for trap in step.traps:
+            world.members[trap.who].set_trap(trap)
+        for who, after_us, for_us in step.pauses:
+            self._loop.at(after_us, world.members[who].process.pause, for_us)
+        await self._asked(partial(world.request, step.admin, "DELETE", path), 204, 404)
+        world.note(f"{step.namespace} is deleted")
+        await self._asked(create, 200, 201)
+        world.note(f"{step.namespace} is created again")
+        at_us = self._loop.now_us - self._begun_us
+        await asyncio.gather(*(self._add_to_reborn(each, at_us) for each in step.adds))
+
+    async def _asked(self, ask: Callable[[], Awaitable[Answer]], *wanted: int) -> None:
+        """Ask until the status is one of *wanted*, as often as it is said to make sense."""
+        status, answer = await ask()
+        while status not in wanted:
+            await asyncio.sleep(answer.get("retry_after", 0.2))
+            status, answer = await ask()
+
+    async def _add_to_reborn(self, add: Change, at_us: int) -> None:
+        (attempt,) = add.attempts
+        await asyncio.sleep(attempt.after_us / SECOND)
+        at_us += attempt.after_us
+        await self._clients.change(
+            replace(add, at_us=at_us, attempts=(replace(attempt, after_us=0),))
+        )
 
     # Faults.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from counter.limits import SECOND
 from tests.simulation.clients import Clients, Place
 from tests.simulation.history import Changed, Seen
-from tests.simulation.plan import Change, Plan, Read
+from tests.simulation.plan import Plan, Read
 
 _ASKED_AGAIN_MAX = 40
 _READS_MAX = 20
@@ -34,10 +34,9 @@ class Settling:
         await asyncio.sleep(wait_us / SECOND)
         since_us = self._place.true_us - wait_us + SECOND
         counters: dict[str, list[str]] = {}
-        for step in self._plan.steps:
-            if isinstance(step, Change):
-                for name, _ in step.items:
-                    counters.setdefault(step.namespace, []).append(name)
+        for changed in self._clients.history.changes:
+            for item in changed.items:
+                counters.setdefault(changed.plan.namespace, []).append(item.counter)
         for name, found in counters.items():
             for staleness_us in (0, wait_us):
                 if not await self._read_last(name, tuple(dict.fromkeys(found)), staleness_us):

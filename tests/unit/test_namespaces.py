@@ -8,11 +8,18 @@ from unittest.mock import patch
 import pytest
 
 from counter.config import Settings
-from counter.errors import NamespaceUnknownError, PreconditionFailedError, StoreUnavailableError
-from counter.namespaces import AGE_MAX_US, Namespaces
-from counter.storage.memory import DEFAULT_DATASET, MemoryStore
-from counter.types import CounterType, Namespace, Slice
-from counter.windows import accept_limit_at
+from counter.errors import (
+    NamespaceUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from counter.limits import DIRECTORY_AGE_MAX_US
+from counter.namespaces import Namespaces
+from counter.service import CounterService
+from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.types import CounterType, Namespace, Slice, Token
+from counter.windows import accept_limit_at, settling_time
 from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.waiting import eventually
@@ -181,13 +188,13 @@ async def test_writes_want_a_copy_that_is_fresh_and_reads_do_not(pair: Pair) -> 
     await pair.one.create("rough", replace(SETTINGS, counter_type=CounterType.BEST_EFFORT))
     await pair.one.refresh()
     assert not pair.one.doubts("c", writes=True)
-    pair.clock.advance(AGE_MAX_US + 1)
+    pair.clock.advance(DIRECTORY_AGE_MAX_US + 1)
     assert pair.one.doubts("c", writes=True)
     assert not pair.one.doubts("c", writes=False)
     assert not pair.one.doubts("rough", writes=True)
 
 
-@pytest.mark.parametrize("left_us", [0, 1, SECOND, AGE_MAX_US + 5 * SECOND])
+@pytest.mark.parametrize("left_us", [0, 1, SECOND, DIRECTORY_AGE_MAX_US + 5 * SECOND])
 async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
     pair: Pair, left_us: int
 ) -> None:
@@ -200,7 +207,7 @@ async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
     await pair.other.refresh()
     changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
     # The latest instant at which the other may use its copy, and the latest token it admits then.
-    pair.clock.advance(AGE_MAX_US)
+    pair.clock.advance(DIRECTORY_AGE_MAX_US)
     assert pair.other.is_fresh
     latest_us = pair.clock.now_us() + SETTINGS.future_limit_us
     stale = pair.other.get("c")
@@ -216,3 +223,33 @@ async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pai
     namespace = await pair.one.create("c", SETTINGS)
     changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
     assert changed.eras[-1].from_us == start_us + 2 * size_us
+
+
+async def test_an_add_is_written_by_what_is_known_when_it_is_written(pair: Pair) -> None:
+    """However long its request waited for its body since the namespace was looked up."""
+    service = CounterService(pair.store, MemoryCache(pair.clock), pair.clock)
+    size_us = DEFAULT_DATASET.slice_us
+    start_us = START_US - START_US % size_us
+    await pair.store.make_slices(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+    await pair.one.create("c", SETTINGS)
+    await service.namespaces.refresh()
+    namespace = service.namespaces.get("c")
+    changed = await pair.one.update(pair.one.get("c"), replace(SETTINGS, accept_limit_us=SECOND))
+    await service.namespaces.refresh()
+    assert service.namespaces.current(namespace, pair.clock.boottime_us()) == changed
+    pair.clock.advance(DIRECTORY_AGE_MAX_US + 1)
+    token = Token(bytes(16), pair.clock.now_us())
+    with pytest.raises(UnavailableError, match="has not read namespaces for over 5s"):
+        await service.add(namespace, "c", 1, token)
+    await pair.one.delete(changed)
+    await pair.one.create("c", SETTINGS)
+    await service.namespaces.refresh()
+    with pytest.raises(NamespaceUnknownError):
+        await service.add(namespace, "c", 1, token)
+    await service.add(service.namespaces.get("c"), "c", 1, token)
+
+
+def test_a_name_settles_no_sooner_than_the_last_add_can_be_acknowledged() -> None:
+    """By the copy read last before the deletion, and by boot clocks that drift."""
+    latest_us = DIRECTORY_AGE_MAX_US + DEFAULT_DATASET.write_timeout_us
+    assert settling_time(DEFAULT_DATASET) == latest_us * 1_001 // 1_000

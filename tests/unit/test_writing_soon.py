@@ -9,6 +9,7 @@ import pytest
 
 from counter.errors import ClockSkewError, StoreUnavailableError, WriteTimeoutError
 from counter.limits import PENDING_WRITES_MAX, SECOND
+from counter.namespaces import Namespaces
 from counter.overload import Load
 from counter.prompt import Told
 from counter.skew import ClockGuard
@@ -90,7 +91,12 @@ class World:
         self.guard = ClockGuard(cast("Any", self.steps), self.clock)
         self.load = Load(self.clock)
         self.writer = EventWriter(
-            cast("Any", self.steps), self.clock, self.steps, self.guard, self.load
+            cast("Any", self.steps),
+            self.clock,
+            self.steps,
+            self.guard,
+            self.load,
+            Namespaces(cast("Any", self.steps), self.clock),
         )
         self.told: list[Written | BaseException] = []
 

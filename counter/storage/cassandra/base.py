@@ -25,6 +25,7 @@ from counter.storage.cassandra.ground import ControlKeyspace
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.tables import events_table, keyspace_of
 from counter.types import Dataset, Namespace, Placement, Slice
+from counter.windows import settling_time
 
 #: The write timestamp of what is deleted for ever, whatever is written after it: ids of namespaces
 #: are never used again.
@@ -68,6 +69,8 @@ class CassandraBase:
         #: Ids of namespaces that this process saw standing, and then saw gone.
         self._standing: set[int] = set()
         self._gone: set[int] = set()
+        #: When this process first saw that a namespace is deleted, by id and its boot clock.
+        self._seen_gone_us: dict[int, int] = {}
 
     def queues(self) -> Mapping[str, int]:
         """Statements that wait because too many are under way."""
@@ -206,6 +209,15 @@ class CassandraBase:
         the listing began, and are not among them, are gone."""
         self._gone |= before.difference(ids)
         self._standing = (self._standing | set(ids)) - self._gone
+
+    def _settles_in(self, namespace_id: int, dataset: Dataset) -> int:
+        """For how many microseconds adds to a namespace that is seen to be deleted may still be
+        acknowledged by some process; 0 or less when no more are.
+
+        It was deleted before this process first saw so. No clock but this process's own is asked.
+        """
+        now_us = self._clock.boottime_us()
+        return self._seen_gone_us.setdefault(namespace_id, now_us) + settling_time(dataset) - now_us
 
     def _must_stand(self, namespace: Namespace) -> None:
         """Raise NamespaceUnknownError where this process knows that *namespace* is deleted.

@@ -2,6 +2,9 @@
 
 A namespace is one row under its name. All but its id and version are one cell, a document: what
 must agree changes by one compare-and-set of the version.
+
+The row of a deleted namespace keeps its name until no process can acknowledge an add to it any
+more (:func:`counter.windows.settling_time`). Only then may a namespace of the same name be created.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from counter.errors import InvalidParameterError
+from counter.errors import InvalidParameterError, UnavailableError
+from counter.limits import SECOND
 from counter.ports import Clock
 from counter.storage.cassandra.coalesced import Coalesced
-from counter.storage.cassandra.documents import dataset_id_in, namespace_of, namespace_text
+from counter.storage.cassandra.documents import is_deleted, namespace_of, namespace_text
 from counter.storage.cassandra.gathering import batch_of
-from counter.storage.cassandra.ground import NO_OP
 from counter.storage.cassandra.listing import CassandraListing
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.purge import CassandraPurge
@@ -36,7 +39,6 @@ _UPDATE: Final = (
     "UPDATE {control}.namespaces SET version = ?, document = ?, op = ? WHERE name = ?"
     " IF id = ? AND version = ?"
 )
-_DELETE: Final = "DELETE FROM {control}.namespaces WHERE name = ? IF id = ? AND version = ?"
 _WATERMARK: Final = (
     "INSERT INTO {keyspace}.watermarks (namespace, shard, through) VALUES (?, ?, ?)"
     " USING TIMESTAMP ?"
@@ -66,19 +68,24 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
     async def namespaces(self) -> Sequence[Namespace]:
         before = set(self._standing)
         rows = await self._control.read(_ALL)
-        if not {dataset_id_in(row[3]) for row in rows} <= self._shelves.keys():
-            await self._load_datasets()
-        found = [
-            namespace_of(row, self._shelves[dataset_id_in(row[3])].dataset) for row in sorted(rows)
-        ]
+        found = []
+        for row in sorted(rows):
+            dataset = await self._dataset_in(row[3])
+            if is_deleted(row[3]):
+                self._settles_in(row[1], dataset)
+            else:
+                found.append(namespace_of(row, dataset))
         self._see_namespaces(before, [each.id for each in found])
         return found
 
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        if await self._control.settled(_ROW, name) is not None:
+        row = await self._control.settled(_ROW, name)
+        if row is not None and not is_deleted(row[2]):
             return None
+        if row is not None:
+            await self._free_deleted(name, row[0], row[1], row[2])
         dataset = await self._dataset_named(settings.dataset)
         number = (await self._sequences.take(NAMESPACES)).first
         eras = (Era(0, settings.accept_limit_us),)
@@ -125,19 +132,37 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
             return False
         # Noted before it is gone: else a crash between the two would leave its data for ever.
         await self._note_departure(namespace)
+        op = os.urandom(16)
         applied, row = await self._control.compare(
-            _DELETE,
-            (namespace.name, namespace.id, namespace.version),
+            _UPDATE,
+            (
+                *(namespace.version + 1, namespace_text(namespace, deleted=True), op),
+                *(namespace.name, namespace.id, namespace.version),
+            ),
             seen_by=(_ROW, (namespace.name,)),
-            mine=NO_OP,
+            mine=op,
             at=3,
         )
-        if not applied and row is not None and row[0] == namespace.id:
+        if not applied and row is not None and row[0] == namespace.id and not is_deleted(row[2]):
             return False
         self._standing.discard(namespace.id)
         self._gone.add(namespace.id)
+        self._settles_in(namespace.id, namespace.dataset)
         await self._take_watermarks_away(namespace.dataset, namespace.id)
         return True
+
+    async def _free_deleted(self, name: str, number: int, version: int, text: str) -> None:
+        """Remove the row of a deleted namespace. Raises UnavailableError while adds to it may be
+        acknowledged."""
+        dataset = await self._dataset_in(text)
+        left_us = self._settles_in(number, dataset)
+        if left_us > 0:
+            raise UnavailableError(
+                f"namespace {name!r} was deleted just now, and other servers may still take adds"
+                f" for the deleted one; create it again in {left_us / SECOND:.1f} s",
+                retry_after_us=left_us,
+            )
+        await self._remove_row(name, number, version)
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         future: asyncio.Future[TokenBlock] = asyncio.get_running_loop().create_future()

@@ -45,16 +45,20 @@ def slice_from(start_us: int, text: str) -> Slice:
     return Slice(start_us=start_us, **json.loads(text))
 
 
-def namespace_text(namespace: Namespace) -> str:
+def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
     """What is stored of a namespace beside its name, id and version."""
-    return json.dumps(
-        {
-            "settings": asdict(namespace.settings),
-            "eras": namespace.eras,
-            "dataset": namespace.dataset.id,
-            "created_at_us": namespace.created_at_us,
-        }
-    )
+    document = {
+        "settings": asdict(namespace.settings),
+        "eras": namespace.eras,
+        "dataset": namespace.dataset.id,
+        "created_at_us": namespace.created_at_us,
+    }
+    return json.dumps(document | {"deleted": True} if deleted else document)
+
+
+def is_deleted(text: str) -> bool:
+    """Whether a namespace's document is of one that was deleted, and keeps its name for a while."""
+    return "deleted" in json.loads(text)
 
 
 def dataset_id_in(text: str) -> int:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from counter.limits import HOUR
 from counter.ports import Clock
 from counter.storage.cassandra.base import FOR_EVER, CassandraBase
+from counter.storage.cassandra.documents import dataset_id_in, is_deleted
+from counter.storage.cassandra.ground import NO_OP
 from counter.storage.cassandra.options import CassandraOptions
 from counter.types import Dataset, Namespace
 from counter.windows import window_of
@@ -26,7 +28,8 @@ _GIVEN_UP_US: Final = HOUR
 _DEPART: Final = "INSERT INTO {control}.departed (id, document) VALUES (?, ?) USING TIMESTAMP ?"
 _DEPARTED: Final = "SELECT id, document FROM {control}.departed"
 FORGET: Final = "DELETE FROM {control}.departed USING TIMESTAMP ? WHERE id = ?"
-_STANDING: Final = "SELECT id FROM {control}.namespaces WHERE name = ?"
+_ROW: Final = "SELECT id, version, document, op FROM {control}.namespaces WHERE name = ?"
+_REMOVE: Final = "DELETE FROM {control}.namespaces WHERE name = ? IF id = ? AND version = ?"
 
 _WATERMARKS: Final = "SELECT through FROM {keyspace}.watermarks WHERE namespace = ?"
 _NO_WATERMARKS: Final = "DELETE FROM {keyspace}.watermarks USING TIMESTAMP ? WHERE namespace = ?"
@@ -60,15 +63,17 @@ class CassandraPurge(CassandraBase):
     async def purge(self, now_us: int) -> bool:
         for number, text in await self._control.read(_DEPARTED):
             departed: dict[str, Any] = json.loads(text)
-            row = await self._control.settled(_STANDING, departed["name"])
+            row = await self._control.settled(_ROW, departed["name"])
+            dataset = await self._dataset_in(text)
             if row is not None and row[0] == number:
-                # Its deletion is under way, or was given up.
-                if now_us - departed["at_us"] >= _GIVEN_UP_US:
-                    await self._control.write(FORGET, departed["at_us"], number)
-                continue
-            if departed["dataset"] not in self._shelves:
-                await self._load_datasets()
-            dataset = self._shelves[departed["dataset"]].dataset
+                if not is_deleted(row[2]):
+                    # Its deletion is under way, or was given up.
+                    if now_us - departed["at_us"] >= _GIVEN_UP_US:
+                        await self._control.write(FORGET, departed["at_us"], number)
+                    continue
+                if self._settles_in(number, dataset) > 0:
+                    continue
+                await self._remove_row(departed["name"], number, row[1])
             if not await self._purged(number, departed, dataset):
                 return True
             await self._control.write(FORGET, FOR_EVER, number)
@@ -76,6 +81,19 @@ class CassandraPurge(CassandraBase):
             self._next_window.pop(number, None)
             return True
         return False
+
+    async def _remove_row(self, name: str, number: int, version: int) -> None:
+        """Remove the row of a deleted namespace that has settled: its name is free."""
+        await self._control.compare(
+            _REMOVE, (name, number, version), seen_by=(_ROW, (name,)), mine=NO_OP, at=3
+        )
+
+    async def _dataset_in(self, text: str) -> Dataset:
+        """The dataset that a document names."""
+        number = dataset_id_in(text)
+        if number not in self._shelves:
+            await self._load_datasets()
+        return self._shelves[number].dataset
 
     async def _note_departure(self, namespace: Namespace) -> None:
         """Have *namespace* purged, should it be gone by then. It is written before it goes."""
