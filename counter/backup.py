@@ -24,13 +24,15 @@ from counter.storage.sqlite.copying import (
     FILES,
     begin_new_life,
     check_file,
-    check_version,
+    check_schema,
     copy_file,
 )
+from counter.storage.sqlite.keys import KEYS_FILE
 from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
+_MANIFEST_BYTES_MAX: Final = 64 * 1024
 _PIECE: Final = 1 << 20
 #: What an empty directory may hold nevertheless: a lock that nobody holds, and what a file system
 #: puts into its root.
@@ -100,13 +102,22 @@ def back_up(
     return manifest
 
 
-def restore(source: Path, data: Path, *, now_us: int, progress: Progress) -> Manifest:
-    """Make the backup *source* the data directory *data*, which must be empty or not be there.
+def restore(
+    source: Path, data: Path, *, now_us: int, progress: Progress, without_keys: bool = False
+) -> Manifest:
+    """Make the backup *source* the data directory *data*, which must be empty or not be there. One
+    that holds no API keys is restored only *without_keys*.
 
     The database comes last, and what was given out since the backup was made is not given out
     again. Raises StartupError, before anything is written where the backup is not whole."""
     manifest = read_manifest(source)
     _check(source, manifest)
+    if KEYS_FILE not in manifest.files and not without_keys:
+        raise StartupError(
+            f"{source} holds no API keys ({KEYS_FILE}), so the restored service would ask for none:"
+            " if the service that was backed up had none, give --without-keys; otherwise restore"
+            " another backup"
+        )
     _must_be_empty(data)
     lock = DirectoryLock(data)
     try:
@@ -134,19 +145,26 @@ def read_manifest(source: Path) -> Manifest:
     """The manifest of the backup *source*. Raises StartupError."""
     path = source / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_MANIFEST_BYTES_MAX + 1)
+        if len(text) > _MANIFEST_BYTES_MAX:
+            raise ValueError(f"it has more than {_MANIFEST_BYTES_MAX} bytes")
+        found = json.loads(text)
         if found["format"] != _FORMAT:
             raise StartupError(
-                f"{path} is of format {found['format']}, and this program knows {_FORMAT}: restore"
-                " it with the program that made it, or a newer one"
+                f"{path} is of format {found['format']!r}, and this program knows {_FORMAT}:"
+                " restore it with the program that made it, or a newer one"
             )
         files = {name: CopiedFile(**each) for name, each in found["files"].items()}
-        return Manifest(found["begun_at"], found["version"], files)
+        told = (found["begun_at"], found["version"])
+        if not all(isinstance(each, str) and each.isprintable() for each in told):
+            raise ValueError(f"begun_at and version are {told!r}")
+        return Manifest(*told, files)
     except OSError as error:
         raise StartupError(
             f"{source} is no whole backup: {MANIFEST} cannot be read: {error.strerror}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StartupError(f"{path} is damaged: {error!r}") from error
 
 
@@ -165,7 +183,8 @@ def _check(source: Path, manifest: Manifest) -> None:
                 f"{path} is not what was backed up: it has {found.bytes} bytes with SHA-256"
                 f" {found.sha256}, and {MANIFEST} says {said.bytes} and {said.sha256}"
             )
-    check_version(source / DATABASE)
+    for name in manifest.files:
+        check_schema(source / name)
 
 
 def _must_be_empty(data: Path) -> None:

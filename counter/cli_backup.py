@@ -61,6 +61,9 @@ def restore(
     source: Annotated[Path, Parameter(help="A directory that counter backup made")],
     flags: StoreFlags | None = None,
     *,
+    without_keys: Annotated[
+        bool, Parameter(help="Restore a backup that holds no API keys", negative="")
+    ] = False,
     json: _Json = False,
 ) -> None:
     """Make a backup a data directory; see ``counter restore --help``."""
@@ -69,7 +72,9 @@ def restore(
         clock = SystemClock()
         log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
         with _shown("restoring") as moved:
-            made = backups.restore(source, settings.data, now_us=now_us, progress=moved)
+            made = backups.restore(
+                source, settings.data, now_us=now_us, progress=moved, without_keys=without_keys
+            )
         did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
         log.tell("backup.restore", os_user(), Act(did))
         _tell(

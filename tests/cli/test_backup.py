@@ -1,6 +1,7 @@
 """``counter backup`` and ``restore``: whole or not at all, and never twice the same life."""
 
 import asyncio
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -202,6 +203,23 @@ def test_a_disk_that_is_too_small_is_noticed_first(
         assert "has 0 bytes left" in capsys.readouterr().err
 
 
+#: What this program does not make, or without which it cannot do.
+FOREIGN = {
+    "trigger": (
+        "counter.db",
+        "CREATE TRIGGER evil AFTER UPDATE ON tokens BEGIN SELECT raise(ABORT, 'evil'); END",
+    ),
+    "view": ("counter.db", "CREATE VIEW evil AS SELECT 1"),
+    "table": ("counter.db", "CREATE TABLE events_1_x (a)"),
+    "other events": ("counter.db", "CREATE TABLE events_1_7 (counter CHECK (abs(counter) > 1))"),
+    "lost table": ("counter.db", "DROP TABLE tokens"),
+    "keys": (
+        "keys.sqlite3",
+        "CREATE TRIGGER evil AFTER UPDATE ON keys BEGIN DELETE FROM keys; END",
+    ),
+}
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -223,6 +241,23 @@ def spoil(copy: Path, kind: str) -> None:
     elif kind == "half a manifest":
         cut(manifest)
         cut(manifest)
+    elif kind == "keyless":
+        (copy / "keys.sqlite3").unlink()
+        del document["files"]["keys.sqlite3"]
+        manifest.write_text(json.dumps(document))
+    elif kind == "deep":
+        manifest.write_text("[" * 20_000)
+    elif kind == "huge":
+        manifest.write_text(json.dumps(document) + " " * 100_000)
+    elif kind == "escapes":
+        manifest.write_text(json.dumps(document | {"version": "1\x1b[2J"}))
+    elif kind in FOREIGN:
+        file, sql = FOREIGN[kind]
+        with closing(sqlite3.connect(copy / file)) as connection:
+            connection.executescript(sql)
+        digest, size = hashlib.sha256((copy / file).read_bytes()), (copy / file).stat().st_size
+        document["files"][file] = {"bytes": size, "sha256": digest.hexdigest()}
+        manifest.write_text(json.dumps(document))
     elif kind == "newer":
         manifest.write_text(json.dumps(document | {"format": 2}))
     else:
@@ -238,6 +273,16 @@ def spoil(copy: Path, kind: str) -> None:
         ("lost", "keys.sqlite3 cannot be read: No such file"),
         ("no manifest", "copy is no whole backup"),
         ("half a manifest", "manifest.json is damaged"),
+        ("keyless", "copy holds no API keys (keys.sqlite3)"),
+        ("deep", "manifest.json is damaged"),
+        ("huge", "manifest.json is damaged"),
+        ("escapes", "manifest.json is damaged"),
+        ("trigger", "counter.db is not as this program makes it: see ['evil']"),
+        ("view", "see ['evil']"),
+        ("table", "see ['events_1_x']"),
+        ("other events", "see ['events_1_7']"),
+        ("lost table", "see ['tokens']"),
+        ("keys", "keys.sqlite3 is not as this program makes it: see ['evil']"),
         ("newer", "is of format 2"),
         ("other files", "manifest.json names ['../passwd'"),
     ],
@@ -250,6 +295,24 @@ def test_what_is_not_whole_is_not_restored(
     assert run(["restore", "copy", "--data=new"]) == 2
     assert hint in capsys.readouterr().err
     assert not (place / "new").exists()
+
+
+def test_a_backup_without_keys_is_restored_where_that_is_said(place: Path) -> None:
+    spoil(place / "copy", "keyless")
+    assert run(["restore", "copy", "--data=new", "--without-keys"]) == 0
+    assert below(place, "new") == ["counter.db", "lock"]
+
+
+def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
+    """As the upgrade finds it, and as the upgrade leaves it."""
+    with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
+        connection.execute("ALTER TABLE tokens DROP COLUMN time")
+        connection.execute("PRAGMA user_version = 1")
+    for number, of in enumerate(("data", "restored-0")):
+        assert run(["backup", f"new-{number}", f"--data={of}"]) == 0
+        restored = f"restored-{number}"
+        assert run(["restore", f"new-{number}", f"--data={restored}", "--without-keys"]) == 0
+    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(2,)]
 
 
 def test_a_database_of_a_newer_program_is_not_restored(

@@ -10,6 +10,7 @@ copy gives up when the log has half of the size at which the service refuses wri
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -20,14 +21,23 @@ from urllib.parse import quote
 
 from counter.errors import StartupError
 from counter.quantities import format_bytes
-from counter.storage.sqlite.keys import KEYS_FILE
-from counter.storage.sqlite.schema import SCHEMA_VERSION, connect, create_schema, unavailable
+from counter.storage.sqlite.keys import KEYS_DDL, KEYS_FILE, KEYS_VERSION
+from counter.storage.sqlite.schema import (
+    DDL,
+    EVENTS_DDL,
+    SCHEMA_VERSION,
+    UPGRADES,
+    connect,
+    create_schema,
+    unavailable,
+)
 
 DATABASE: Final = "counter.db"
 #: What is copied of a data directory. The keys come last: one that was revoked while the database
 #: was copied is revoked in the copy.
 FILES: Final = (DATABASE, KEYS_FILE)
 
+_EVENTS_TABLE: Final = re.compile(r"events_\d+_\d+", re.ASCII)
 _PAGES_PER_STEP: Final = 64
 #: Ids that were given out after the copy was made are not given out again: no more namespaces than
 #: this are made, or changed so often, between a copy and its restore.
@@ -90,15 +100,58 @@ def check_file(path: Path) -> None:
         raise StartupError(f"{path} is damaged: {'; '.join(found)}")
 
 
-def check_version(path: Path) -> None:
-    """Raise StartupError where a newer program made the database."""
-    with closing(_reader(path)) as reader:
-        (version,) = reader.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
+def check_schema(path: Path) -> None:
+    """Raise StartupError if *path*, one of FILES of a backup, cannot be read, was made by a newer
+    program, or does not consist of the tables and indexes that this program makes.
+
+    A trigger, for example, would run in the restored service.
+    """
+    is_keys = path.name == KEYS_FILE
+    newest, ddl = (KEYS_VERSION, KEYS_DDL) if is_keys else (SCHEMA_VERSION, DDL)
+    try:
+        # As it was copied, whatever journal lies beside it.
+        with closing(_reader(path, "mode=ro&immutable=1")) as reader:
+            (version,) = reader.execute("PRAGMA user_version").fetchone()
+            found = _objects(reader)
+    except sqlite3.Error as error:
+        raise StartupError(f"{path} cannot be read: {unavailable(error).detail}") from error
+    if version > newest:
         raise StartupError(
-            f"{path} has schema version {version}; this program knows {SCHEMA_VERSION}: restore it"
+            f"{path} has schema version {version}; this program knows {newest}: restore it"
             " with the program that made it, or a newer one"
         )
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(ddl)
+        if not is_keys:
+            for name in found:
+                if _EVENTS_TABLE.fullmatch(name):
+                    made.execute(EVENTS_DDL.format(table=name))
+        expected = _objects(made)
+    # A column that an upgrade adds is the last one, as it is in a new database.
+    added = [] if is_keys else [UPGRADES[each] for each in range(version, newest) if version]
+    for each in added:
+        table, _, column = each.removeprefix("ALTER TABLE ").rstrip(";").partition(" ADD COLUMN ")
+        kind, sql = expected[table]
+        expected[table] = (kind, sql.replace(f",{''.join(column.split())}", ""))
+    differing = sorted(
+        name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+    )
+    if differing:
+        raise StartupError(
+            f"{path} is not as this program makes it: see {differing[:5]!r} in its sqlite_master;"
+            " remove from the database what does not belong there, and back it up again"
+        )
+
+
+def _objects(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+    """Kind and SQL without spaces of each table, index, view and trigger, by name."""
+    rows = connection.execute("SELECT name, type, coalesce(sql, '') FROM sqlite_master")
+    return {
+        name: (kind, "".join(sql.split()))
+        for name, kind, sql in rows
+        # SQLite's own, such as the statistics of ANALYZE.
+        if not (name.startswith("sqlite_") and kind in ("table", "index"))
+    }
 
 
 def begin_new_life(path: Path, now_us: int) -> None:
@@ -126,16 +179,17 @@ def begin_new_life(path: Path, now_us: int) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _reader(path: Path) -> sqlite3.Connection:
+def _reader(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
     """A connection that writes nothing; the file must be there."""
-    # Not mode=ro: that cannot read a log of writes that no process has open.
+    # Not mode=ro unless asked: that cannot read a log of writes that no process has open.
     connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=rw",
+        f"file:{quote(str(path.absolute()))}?{how}",
         uri=True,
         timeout=_BUSY_TIMEOUT_S,
         isolation_level=None,
     )
     connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
     return connection
 
 

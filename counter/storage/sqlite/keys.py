@@ -25,9 +25,9 @@ from counter.storage.sqlite.schema import unavailable
 KEYS_FILE: Final = "keys.sqlite3"
 #: The owner's alone: it holds no secrets, but who may do what.
 _MODE: Final = 0o600
-_VERSION: Final = 1
+KEYS_VERSION: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
-_TABLE: Final = (
+KEYS_DDL: Final = (
     "CREATE TABLE keys (id TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER) WITHOUT ROWID"
 )
 
@@ -120,12 +120,12 @@ class SqliteKeys:
     def _connect(self) -> sqlite3.Connection:
         connection = _connect(self._keys_path)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == _VERSION:
+        if version == KEYS_VERSION:
             return connection
         connection.close()
-        if version > _VERSION:
+        if version > KEYS_VERSION:
             raise StoreUnavailableError(
-                f"{self._keys_path} has version {version}, and this program knows {_VERSION}:"
+                f"{self._keys_path} has version {version}, and this program knows {KEYS_VERSION}:"
                 " use the newer program that made it"
             )
         # Not taken for a service without keys: that would let everybody in.
@@ -147,7 +147,7 @@ class SqliteKeys:
         os.close(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE))
         try:
             with closing(_connect(made)) as connection:
-                connection.executescript(f"{_TABLE};PRAGMA user_version = {_VERSION};")
+                connection.executescript(f"{KEYS_DDL};PRAGMA user_version = {KEYS_VERSION};")
             if os.geteuid() == 0:
                 # Root looks after the keys of a service that runs as somebody else.
                 owner = directory.stat()
@@ -161,7 +161,9 @@ class SqliteKeys:
 def _connect(path: Path) -> sqlite3.Connection:
     # For reading too: what a crash left half done is undone by whoever comes next.
     uri = f"file:{quote(str(path))}?mode=rw"
-    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
 
 
 def _standing(connection: sqlite3.Connection, key_id: str) -> ApiKey | None:

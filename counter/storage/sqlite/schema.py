@@ -116,6 +116,8 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=256,
     )
+    # What a file of others' making defines must not call functions that reach out of it.
+    connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB[writer]}")
     if writer:
         connection.execute("PRAGMA journal_mode = WAL")
