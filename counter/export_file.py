@@ -7,10 +7,12 @@ bytes before it. Counters come in code point order, each once. A file without a 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from counter.errors import StartupError
 
 FORMAT: Final = "counter-export"
 VERSION: Final = 1
+#: The owner's alone, as the data that it comes from.
+_MODE: Final = 0o600
 #: What must be the same for an export to go on where another one broke off.
 _SAME: Final = ("format", "version", "namespace", "created_at", "prefix")
 
@@ -129,11 +133,11 @@ class PartFile:
         self.part = path.with_name(path.name + ".part")
 
     def __enter__(self) -> Self:
-        """Raises StartupError where the file is there, or another process writes it."""
+        """Raises StartupError where the file is there, another process writes it, or the part is a
+        link or another user's."""
         if self.path.exists():
             raise StartupError(f"{self.path} is there already; remove it, or give another name")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.part, flags, 0o666)
+        descriptor = self._opened()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,6 +149,27 @@ class PartFile:
             raise StartupError(f"{self.path} came to be there meanwhile")
         self.file = os.fdopen(descriptor, "r+b")
         return self
+
+    def _opened(self) -> int:
+        """Open the part, which only its owner may read. In a directory that others write to, one of
+        them may have put a link there that leads to another file."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(self.part, flags, _MODE)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise StartupError(f"{self.part} is a link; remove it") from None
+            raise
+        found = os.fstat(descriptor)
+        is_file = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        if not is_file or found.st_uid != os.geteuid():
+            os.close(descriptor)
+            raise StartupError(
+                f"{self.part} is no file of this user's alone; remove it, or give another name"
+            )
+        # One that an earlier version began others may read.
+        os.fchmod(descriptor, _MODE)
+        return descriptor
 
     def __exit__(self, *_: object) -> None:
         # Also at the end of an interrupt: what is whole of it stays.

@@ -139,6 +139,37 @@ def test_an_export_that_was_cut_anywhere_goes_on(
     assert "going on with out.ndjson.part" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["symlink", "dangling", "hard link", "pipe"])
+def test_an_export_writes_through_no_link_that_was_planted(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: it wrote to the file that the link led to."""
+    victim, part = Path("victim"), Path("out.ndjson.part")
+    if kind != "dangling":
+        victim.touch()
+    if kind == "pipe":
+        os.mkfifo(part)
+    elif kind == "hard link":
+        part.hardlink_to(victim)
+    else:
+        part.symlink_to(victim)
+    assert run("export", "out.ndjson") == 2
+    assert "out.ndjson.part is " in capsys.readouterr().err
+    assert victim.exists() == (kind != "dangling")
+    assert kind == "dangling" or victim.stat().st_size == 0
+
+
+def test_only_its_owner_may_read_an_export(exported: bytes) -> None:
+    """Regression: others of the machine could, as the umask had it, and the data they cannot."""
+    for begun in (False, True):
+        if begun:
+            Path("out.ndjson.part").write_bytes(exported[:500])
+            Path("out.ndjson.part").chmod(0o644)
+        assert run("export", "out.ndjson") == 0
+        assert oct(Path("out.ndjson").stat().st_mode)[-3:] == "600"
+        Path("out.ndjson").unlink()
+
+
 def test_a_part_of_another_export_is_left_alone(
     target: str, exported: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
