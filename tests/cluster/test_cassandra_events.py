@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import cassandra
 import pytest
@@ -324,6 +325,24 @@ async def test_only_what_is_compared_and_set_is_read_serially(
     with Statements(store, note):
         assert list(await store.find(strict, [single, *items])) == [single, *items]
     assert levels.count(ConsistencyLevel.SERIAL) == 1
+
+
+async def test_a_decision_is_read_serially_over_several_data_centers(
+    stores: Stores, strict: Namespace, now: int
+) -> None:
+    """A SERIAL read commits what another process left half done at a quorum of all data centers:
+    a quorum of one may miss that."""
+    store, _ = stores
+    shelf = store._shelf(strict.dataset)
+    levels: list[int] = []
+    with (
+        Statements(store, lambda statement: levels.append(statement.consistency_level)),
+        patch.object(
+            shelf, "placement", replace(shelf.placement, replication=(("a", 1), ("b", 1)))
+        ),
+    ):
+        assert await store.decided(strict, [add(now, 1)]) is None
+    assert levels == [ConsistencyLevel.SERIAL]
 
 
 async def test_a_serial_read_that_lost_to_others_is_run_again(

@@ -66,11 +66,18 @@ class CassandraDecisions(CassandraBase):
         return _decision_of(standing)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        # Not SERIAL: SERIAL reads of one row contend with each other, and each shard of an atomic
-        # add reads its decision at the same moment. A caller is given a decision only after its
-        # commit at the write consistency, which this read overlaps.
-        select = await self._to_read(namespace.dataset, _DECIDED)
-        rows = await self._connection.one(select.bind(_token_of(namespace, events)))
+        token, dataset = _token_of(namespace, events), namespace.dataset
+        if len(self._shelf(dataset).placement.replication) == 1:
+            # Not SERIAL: SERIAL reads of one row contend with each other, and each shard of an
+            # atomic add reads its decision at the same moment. A caller is given a decision only
+            # after its commit at the write consistency or at a quorum, which this read overlaps.
+            select = await self._to_read(dataset, _DECIDED)
+            rows = await self._connection.one(select.bind(token))
+        else:
+            # A SERIAL read that completes another process's write commits it at a quorum of all
+            # data centers, which a quorum of one need not overlap.
+            select = await self._to_settle(dataset, _DECIDED)
+            (rows,) = await self._connection.settled((select.bind(token),))
         return _decision_of(rows[0]) if rows else None
 
     async def reserve(
