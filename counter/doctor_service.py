@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import httpx
 
-from counter.client import CounterClient, Options
+from counter.client import CounterClient, Options, UnexpectedAnswerError
 from counter.client.addresses import direct
+from counter.client.transport import read_body
 from counter.doctor import Finding
 from counter.errors import CounterError
 
@@ -31,18 +34,19 @@ def look(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
         with httpx.Client(base_url=url, timeout=_TIMEOUT_S, mounts=direct([url])) as http:
             with http.stream("GET", "/readyz") as answer:
                 yield from _certificate(answer)
-                answer.read()
-            yield _ready(answer)
+                yield _ready(answer, _body(answer, "readyz"))
             yield from _version(http, version)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+    except UnexpectedAnswerError as error:
+        yield Finding("service", "wrong", error.detail, "set --url right: to the service itself")
+        return
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, zlib.error) as error:
         why = f"{url} does not answer: {type(error).__name__} {error}".rstrip()
         yield Finding("service", "wrong", why, "start it with counter serve, or set --url right")
         return
     yield _clock(url, api_key)
 
 
-def _ready(answer: httpx.Response) -> Finding:
-    body = _body(answer)
+def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
     troubles = body.get("troubles")
     told = "; ".join(
         f"{each.get('part')}: {each.get('detail')} (since {each.get('since')})"
@@ -67,7 +71,9 @@ def _ready(answer: httpx.Response) -> Finding:
 
 
 def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
-    found = _body(http.get("/openapi.json")).get("info", {}).get("version")
+    with http.stream("GET", "/openapi.json") as answer:
+        info = _body(answer, "openapi").get("info")
+    found = info.get("version") if isinstance(info, dict) else None
     if found == version:
         yield Finding("version", "ok", f"it is {version}, as this program")
     elif found is not None:
@@ -115,9 +121,9 @@ def _clock(url: str, api_key: str | None) -> Finding:
     return Finding("service clock", "wrong", told, do)
 
 
-def _body(answer: httpx.Response) -> Mapping[str, Any]:
+def _body(answer: httpx.Response, what: str) -> Mapping[str, Any]:
     try:
-        found = answer.json()
-    except ValueError:
+        found = json.loads(read_body(answer, what, time.perf_counter() + _TIMEOUT_S))
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -44,6 +44,10 @@ LIVE_STREAM_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
+#: What a client reads of an answer: of one with many items; and of any other, of a problem, and of
+#: one event of a stream.
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+ANSWER_ONE_BYTES_MAX: Final = 64 * 1024
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a process may take to finish its work after SIGTERM.
 DRAIN_TIMEOUT_US: Final = 10 * SECOND
@@ -150,5 +154,14 @@ invariant(
     "a lease lasts for two tries to renew it, each as long as a statement may take",
 )
 invariant(LEASE_TIME_MIN_US <= LEASE_TIME_US, "the default lease time is one that works")
+invariant(
+    BATCH_ITEMS_MAX * (12 * COUNTER_NAME_CHARS_MAX + 1_024) <= ANSWER_BYTES_MAX,
+    "a client reads the answer to every batch, and every page, each character escaped",
+)
+invariant(HISTORY_POINTS_MAX * 256 <= ANSWER_BYTES_MAX, "a client reads every history")
+invariant(
+    12 * COUNTER_NAME_CHARS_MAX + 1_024 <= ANSWER_ONE_BYTES_MAX,
+    "a client reads every answer about one counter",
+)
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

@@ -253,6 +253,14 @@ def unexpected(
     return error
 
 
+def too_large(bytes_max: int, what: str) -> UnexpectedAnswerError:
+    """The error of an answer of more than *bytes_max* bytes; *what* it answers."""
+    return UnexpectedAnswerError(
+        f"what sends more than {bytes_max:,} bytes, the most that a client reads of {what}, is no"
+        " answer of a counter service; look what is at the base URL"
+    )
+
+
 def _wait_us(value: object) -> int | None:
     """Microseconds of a Retry-After: seconds, or the date that a proxy may write."""
     if isinstance(value, str) and not value.isdecimal():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from counter import limits
 from counter.client import answers
 from counter.client.calls import Request
-from counter.client.failures import error_of_problem, unexpected
+from counter.client.failures import error_of_problem, too_large, unexpected
 from counter.client.retrying import Policy
 from counter.errors import CounterError
 
@@ -42,6 +43,8 @@ class Course:
             self._event = value.strip()
         elif name == "data":
             self._data += value.strip()
+            if len(self._data) > limits.ANSWER_ONE_BYTES_MAX:
+                raise too_large(limits.ANSWER_ONE_BYTES_MAX, "an event of a stream")
         elif not text:
             event, data = self._event, self._data
             self._event = self._data = ""
@@ -74,7 +77,14 @@ def _told(event: str, data: str) -> Told | None:
         if event == "count":
             return answers.count_of(body)
         error = error_of_problem(body)
-    except (ValueError, TypeError, KeyError, AttributeError) as broken:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as broken:
         raise unexpected(200, data.encode()) from broken
     if error.retry == "never":
         raise error

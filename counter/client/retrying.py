@@ -19,17 +19,17 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from counter.client.calls import Call, Reply, Request, tokens
-from counter.client.failures import UnreachableError
+from counter.client.failures import UnexpectedAnswerError, UnreachableError
 from counter.client.options import Options
 from counter.client.tokens import Token
 from counter.errors import CounterError, TokenConflictError, TokenTooOldError
 
 T = TypeVar("T")
-Answer = Reply | UnreachableError
+Answer = Reply | UnreachableError | UnexpectedAnswerError
 
 
 class Send(NamedTuple):
-    """Send *request*; the answer is a Reply, or the UnreachableError in its place."""
+    """Send *request*; the answer is a Reply, or the error in its place."""
 
     request: Request
     timeout_s: float
@@ -183,7 +183,7 @@ def fresh_tokens(count: int, timeout_s: float) -> Story[list[Token]]:
 
 def reply_of(answer: Answer) -> Reply:
     """*answer*, raised if there was none."""
-    if isinstance(answer, UnreachableError):
+    if not isinstance(answer, Reply):
         raise answer
     return answer
 

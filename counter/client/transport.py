@@ -7,22 +7,29 @@ import logging
 import os
 import ssl
 import time
+import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Final
 
 import httpx
 
+from counter import limits
 from counter.client.addresses import authorization, by_proxy, direct
 from counter.client.calls import Reply, Request
 from counter.client.deadlines import Deadline
-from counter.client.failures import ClosedError, UnreachableError, error_of_answer
+from counter.client.failures import (
+    ClosedError,
+    UnexpectedAnswerError,
+    UnreachableError,
+    error_of_answer,
+    too_large,
+)
 from counter.client.live import HEADERS, SILENCE_S
 from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, tell
 from counter.client.places import Places
 from counter.client.retrying import Answer, Budget, Send
 from counter.client.tls import context_of
-from counter.errors import CounterError
 
 #: Adaptive hedges: how many of the latest answers are looked at, and how many it takes.
 _SEEN_MAX: Final = 200
@@ -43,10 +50,17 @@ _UNWATCHED: Final = Watch()
 #: request may wait there for its turn.
 _WRITES: Final = frozenset({"add", "add-and-get", "clear", "atomic/add", "batch/add"})
 _TURN: Final = 0.5
+#: What is answered with many items; every other answer is small.
+_MANY: Final = frozenset(
+    {"atomic/add", "batch/add", "batch/get", "busiest", "counters", "events", "history"}
+    | {"namespaces", "openapi", "tokens"}
+)
+_PART_BYTES: Final = 64 * 1024
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 _LOG: Final = logging.getLogger(__name__)
 #: There was no connection, so nothing was sent.
 _UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL)
-_ENDED: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError)
+_ENDED: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, zlib.error)
 
 
 class Common:
@@ -134,10 +148,6 @@ def _reply(response: httpx.Response, body: bytes) -> Reply:
     return Reply(response.status_code, body, headers.get("retry-after"), location)
 
 
-def _refusal(response: httpx.Response) -> CounterError:
-    return error_of_answer(*_reply(response, response.content))
-
-
 def _is_distrusted(error: BaseException | None) -> bool:
     """Whether who answered has a certificate that is not trusted: the next attempt meets it too."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -162,14 +172,90 @@ def _asked(send: Send, url: str, watch: Watch) -> dict[str, Any]:
     }
 
 
-def _body(response: httpx.Response, end_s: float) -> bytes:
-    """The whole of it. Raises ReadTimeout where it comes too slowly."""
-    parts = []
-    for part in response.iter_bytes():
-        parts.append(part)
+class Body:
+    """The body of *response*, read in parts and bounded, packed or not; *what* it answers."""
+
+    def __init__(self, response: httpx.Response, what: str) -> None:
+        self._what = what
+        many = what in _MANY and response.is_success
+        self._bytes_max = limits.ANSWER_BYTES_MAX if many else limits.ANSWER_ONE_BYTES_MAX
+        #: Of a refusal the beginning is enough: a proxy may send a long page with it.
+        self._may_cut = not response.is_success
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        # Not asked for, but a proxy may pack all the same.
+        packing = response.headers.get("content-encoding", "identity").strip().lower()
+        self._unpack = None
+        if packing in ("gzip", "x-gzip", "deflate"):
+            self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB)
+        elif packing not in ("", "identity"):
+            raise UnexpectedAnswerError(
+                f"the answer is packed with {packing[:40]!r}, and was asked for as it is"
+            )
+
+    def take(self, part: bytes) -> bool:
+        """Take *part* as it came; whether to go on. Raises UnexpectedAnswerError past the bound."""
+        for each in self.unpacked(part):
+            self._parts.append(each)
+            self._bytes += len(each)
+            if self._bytes > self._bytes_max:
+                if self._may_cut:
+                    return False
+                raise too_large(self._bytes_max, f"an answer to {self._what!r}")
+        return True
+
+    def unpacked(self, part: bytes) -> Iterator[bytes]:
+        """*part*, in small parts if it is packed: a few bytes may become a thousand times as
+        many."""
+        if self._unpack is None:
+            yield part
+            return
+        while found := self._unpack.decompress(part, _PART_BYTES):
+            yield found
+            part = self._unpack.unconsumed_tail
+
+    def whole(self) -> bytes:
+        """All that was taken, up to the bound."""
+        return b"".join(self._parts)[: self._bytes_max]
+
+
+class _Lines:
+    """The lines of a stream, each of them bounded."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._body = Body(response, "live")
+        self._rest = b""
+
+    def take(self, part: bytes) -> Iterator[str]:
+        """The lines that end in *part*. Raises UnexpectedAnswerError past the bound."""
+        for each in self._body.unpacked(part):
+            *ended, self._rest = (self._rest + each).split(b"\n")
+            for line in (*ended, self._rest):
+                if len(line) > limits.ANSWER_ONE_BYTES_MAX:
+                    raise too_large(limits.ANSWER_ONE_BYTES_MAX, "a line of a stream")
+            for line in ended:
+                yield line.removesuffix(b"\r").decode("utf-8", "replace")
+
+
+def read_body(response: httpx.Response, what: str, end_s: float) -> bytes:
+    """The whole body, read by *end_s* of time.perf_counter. Raises UnexpectedAnswerError if it is
+    too large; ReadTimeout if it comes too slowly."""
+    body = Body(response, what)
+    for part in response.iter_raw():
+        if not body.take(part):
+            break
         if time.perf_counter() > end_s:
             raise httpx.ReadTimeout("the answer comes too slowly")
-    return b"".join(parts)
+    return body.whole()
+
+
+async def _read_body(response: httpx.Response, what: str) -> bytes:
+    """The same in an event loop, where the caller bounds the time."""
+    body = Body(response, what)
+    async for part in response.aiter_raw():
+        if not body.take(part):
+            break
+    return body.whole()
 
 
 class SyncTransport(Common):
@@ -210,9 +296,12 @@ class SyncTransport(Common):
                 self._deadline.at(begin_s + send.timeout_s),
                 self._client().stream(**_asked(send, url, watch)) as response,
             ):
-                answer = _reply(response, _body(response, begin_s + send.timeout_s))
+                end_s = begin_s + send.timeout_s
+                answer = _reply(response, read_body(response, send.request.operation, end_s))
         except _ENDED as error:
             answer = self.unreachable(url, error)
+        except UnexpectedAnswerError as error:
+            answer = error
         except BaseException:
             tell(watch.ended, None)
             raise
@@ -228,10 +317,13 @@ class SyncTransport(Common):
         try:
             with self._client().stream("GET", url + request.path, **asked) as response:
                 if response.status_code != httpx.codes.OK:
-                    response.read()
-                    raise _refusal(response)
+                    end_s = time.perf_counter() + self.options.attempt_timeout_s
+                    body = read_body(response, request.operation, end_s)
+                    raise error_of_answer(*_reply(response, body))
                 self.places.answered(url)
-                yield from response.iter_lines()
+                lines = _Lines(response)
+                for part in response.iter_raw():
+                    yield from lines.take(part)
         except _ENDED as error:
             self.places.failed(url)
             raise self.unreachable(url, error) from error
@@ -310,10 +402,13 @@ class AsyncTransport(Common):
         answer: Answer
         try:
             async with asyncio.timeout(send.timeout_s):
-                response = await self._client().request(**_asked(send, url, watch))
-                answer = _reply(response, response.content)
+                async with self._client().stream(**_asked(send, url, watch)) as response:
+                    body = await _read_body(response, send.request.operation)
+                    answer = _reply(response, body)
         except (*_ENDED, TimeoutError) as error:
             answer = self.unreachable(url, error)
+        except UnexpectedAnswerError as error:
+            answer = error
         except BaseException:
             # Cancelled, most likely: the other one of two was quicker.
             tell(watch.ended, None)
@@ -331,11 +426,14 @@ class AsyncTransport(Common):
         try:
             async with self._client().stream("GET", url + request.path, **asked) as response:
                 if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    raise _refusal(response)
+                    async with asyncio.timeout(self.options.attempt_timeout_s):
+                        body = await _read_body(response, request.operation)
+                    raise error_of_answer(*_reply(response, body))
                 self.places.answered(url)
-                async for line in response.aiter_lines():
-                    yield line
+                lines = _Lines(response)
+                async for part in response.aiter_raw():
+                    for line in lines.take(part):
+                        yield line
         except _ENDED as error:
             self.places.failed(url)
             raise self.unreachable(url, error) from error
@@ -356,6 +454,8 @@ def _weight(request: Request, answer: Answer) -> int:
     """How much *answer*, one of two to *request*, tells of both."""
     if isinstance(answer, UnreachableError):
         return _NO_ANSWER if answer.sent else _NOT_SENT
+    if isinstance(answer, UnexpectedAnswerError):
+        return _NO_ANSWER
     if answer.status >= _SERVER_FAULTS or answer.status in _TRY_LATER:
         return _NOBODY_KNOWS
     if answer.status in _ABOUT_TOKENS or 200 <= answer.status < 300:

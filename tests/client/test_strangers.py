@@ -15,12 +15,15 @@ from counter.client import (
     UnreachableError,
 )
 from counter.client.addresses import by_proxy
+from counter.client.calls import Calls
 from counter.client.failures import error_of_answer
-from tests.client.script import added_body
+from counter.client.live import Course
+from tests.client.script import Script, added_body
 from tests.client.stranger import http, stranger
 
 #: One attempt, however busy the machine is.
 OPTIONS = Options(trust_env=False, retries_at_once=0, retries_per_s=0)
+LIVE = Calls("default").live("c")
 ADDED = json.dumps(added_body("c", 1)).encode()
 
 
@@ -41,11 +44,12 @@ def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
     [
         (http("200 OK", b"<html>welcome</html>"), "no answer of a counter service"),
         (http("200 OK", b"[" * 100_000), "no answer of a counter service"),
+        (http("200 OK", b"[" * 50_000), "no answer of a counter service"),
         (http("200 OK", ADDED)[:-9], "without sending complete message"),
         (b"SSH-2.0-OpenSSH_9.9\r\n", "does not answer"),
         (b"", "without sending a response"),
     ],
-    ids=["page", "deep", "half", "other-protocol", "nothing"],
+    ids=["page", "deep-and-long", "deep", "half", "other-protocol", "nothing"],
 )
 async def test_what_is_no_answer_says_so_and_leaves_the_token(answer: bytes, said: str) -> None:
     """Regression: an answer of many brackets was a RecursionError."""
@@ -65,6 +69,97 @@ def test_an_answer_that_a_proxy_has_packed_is_read() -> None:
     packed = http("200 OK", gzip.compress(ADDED), "Content-Encoding: gzip")
     with stranger(packed) as other, CounterClient(other.url, options=OPTIONS) as client:
         assert client.add("c").delta == 1
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+#: 64 KiB of spaces, which are no end of a JSON document.
+SPACES = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+#: 64 MiB of them, packed.
+BOMB = http("200 OK", gzip.compress(b" " * 2**26), "Content-Encoding: gzip")
+
+
+@pytest.mark.parametrize("pieces", [(CHUNKED, SPACES), (BOMB,)], ids=["endless", "bomb"])
+@pytest.mark.parametrize(("many", "bound"), [(False, "65,536"), (True, "8,388,608")])
+async def test_what_is_read_of_an_answer_is_bounded(
+    pieces: tuple[bytes, ...], many: bool, bound: str
+) -> None:
+    """Regression: all that came within the time of an attempt was read into memory: gigabytes."""
+    said = f"more than {bound} bytes, the most that a client reads"
+    with stranger(*pieces) as other:
+        with (
+            CounterClient(other.url, options=OPTIONS) as client,
+            pytest.raises(UnexpectedAnswerError, match=said) as caught,
+        ):
+            client.get_many(["c"]) if many else client.get("c")
+        assert caught.value.retry == "same_token"
+        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
+            with pytest.raises(UnexpectedAnswerError, match=said):
+                await (patient.get_many(["c"]) if many else patient.get("c"))
+
+
+def test_an_add_whose_answer_is_too_large_has_an_unknown_end() -> None:
+    with (
+        stranger(CHUNKED, SPACES) as other,
+        CounterClient(other.url, options=OPTIONS) as client,
+        pytest.raises(UnknownOutcomeError, match="65,536 bytes") as caught,
+    ):
+        client.add("c", 2)
+    assert caught.value.sent
+
+
+async def test_a_long_refusal_is_read_by_its_beginning() -> None:
+    """The status says what it is, however long the page is that a proxy sends with it."""
+    long = CHUNKED.replace(b"200 OK", b"404 Not Found")
+    with stranger(long, SPACES) as other:
+        with (
+            CounterClient(other.url, options=OPTIONS) as client,
+            pytest.raises(UnexpectedAnswerError, match="status 404") as caught,
+        ):
+            client.get("c")
+        assert caught.value.retry == "never"
+        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
+            with pytest.raises(UnexpectedAnswerError, match="status 404"):
+                await anext(patient.live("c"))
+
+
+async def test_a_line_of_a_stream_is_bounded() -> None:
+    """Regression: a line without an end was kept."""
+    with stranger(CHUNKED, SPACES) as other:
+        with (
+            CounterClient(other.url, options=OPTIONS) as client,
+            pytest.raises(UnexpectedAnswerError, match="65,536 bytes"),
+        ):
+            next(client._transport.lines(LIVE, 0))
+        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
+            with pytest.raises(UnexpectedAnswerError, match="65,536 bytes"):
+                await anext(patient._transport.lines(LIVE, 0))
+
+
+def test_an_event_of_a_stream_is_bounded() -> None:
+    """Regression: an event of lines without an end was kept."""
+    course = Course(LIVE, Script([]).policy())
+    assert course.line("data: " + "x" * 60_000) is None
+    with pytest.raises(UnexpectedAnswerError, match="65,536 bytes"):
+        course.line("data: " + "x" * 60_000)
+
+
+@pytest.mark.parametrize("data", ["[" * 30_000, '{"count":1e999}', "{}"])
+def test_an_event_that_is_no_count_says_so(data: str) -> None:
+    """Regression: an event of many brackets was a RecursionError."""
+    course = Course(LIVE, Script([]).policy())
+    course.line("event: count")
+    course.line(f"data: {data}")
+    with pytest.raises(UnexpectedAnswerError, match="no answer of a counter service"):
+        course.line("")
+
+
+def test_an_answer_that_is_packed_as_none_can_read_says_so() -> None:
+    with (
+        stranger(http("200 OK", ADDED, "Content-Encoding: br")) as other,
+        CounterClient(other.url, options=OPTIONS) as client,
+        pytest.raises(UnexpectedAnswerError, match="packed with 'br'"),
+    ):
+        client.get("c")
 
 
 def test_an_answer_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
