@@ -14,6 +14,7 @@ import pytest
 from cassandra import OperationTimedOut, Unavailable, WriteTimeout
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionShutdown
+from cassandra.policies import DCAwareRoundRobinPolicy
 from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
 
 from counter.errors import (
@@ -24,6 +25,7 @@ from counter.errors import (
 )
 from counter.limits import SECOND
 from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra import driver as driver_setup
 from counter.storage.cassandra.bridge import Bridge, Gathering, let_go
 from counter.storage.cassandra.coalesced import Coalesced
 from counter.storage.cassandra.connection import Connection
@@ -299,6 +301,68 @@ class Contended(Connection):
 
         applied, _ = await self.compare_and_set("set", settle, b"ours", 0)
         return applied
+
+
+class Ring(DCAwareRoundRobinPolicy):  # type: ignore[misc]
+    """Three nodes, always in the same order, each with a connection."""
+
+    def __init__(self) -> None:
+        super().__init__("dc1")
+        self.connections = {
+            name: SimpleNamespace(in_flight=0, heard_s=0.0) for name in ("a", "b", "c")
+        }
+        pools = {name: SimpleNamespace(_connection=each) for name, each in self.connections.items()}
+        self.cluster = SimpleNamespace(sessions=[SimpleNamespace(_pools=pools)], metadata=None)
+
+    def populate(self, cluster: Any, hosts: Any) -> None:
+        """It knows its nodes."""
+
+    def make_query_plan(self, working_keyspace: str | None = None, query: Any = None) -> Any:
+        return iter(self.connections)
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
+    monkeypatch.setattr(driver_setup, "_SILENCE_LOOK_S", 0.0)
+    return Ring()
+
+
+def asked(ring: Ring, now_s: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The nodes in the order in which a statement is sent to them."""
+    policy = driver_setup.SilentLast(ring)
+    policy.populate(ring.cluster, [])
+    monkeypatch.setattr(driver_setup, "monotonic", lambda: now_s)
+    return list(policy.make_query_plan())
+
+
+def test_a_node_that_owes_answers_and_is_silent_is_asked_last(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that was not asked, nor one that answers something, however much it owes."""
+    assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
+    for each in ring.connections.values():
+        each.in_flight, each.heard_s = 5, 99.9
+    ring.connections["a"].heard_s = 99.0
+    assert asked(ring, 100.0, monkeypatch) == ["b", "c", "a"]
+    ring.connections["a"].in_flight = 0
+    assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
+
+
+def test_where_all_are_silent_their_order_stays(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is this process, or all are slow: none is spared."""
+    for each in ring.connections.values():
+        each.in_flight = 5
+    assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
+
+
+def test_a_node_that_has_no_connection_is_not_silent(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver knows that it is down."""
+    ring.cluster.sessions[0]._pools["a"]._connection = None
+    assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
 
 
 def test_a_row_that_others_contend_for_is_tried_for_a_while() -> None:

@@ -1,12 +1,13 @@
-"""How the driver is set up: whom it asks, when it asks a second node, what it logs."""
+"""How the driver is set up: which node it asks, when it asks a second one, what it logs."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 import cassandra
@@ -15,6 +16,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import (
     EXEC_PROFILE_DEFAULT,
     Cluster,
+    DefaultConnection,
     ExecutionProfile,
     NoHostAvailable,
 )
@@ -49,6 +51,11 @@ _SECONDS_PER_STATEMENT: Final = 0.4
 _SECONDS_AT_ONCE: Final = 256
 
 
+#: A node that was asked and has said nothing at all for so long is asked after the others; which
+#: nodes are is looked up again after so long.
+_SILENT_AFTER_S: Final = 0.5
+_SILENCE_LOOK_S: Final = 0.1
+
 #: What the driver logs of each try to reach a node that is known to be down; of a first connection
 #: that fails, which :func:`cannot_connect` explains; of a statement, whose error is raised as well.
 _SAID_ELSEWHERE: Final = (
@@ -57,6 +64,75 @@ _SAID_ELSEWHERE: Final = (
     "Error preparing query:",
 )
 _NO_BUGS: Final = (OSError, cassandra.DriverException, ConnectionException, NoHostAvailable)
+
+
+class HeardConnection(DefaultConnection):  # type: ignore[misc]
+    """Remembers when the node said something last, whatever it was."""
+
+    heard_s = 0.0
+
+    def process_msg(self, header: Any, body: Any) -> None:
+        self.heard_s = monotonic()
+        super().process_msg(header, body)
+
+
+class SilentLast(TokenAwarePolicy):  # type: ignore[misc]
+    """Ask replicas first, and nodes that are silent last.
+
+    A node that is stopped, or cut off without a word, is taken for down only after two heartbeats.
+    Until then a third of all statements of a cluster of three would be sent to it first, and each
+    would need a second send: more than :class:`SparingSpeculation` grants where all is slow. And
+    compare-and-sets are never sent twice. A node that answers anything is asked as before.
+    """
+
+    def __init__(self, child: Any) -> None:
+        super().__init__(child)
+        self._cluster: Any = None
+        self._silent: Collection[Any] = ()
+        self._looked_s = 0.0
+
+    def populate(self, cluster: Any, hosts: Any) -> None:
+        self._cluster = cluster
+        super().populate(cluster, hosts)
+
+    def make_query_plan(
+        self, working_keyspace: str | None = None, query: Any = None
+    ) -> Iterator[Any]:
+        plan: Iterator[Any] = super().make_query_plan(working_keyspace, query)
+        silent = self.silent()
+        if not silent:
+            yield from plan
+            return
+        last = []
+        for host in plan:
+            if host in silent:
+                last.append(host)
+            else:
+                yield host
+        yield from last
+
+    def silent(self) -> Collection[Any]:
+        """The nodes that owe an answer and have said nothing for a while."""
+        now_s = monotonic()
+        if now_s - self._looked_s >= _SILENCE_LOOK_S:
+            self._looked_s = now_s
+            self._silent = {
+                host
+                for session in tuple(self._cluster.sessions)
+                for host, pool in tuple(session._pools.items())
+                if _is_silent(pool._connection, now_s)
+            }
+        return self._silent
+
+
+def _is_silent(connection: Any, now_s: float) -> bool:
+    """Whether *connection* owes answers, and nothing has come over it for a while.
+
+    A request that timed out counts for as long as the node may still answer it.
+    """
+    if connection is None or not connection.in_flight:
+        return False
+    return bool(now_s - connection.heard_s > _SILENT_AFTER_S)
 
 
 class SparingSpeculation(SpeculativeExecutionPolicy):  # type: ignore[misc]
@@ -106,9 +182,7 @@ def new_cluster(options: CassandraOptions) -> Cluster:
     """The driver's cluster object, not connected."""
     profile = ExecutionProfile(
         # Without a name it takes the data center of the contact points.
-        load_balancing_policy=TokenAwarePolicy(
-            DCAwareRoundRobinPolicy(options.local_datacenter or "")
-        ),
+        load_balancing_policy=SilentLast(DCAwareRoundRobinPolicy(options.local_datacenter or "")),
         speculative_execution_policy=SparingSpeculation(),
         row_factory=tuple_factory,
         request_timeout=options.read_timeout_us / SECOND,
@@ -129,7 +203,10 @@ def new_cluster(options: CassandraOptions) -> Cluster:
         control_connection_timeout=_CONNECT_TIMEOUT_S,
         idle_heartbeat_interval=_HEARTBEAT_S,
         idle_heartbeat_timeout=_HEARTBEAT_S,
-        # A node that came back learns each statement when it first meets it.
+        connection_class=HeardConnection,
+        # A node learns each statement when it first meets it. To prepare it on all nodes at once
+        # would wait for a silent one, and so would all that are about to use the statement.
+        prepare_on_all_hosts=False,
         reprepare_on_up=False,
     )
 
