@@ -7,8 +7,14 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from counter.errors import SliceMissingError, TokenConflictError, TokenPendingError
-from counter.ports import Store
+from counter.errors import (
+    SliceMissingError,
+    StoreUnavailableError,
+    TokenConflictError,
+    TokenPendingError,
+)
+from counter.limits import SECOND
+from counter.ports import Clock, Store
 from counter.resolution import Resolver
 from counter.types import AtomicMark, Namespace
 from rollup.batches import in_groups
@@ -16,15 +22,25 @@ from rollup.limiter import Limiter
 
 _log = logging.getLogger("counter.rollup")
 _MARKS_PER_GROUP: Final = 20
+#: Each shard of an atomic add has the same mark. What one of them found is good for the others of
+#: this process for so long: no longer than a pass may take from finding an add to summing it.
+_KNOWN_FOR_US: Final = 2 * SECOND
+
+#: A namespace's id, a window, and the identity of an atomic add.
+_Key = tuple[int, int, int, bytes, bytes | None]
+_Settled = asyncio.Future[TokenPendingError | None]
 
 
 class AtomicSettler:
     """Finishes what a crash, or a write that was given up, left half done."""
 
-    def __init__(self, store: Store, resolver: Resolver, limiter: Limiter) -> None:
+    def __init__(self, store: Store, resolver: Resolver, limiter: Limiter, clock: Clock) -> None:
         self._store = store
         self._resolver = resolver
         self._limiter = limiter
+        self._clock = clock
+        #: What is being settled, or was a moment ago, and when that began; earliest first.
+        self._known: dict[_Key, tuple[int, _Settled]] = {}
 
     async def settle(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
@@ -45,7 +61,7 @@ class AtomicSettler:
         pending: list[tuple[int, TokenPendingError]] = []
 
         async def settle(group: Sequence[AtomicMark]) -> None:
-            pending.extend(await self._settle_group(namespace, group))
+            pending.extend(await self._settle_once(namespace, group))
 
         await in_groups(self._limiter, groups, settle)
         if not pending:
@@ -54,6 +70,45 @@ class AtomicSettler:
         if window_us - 1 <= after_us:
             raise error
         return window_us - 1, len(marks)
+
+    async def _settle_once(
+        self, namespace: Namespace, marks: Sequence[AtomicMark]
+    ) -> list[tuple[int, TokenPendingError]]:
+        """Settle those of *marks* that no other shard is settling; the windows that must wait."""
+        now_us = self._clock.boottime_us()
+        for key, (began_us, settled) in list(self._known.items()):
+            if not settled.done():
+                continue
+            if now_us - began_us < _KNOWN_FOR_US:
+                break
+            del self._known[key]
+        ours: dict[_Key, AtomicMark] = {}
+        for mark in marks:
+            if (key := _key_of(namespace, mark)) not in self._known:
+                ours[key] = mark
+                self._known[key] = (now_us, asyncio.get_running_loop().create_future())
+        waited = [(mark, self._known[_key_of(namespace, mark)][1]) for mark in marks]
+        pending: list[tuple[int, TokenPendingError]] = []
+        try:
+            pending = await self._settle_group(namespace, list(ours.values()))
+        except BaseException:
+            # Whoever waits for these settles them again.
+            for key in ours:
+                self._known.pop(key)[1].cancel()
+            raise
+        errors = dict(pending)
+        for key, mark in ours.items():
+            settled = self._known[key][1]
+            settled.set_result(errors.get(mark.window_us))
+            if mark.window_us in errors:
+                del self._known[key]
+        for mark, settled in waited:
+            await asyncio.wait((settled,))
+            if settled.cancelled():
+                raise StoreUnavailableError("another shard failed to settle an atomic add")
+            if (error := settled.result()) is not None:
+                pending.append((mark.window_us, error))
+        return pending
 
     async def _settle_group(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
@@ -96,3 +151,8 @@ class AtomicSettler:
             except TokenConflictError as error:
                 _log.warning("an atomic add lost to another use of its token: %s", error.detail)
         return pending
+
+
+def _key_of(namespace: Namespace, mark: AtomicMark) -> _Key:
+    first = mark.events[0]
+    return (namespace.id, mark.window_us, first.event_time_us, first.event_id, first.atom)

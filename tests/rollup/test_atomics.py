@@ -47,6 +47,40 @@ async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None
     assert await world.rolled_up(namespace) == {"a": 3, "b": 6}
 
 
+async def test_what_one_shard_found_is_good_for_the_others_of_a_worker() -> None:
+    """Each shard has the same mark: sixteen of them must not look sixteen times."""
+    world = World()
+    namespace = await world.begin()
+    items = [(f"c{number}", 1) for number in range(50)]
+    for _ in range(5):
+        await world.api.add_atomic(namespace, items, world.token())
+    a = world.process()
+    world.clock.advance(CLOSING)
+    with patch.object(world.store, "decided", wraps=world.store.decided) as looks:
+        await a.worker.tick()
+    assert looks.await_count == 5
+    assert await world.rolled_up(namespace) == {name: 5 for name, _ in items}
+
+
+async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another() -> None:
+    """Those that waited for it fail with it, and do it again."""
+    world = World()
+    namespace = await world.begin()
+    await leave_half(world, namespace)
+    a = world.process()
+    world.clock.advance(CLOSING)
+    error = StoreUnavailableError("a planted fault")
+    with (
+        patch.object(world.store, "decided", side_effect=error),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await a.worker.tick()
+    for _ in range(2):
+        await a.worker.tick()
+        world.clock.advance(CLOSING)
+    assert await world.rolled_up(namespace) == {"a": 1, "b": 2}
+
+
 async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     """Its window is settled and its events are gone: there is nothing to make whole. A server that
     was suspended may leave a mark so late."""

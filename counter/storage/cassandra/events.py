@@ -15,6 +15,7 @@ from counter.storage.cassandra.rows import (
     DELETE,
     INSERT,
     SELECT,
+    SELECT_ITEMS,
     Place,
     event_of,
     form_of,
@@ -23,6 +24,7 @@ from counter.storage.cassandra.rows import (
     place_of,
 )
 from counter.storage.cassandra.scans import EventScans
+from counter.storage.cassandra.spans import PARTITIONS_MAX
 from counter.storage.cassandra.strict import StrictWrites
 from counter.storage.cassandra.writes import Lane
 from counter.types import Event, Namespace, PayloadCheck, Written
@@ -165,25 +167,43 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         """The stored event of each identity.
 
         Events that a compare-and-set writes are read at SERIAL: one under way must not be missed.
+        Of the others, items of one token share a statement.
         """
-        strict: list[Any] = []
-        plain: list[Any] = []
-        for place, event in zip(places, events, strict=True):
-            is_strict = _is_strict(namespace, event)
-            prepare = self._to_settle if is_strict else self._to_read
-            select = await prepare(namespace.dataset, SELECT, place.start_us)
-            (strict if is_strict else plain).append(select.bind(key_of(place, event)))
-        try:
-            settled = iter(await self._connection.settled(strict) if strict else ())
-            read = iter(await self._connection.rows(plain) if plain else ())
-        except SliceMissingError:
-            await self._reload_slices(namespace.dataset)
-            raise
-        return [
-            event_of(event.counter, event[1:4], *rows[0]) if rows else None
-            for event in events
-            for rows in [next(settled if _is_strict(namespace, event) else read)]
+        dataset, pairs = namespace.dataset, list(zip(places, events, strict=True))
+        strict = [pair for pair in pairs if _is_strict(namespace, pair[1])]
+        selects = []
+        for place, event in strict:
+            select = await self._to_settle(dataset, SELECT, place.start_us)
+            selects.append(select.bind(key_of(place, event)))
+        tokens: dict[tuple[Any, ...], dict[str, None]] = {}
+        for place, event in pairs:
+            if not _is_strict(namespace, event):
+                start_us, _, _, *buckets = place
+                token = (start_us, *buckets, event.event_time_us, event.event_id)
+                tokens.setdefault(token, {})[event.counter] = None
+        asked = [
+            (token, tuple(counters)[at : at + PARTITIONS_MAX])
+            for token, counters in tokens.items()
+            for at in range(0, len(counters), PARTITIONS_MAX)
         ]
+        reads = []
+        for (start_us, *key), counters in asked:
+            select = await self._to_read(dataset, SELECT_ITEMS, start_us)
+            reads.append(select.bind((namespace.id, counters, *key)))
+        try:
+            settled = await self._connection.settled(selects) if selects else []
+            read = await self._connection.rows(reads)
+        except SliceMissingError:
+            await self._reload_slices(dataset)
+            raise
+        found: dict[tuple[Any, ...], Event | None] = {}
+        for (_, event), rows in zip(strict, settled, strict=True):
+            found[event[:4]] = event_of(event.counter, event[1:4], *rows[0]) if rows else None
+        for (token, _), rows in zip(asked, read, strict=True):
+            for counter, item_key, *cells in rows or ():
+                identity = (*token[-2:], item_key)
+                found[(counter, *identity)] = event_of(counter, identity, *cells)
+        return [found.get(event[:4]) for event in events]
 
 
 class _Sink:

@@ -50,6 +50,12 @@ _PACKERS: Mapping[tuple[bool, bool], Sequence[Packer]] = {
 }
 
 SELECT: Final = f"SELECT delta, clear, atom FROM {{keyspace}}.{{table}} WHERE {ROW_IS}"
+#: All items of one token on some counters: their partitions differ in the counter alone.
+SELECT_ITEMS: Final = (
+    "SELECT counter, item, delta, clear, atom FROM {keyspace}.{table}"
+    " WHERE namespace = ? AND counter IN ? AND time_bucket = ? AND event_bucket = ?"
+    " AND event_time = ? AND event_id = ?"
+)
 DELETE: Final = f"DELETE FROM {{keyspace}}.{{table}} USING TIMESTAMP ? WHERE {ROW_IS}"
 
 #: Columns of the rows that a compare-and-set which was not applied shows: keys as they are
