@@ -100,18 +100,13 @@ class SqliteEvents(SqliteAppends):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """From what the writer keeps of the tail; where that does not do, from the events."""
-        size_us = namespace.settings.rollup_window_us
-        known = [self._live.tail(namespace.id, size_us, name, after_us) for name, after_us in after]
-        spans = [
-            (name, after_us + 1, INT64_MAX)
-            for (name, after_us), fold in zip(after, known, strict=True)
-            if fold is None
-        ]
-        if not spans:
-            return [fold for fold in known if fold is not None]
-        read = iter(await self._reader.call((self._spans, (namespace, spans))))
-        return [next(read) if fold is None else fold for fold in known]
+        """From what the writer keeps of the tail; if that does not hold all, from the events."""
+        folds = self._live.tails(namespace.id, namespace.settings.rollup_window_us, after)
+        if folds is not None:
+            return folds
+        spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
+        result: Sequence[Fold] = await self._reader.call((self._spans, (namespace, spans)))
+        return result
 
     async def busiest(
         self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int

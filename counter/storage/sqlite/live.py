@@ -4,11 +4,13 @@ The tail is the events that no checkpoint holds yet. They lie in time order on d
 mixed, so that a commit touches few pages; what one counter has of them is kept here, a sum a
 window. All of it is bounded, and forgetting is safe: the events are asked instead.
 
-Only the writer's thread changes it; the event loop's thread reads it.
+Only the writer's thread changes it. The event loop's thread reads the tail, under the lock that
+each change holds from its first step to its last: a read sees the tail between two changes.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -56,6 +58,7 @@ class LiveTail:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._windows: dict[int, dict[int, dict[str, int | None]]] = {}
         #: From which instant on a namespace's windows are held whole.
         self._held_from: dict[int, int] = {}
@@ -65,11 +68,12 @@ class LiveTail:
 
     def begin(self, namespace_id: int, from_us: int) -> None:
         """Nothing is committed at or after *from_us* but what will be told."""
-        self._held_from[namespace_id] = from_us
-        self._windows.setdefault(namespace_id, {})
+        with self._lock:
+            self._held_from[namespace_id] = from_us
+            self._windows.setdefault(namespace_id, {})
 
     def window(self, namespace_id: int, window_us: int) -> Mapping[str, int | None]:
-        """What is known of a window, whole or not."""
+        """What is known of a window, whole or not; for the writer's thread, which changes it."""
         return self._windows.get(namespace_id, {}).get(window_us, _NONE)
 
     def expect(self, namespace: Namespace, events: Sequence[Event]) -> None:
@@ -81,21 +85,28 @@ class LiveTail:
         self._fresh.append((namespace, events))
 
     def commit(self) -> None:
-        for namespace, events in self._fresh:
-            self.add(namespace.id, namespace.settings.rollup_window_us, events)
+        """Add all events of the transaction, in one step for readers."""
+        with self._lock:
+            for namespace, events in self._fresh:
+                self._add(namespace.id, namespace.settings.rollup_window_us, events)
+            while self._count > _SUMS_MAX:
+                self._drop_largest()
         self._fresh, self._expected = [], []
-        while self._count > _SUMS_MAX:
-            self._drop_largest()
 
     def rollback(self) -> None:
-        """The transaction failed, and nobody knows how far: a commit that reports an error may be
-        on disk. The windows that it was about are read from the events from now on."""
-        for namespace, events in self._expected:
-            self.forget(namespace.id, max(event[1] for event in events))
+        """Have the windows of the transaction read from the events: a commit that reports an error
+        may be on disk."""
+        with self._lock:
+            for namespace, events in self._expected:
+                self._forget(namespace.id, max(event[1] for event in events))
         self._fresh, self._expected = [], []
 
     def add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
-        """Take committed events in."""
+        """Add committed events."""
+        with self._lock:
+            self._add(namespace_id, size_us, events)
+
+    def _add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         windows = self._windows.setdefault(namespace_id, {})
         start_us = end_us = 0
         sums: dict[str, int | None] = {}
@@ -111,37 +122,51 @@ class LiveTail:
                 before = sums[name]
                 sums[name] = None if before is None or clear else before + delta
 
-    def tail(self, namespace_id: int, size_us: int, counter: str, after_us: int) -> Fold | None:
-        """The fold of a counter's events after *after_us*; None where that must be read."""
-        held_us = self._held_from.get(namespace_id)
-        if held_us is None or after_us + 1 < held_us or (after_us + 1) % size_us:
-            return None
-        total = 0
-        for window_us, sums in list(self._windows.get(namespace_id, {}).items()):
-            if window_us > after_us:
-                part = sums.get(counter, 0)
-                if part is None:
+    def tails(
+        self, namespace_id: int, size_us: int, after: Sequence[tuple[str, int]]
+    ) -> list[Fold] | None:
+        """The fold of each (counter, after_us)'s events after that instant, all as of one commit;
+        None if any of them must be read from the events: then all of them must."""
+        folds: list[Fold] = []
+        with self._lock:
+            held_us = self._held_from.get(namespace_id)
+            if held_us is None:
+                return None
+            windows = self._windows.get(namespace_id, {})
+            for counter, after_us in after:
+                if after_us + 1 < held_us or (after_us + 1) % size_us:
                     return None
-                total += part
-        return Fold(False, total)
+                total = 0
+                for window_us, sums in windows.items():
+                    if window_us > after_us:
+                        part = sums.get(counter, 0)
+                        if part is None:
+                            return None
+                        total += part
+                folds.append(Fold(False, total))
+        return folds
 
     def forget(self, namespace_id: int, through_us: int) -> None:
-        """Windows up to *through_us* are in the checkpoints: nobody asks for them any more."""
+        """Drop the windows up to *through_us*: the checkpoints hold them."""
+        with self._lock:
+            self._forget(namespace_id, through_us)
+
+    def _forget(self, namespace_id: int, through_us: int) -> None:
         windows = self._windows.get(namespace_id)
         if windows is None:
             return
-        # First the bound, then the sums: a reader in between reads the events instead.
         self._held_from[namespace_id] = max(self._held_from.get(namespace_id, 0), through_us + 1)
         for window_us in [start_us for start_us in windows if start_us <= through_us]:
             self._count -= len(windows.pop(window_us))
 
     def forget_namespace(self, namespace_id: int) -> None:
-        self._held_from.pop(namespace_id, None)
-        for sums in self._windows.pop(namespace_id, {}).values():
-            self._count -= len(sums)
+        with self._lock:
+            self._held_from.pop(namespace_id, None)
+            for sums in self._windows.pop(namespace_id, {}).values():
+                self._count -= len(sums)
 
     def _drop_largest(self) -> None:
-        """Let go of the namespace that holds most, up to the last window it has."""
+        """Drop all windows of the namespace that holds most."""
         sizes = {key: sum(map(len, windows.values())) for key, windows in self._windows.items()}
         largest = max(sizes, key=lambda key: sizes[key])
-        self.forget(largest, max(self._windows[largest]))
+        self._forget(largest, max(self._windows[largest]))

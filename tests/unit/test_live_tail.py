@@ -1,0 +1,156 @@
+"""The live tail is read by one thread while another changes it: every step of either is interrupted
+by the other, and what is read is what stood before or what stands after."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.storage.sqlite import live
+from counter.storage.sqlite.live import LiveTail
+from counter.types import Event, Fold, Namespace
+from tests.unit.test_writing_soon import SPACE
+
+WINDOW = SPACE.settings.rollup_window_us
+AFTER = [("a", -1), ("b", -1)]
+Step = Callable[[LiveTail], object]
+
+
+class _WaitsError(Exception):
+    """A thread would wait here for the other one: it goes on when that one has let go."""
+
+
+class _Lock:
+    """Stands for the tail's lock where one thread plays both."""
+
+    held = False
+
+    def __enter__(self) -> None:
+        if self.held:
+            raise _WaitsError
+        self.held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
+
+
+def event(counter: str, delta: int, window: int, *, clear: bool = False) -> Event:
+    return Event(counter, window * WINDOW, bytes(16), 0, delta, clear)
+
+
+def new_tail() -> LiveTail:
+    """Three windows of two counters, and a commit that is under way."""
+    tail = LiveTail()
+    tail._lock = _Lock()  # type: ignore[assignment]
+    tail.begin(SPACE.id, 0)
+    for window in range(3):
+        tail.add(SPACE.id, WINDOW, [event("a", 10**window, window), event("b", 7, window)])
+    moved = [event("a", -5_000, 2), event("b", 5_000, 2)]
+    tail.expect(SPACE, moved)
+    # Two jobs of one commit, as one add each.
+    for each in moved:
+        tail.tell(SPACE, [each])
+    return tail
+
+
+def read(tail: LiveTail) -> list[int] | None:
+    """The sums after the beginning; None where the events must be read."""
+    folds = tail.tails(SPACE.id, WINDOW, AFTER)
+    return None if folds is None else [each.total for each in folds]
+
+
+def drop_largest(tail: LiveTail) -> None:
+    with patch.object(live, "_SUMS_MAX", 0):
+        tail.commit()
+
+
+CHANGES: dict[str, Step] = {
+    "commit": LiveTail.commit,
+    "rollback": LiveTail.rollback,
+    "forget": lambda tail: tail.forget(SPACE.id, WINDOW - 1),
+    "forget-all": lambda tail: tail.forget(SPACE.id, 9 * WINDOW),
+    "forget-namespace": lambda tail: tail.forget_namespace(SPACE.id),
+    "commit-that-drops": drop_largest,
+    "add": lambda tail: tail.add(SPACE.id, WINDOW, [event("a", 0, 1, clear=True)]),
+}
+
+
+class _Interruption:
+    """Traces the instructions of the tail's code, and calls *by* before the one at *at*."""
+
+    def __init__(self, at: int, by: Step, tail: LiveTail) -> None:
+        self.tail = tail
+        self.met: list[object] = []
+        self._left = at
+        self._by = by
+
+    def trace(self, frame: FrameType, what: str, _: Any) -> Any:
+        if frame.f_code.co_filename != live.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if what == "opcode":
+            if self._left == 0:
+                try:
+                    self.met.append(self._by(self.tail))
+                except _WaitsError:
+                    self.met.append(_WaitsError)
+            self._left -= 1
+        return self.trace
+
+
+def interrupted(run: Step, by: Step) -> Iterator[tuple[object, object]]:
+    """What *run* returns and what *by* returns where it comes in at the first step of *run*, at the
+    second, and so on; a step is an instruction of the class's code."""
+    for at in range(100_000):
+        interruption = _Interruption(at, by, new_tail())
+        before = sys.gettrace()
+        sys.settrace(interruption.trace)
+        try:
+            result = run(interruption.tail)
+        finally:
+            sys.settrace(before)
+        if not interruption.met:
+            return
+        yield result, interruption.met[0]
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_between_any_two_steps_of_a_read_is_seen_whole_or_not_at_all(name: str) -> None:
+    change = CHANGES[name]
+    after = new_tail()
+    change(after)
+    wanted = [None, read(new_tail()), read(after)]
+    results = list(interrupted(read, change))
+    assert len(results) > 20
+    for found, _ in results:
+        assert found in wanted
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_read_between_any_two_steps_of_a_change_sees_all_of_it_or_nothing(name: str) -> None:
+    change = CHANGES[name]
+    after = new_tail()
+    change(after)
+    wanted = [None, read(new_tail()), read(after), _WaitsError]
+    results = list(interrupted(change, read))
+    assert len(results) > 20
+    for _, found in results:
+        assert found in wanted
+
+
+def test_what_one_counter_must_be_read_for_all_are_read_for() -> None:
+    """Sums of two moments are no view: the events are read in one transaction."""
+    tail = new_tail()
+    assert tail.tails(SPACE.id, WINDOW, AFTER) == [Fold(False, 111), Fold(False, 21)]
+    tail.add(SPACE.id, WINDOW, [event("a", 0, 1, clear=True)])
+    assert tail.tails(SPACE.id, WINDOW, AFTER) is None
+    assert tail.tails(SPACE.id, WINDOW, [("b", -1)]) == [Fold(False, 21)]
+    unaligned = [("b", 0)]
+    assert tail.tails(SPACE.id, WINDOW, unaligned) is None
+    other: Namespace = replace(SPACE, id=2)
+    assert tail.tails(other.id, WINDOW, AFTER) is None
