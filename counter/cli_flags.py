@@ -44,6 +44,7 @@ class StoreFlags:
     tls_ca: Annotated[_Text, _is("tls_ca")] = None
     tls_cert: Annotated[_Text, _is("tls_cert")] = None
     tls_key: Annotated[_Text, _is("tls_key")] = None
+    tls_check_host: Annotated[bool | None, _is("tls_check_host")] = None
     start_timeout: Annotated[_Text, _is("start_timeout")] = None
     retention: Annotated[_Text, _is("retention")] = None
     slice: Annotated[_Text, _is("slice")] = None

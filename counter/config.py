@@ -126,6 +126,9 @@ class Settings(ServingSettings):
     tls_ca: ReadableFile | None = Field(None, description="Whom to trust; turns TLS on")
     tls_cert: ReadableFile | None = Field(None, description="This process's own certificate")
     tls_key: ReadableFile | None = Field(None, description="The key of the certificate")
+    tls_check_host: bool = Field(
+        True, description="Require that each node's certificate names the address of the node"
+    )
 
     cache: CacheAddress = Field("memory", description="memory, or memcached://host:port,host:port")
     cache_timeout: Annotated[Duration, between(limits.MILLISECOND, 5 * limits.SECOND)] = Field(

@@ -150,13 +150,14 @@ async def test_right_credentials(cassandra_with_passwords: Cluster) -> None:
         await store.ping()
 
 
-def certificate(folder: Path, name: str) -> Path:
-    """A certificate that signs itself, its key beside it."""
+def certificate(folder: Path, name: str, address: str = "127.0.0.1") -> Path:
+    """A certificate of *address* that signs itself, its key beside it."""
     path = folder / f"{name}.pem"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
             *("-subj", f"/CN={name}", "-keyout", path.with_suffix(".key"), "-out", path),
+            *("-addext", f"subjectAltName=IP:{address}"),
         ],
         check=True,
         capture_output=True,
@@ -164,12 +165,41 @@ def certificate(folder: Path, name: str) -> Path:
     return path
 
 
+def of_a_node(shown: Path, trusted: Path) -> ssl.SSLContext:
+    """How a node speaks TLS that shows one certificate and wants another one shown."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(trusted))
+    context.load_cert_chain(shown, shown.with_suffix(".key"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def test_a_certificate_of_another_address_is_refused(tmp_path: Path) -> None:
+    """Regression: a certificate of the authority for any machine was taken for that of a node."""
+    ours, theirs = certificate(tmp_path, "ours"), certificate(tmp_path, "theirs", "127.0.0.99")
+    relay = Relay("127.0.0.1", 1)
+    async with relay.listening(of_a_node(theirs, ours)):
+        tls = Tls(theirs, ours, ours.with_suffix(".key"))
+        text = await refusal(at(replace(NOBODY, tls=tls), relay.address))
+    assert "IP address mismatch" in text
+    assert "--no-tls-check-host" in text
+
+
+async def test_a_certificate_of_another_address_may_be_accepted(
+    cassandra: Cluster, tmp_path: Path
+) -> None:
+    ours, theirs = certificate(tmp_path, "ours"), certificate(tmp_path, "theirs", "127.0.0.99")
+    relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
+    async with relay.listening(of_a_node(theirs, ours)):
+        tls = Tls(theirs, ours, ours.with_suffix(".key"), check_host=False)
+        options = replace(at(options_for(cassandra), relay.address), tls=tls)
+        async with connected(options) as connection:
+            assert await connection.simple("SELECT key FROM system.local") == [("local",)]
+
+
 async def test_tls(cassandra: Cluster, tmp_path: Path) -> None:
     """A node is known by who signed its certificate, and may ask for the client's."""
     ours, theirs = certificate(tmp_path, "ours"), certificate(tmp_path, "theirs")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ours))
-    context.load_cert_chain(theirs, theirs.with_suffix(".key"))
-    context.verify_mode = ssl.CERT_REQUIRED
+    context = of_a_node(theirs, ours)
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     async with relay.listening(context):
         options = at(options_for(cassandra), relay.address)

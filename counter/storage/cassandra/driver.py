@@ -245,7 +245,13 @@ def cannot_connect(
             )
     text = " ".join(str(causes[0]).split())[:200]
     if options.tls is not None and "SSL" in text:
-        return StartupError(f"no TLS connection to Cassandra at {points} ({text}); check --tls-ca")
+        do = "check --tls-ca"
+        if "mismatch" in text:
+            do = (
+                "give each node a certificate that names its address, or accept any certificate of"
+                " --tls-ca for any node with --no-tls-check-host"
+            )
+        return StartupError(f"no TLS connection to Cassandra at {points} ({text}); {do}")
     if isinstance(error, UnresolvableContactPoints):
         return StartupError(f"no address is known for {points}; check --contact-points")
     said = f"cannot reach Cassandra at {points} ({text}); check --contact-points"
@@ -292,8 +298,8 @@ class _Quiet(logging.Filter):
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(tls.ca))
-    # Nodes are known by address; their certificates are told by the authority that signed them.
-    context.check_hostname = False
+    # The driver gives each connection the address of its node to be checked.
+    context.check_hostname = tls.check_host
     if tls.cert is not None:
         context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
     return context

@@ -21,6 +21,8 @@ class Tls:
     ca: Path
     cert: Path | None = None
     key: Path | None = None
+    #: Whether a node's certificate must name the address at which it is reached.
+    check_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def options_of(settings: Settings) -> CassandraOptions:
     """What *settings* say of Cassandra."""
     tls = None
     if settings.tls_ca is not None:
-        tls = Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+        tls = Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_check_host)
     password = settings.cassandra_password
     placements = settings.placements()
     return CassandraOptions(
