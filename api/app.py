@@ -37,7 +37,7 @@ from counter.limits import SECOND
 from counter.patience import Patience
 from counter.ports import Cache, Clock, Store
 from counter.service import CounterService
-from counter.skew import ClockGuard
+from counter.skew import ClockGuard, guard_of
 from counter.storage import open_cache, open_store
 from counter.tracing import Tracing, open_tracing
 from counter.types import Dataset
@@ -64,8 +64,7 @@ class Application:
     cache: Cache
     settings: Settings
     clock: Clock
-    #: None where the store's clock is this process's own.
-    guard: ClockGuard | None
+    guard: ClockGuard
     health: Health
     keys: KeyRing
     requests: RequestMetrics
@@ -96,9 +95,10 @@ class Application:
             stack.push_async_callback(self.cache.close)
             await patience.through(self._prepare)
             stop = asyncio.Event()
-            tasks = [asyncio.create_task(self.keys.run(stop))]
-            if self.guard is not None:
-                tasks.append(asyncio.create_task(self.guard.run(stop)))
+            tasks = [
+                asyncio.create_task(self.keys.run(stop)),
+                asyncio.create_task(self.guard.run(stop)),
+            ]
             if not self.store.transactional:
                 tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
             if rollup:
@@ -139,8 +139,7 @@ class Application:
     async def _prepare(self) -> None:
         """Have there what requests need. Other processes may do the same at the same time, and it
         may be done again."""
-        if self.guard is not None:
-            await self.guard.measure()
+        await self.guard.measure()
         await self.keys.refresh()
         await self.service.namespaces.refresh()
         await self._have_default_namespace()
@@ -148,7 +147,7 @@ class Application:
         datasets = await self.store.datasets()
         for dataset in datasets:
             slices = await self.store.slices(dataset)
-            if self.guard is not None and self.guard.trouble is not None:
+            if self.guard.trouble is not None:
                 # The worker makes them when the clock is right.
                 break
             if self.store.transactional or not any(
@@ -205,7 +204,7 @@ def create_app(
     tracing = tracing or open_tracing(settings)
     store = tracing.watched(store or open_store(settings, clock))
     cache = cache or open_cache(settings, clock)
-    guard = None if store.transactional else ClockGuard(store, clock)
+    guard = guard_of(store, clock)
     service = CounterService(store, cache, clock, guard)
     service.load.wait_max_us = settings.write_wait_max
     worker, leases = _worker(settings, store, cache, clock, service, guard)

@@ -36,6 +36,7 @@ class Report:
     cache: str | None = None
     keys: str | None = None
     is_leaving: bool = False
+    clock_wait_us: int = SECOND
     #: What of these is wrong, and since when.
     troubles: tuple[Trouble, ...] = ()
 
@@ -58,7 +59,7 @@ class Report:
         if self.store is not None:
             return self.store
         if self.clock is not None:
-            return ClockSkewError(self.clock, retry_after_us=SECOND)
+            return ClockSkewError(self.clock, retry_after_us=self.clock_wait_us)
         if self.rollup is not None:
             return UnavailableError(f"the rollup does not work: {self.rollup}")
         if self.keys is not None:
@@ -116,7 +117,8 @@ class Health:
         }
         troubles = self._troubles.note(found)
         keys, leaving = self._keys.trouble, self.is_leaving
-        self.latest = Report(store, clock, rollup, cache, keys, leaving, troubles)
+        wait_us = SECOND if self._guard is None else self._guard.wait_us
+        self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, troubles)
         return self.latest
 
     async def _ask(self) -> tuple[CounterError | None, str | None]:

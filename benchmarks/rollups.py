@@ -53,6 +53,12 @@ class SteppedClock:
     def now_us(self) -> int:
         return self._now_us
 
+    def wall_us(self) -> int:
+        return self._now_us
+
+    def forget_after(self, time_us: int) -> None:
+        """It holds no latest reading."""
+
     def boottime_us(self) -> int:
         return self._now_us
 

@@ -36,7 +36,7 @@ from counter.patience import Patience
 from counter.ports import Clock, Store
 from counter.quantities import parse_rate
 from counter.resolution import Resolver
-from counter.skew import ClockGuard
+from counter.skew import guard_of
 from counter.storage import open_store
 from counter.types import CounterType, Namespace
 from counter.windows import closes_at
@@ -216,8 +216,8 @@ async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int |
         namespaces = Namespaces(store, clock)
         await namespaces.refresh()
         guard = None
-        if what.repair and not store.transactional:
-            guard = ClockGuard(store, clock)
+        if what.repair:
+            guard = guard_of(store, clock)
             await guard.measure()
         run = _Audit(
             what,

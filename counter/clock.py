@@ -20,7 +20,8 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class SystemClock:
     """The machine's clocks, the wall clock held non-decreasing within the process.
 
-    A wall clock that is stepped back would reopen windows that were already counted.
+    A wall clock that is stepped back would reopen windows that were already counted. Readings that
+    nothing was decided by can be forgotten: see :meth:`forget_after`.
     """
 
     def __init__(self) -> None:
@@ -28,11 +29,19 @@ class SystemClock:
 
     def now_us(self) -> int:
         """Microseconds since the epoch, UTC, never less than an earlier reading."""
-        now = time.time_ns() // 1_000
+        now = self.wall_us()
         if now < self._latest_us:
             return self._latest_us
         self._latest_us = now
         return now
+
+    def wall_us(self) -> int:
+        """Microseconds since the epoch, UTC, as the machine says: it may step back."""
+        return time.time_ns() // 1_000
+
+    def forget_after(self, time_us: int) -> None:
+        """Forget readings later than *time_us*: the caller knows that nothing depends on them."""
+        self._latest_us = min(self._latest_us, time_us)
 
     def boottime_us(self) -> int:
         """Microseconds of a clock that only moves forward, suspended time included."""

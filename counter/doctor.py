@@ -18,9 +18,9 @@ from typing import Any, Final, Literal
 from counter.config import Settings
 from counter.config_report import Loaded
 from counter.durations import format_duration
-from counter.errors import CounterError, StartupError
+from counter.errors import CounterError, StartupError, StoreUnavailableError
 from counter.keys import ApiKey
-from counter.limits import SECOND
+from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.patience import Patience
 from counter.ports import Clock
 from counter.quantities import format_bytes
@@ -156,7 +156,28 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
             "set the clock right (NTP) before anything is served: tokens would be taken for early",
         )
     else:
-        yield Finding("clock", "ok", "not behind what was written last")
+        yield _stored_times(data, clock)
+
+
+def _stored_times(data: Path, clock: Clock) -> Finding:
+    """Whether this machine's clock is behind the times that are in the database."""
+    from counter.storage.sqlite.control import latest_time_in
+
+    try:
+        latest_us = latest_time_in(data)
+    except StoreUnavailableError as error:
+        do = "run it as the user that serves; it is asked for the times that are stored"
+        return Finding("clock", "warning", f"it cannot be compared: {error.detail}", do)
+    behind_us = latest_us - clock.now_us()
+    if behind_us <= CLOCK_STEP_MAX_US:
+        return Finding("clock", "ok", "not behind what was written last")
+    return Finding(
+        "clock",
+        "wrong",
+        f"{data} holds times that are {behind_us // SECOND} s ahead of this machine's clock",
+        "set the clock right (NTP) if it is wrong; if it was ahead once, writes are refused until"
+        ' time has caught up: see "When the clock was wrong" in docs/how-to/read-an-outage.md',
+    )
 
 
 def _wal(size: int, most: int) -> Finding:

@@ -108,6 +108,10 @@ FUTURE_LIMIT_MAX_US: Final = 10 * MINUTE
 RETENTION_MIN_US: Final = 10 * MINUTE
 RETENTION_MAX_US: Final = 365 * DAY
 KEY_TTL_MIN_US: Final = MINUTE
+#: Over SQLite, a wall clock that moves so much more or less than the boot clock was set. One that
+#: was set ahead is followed when it stays ahead for so long; until then nothing is written.
+CLOCK_STEP_MAX_US: Final = SECOND
+CLOCK_HOLD_US: Final = MINUTE
 
 #: What the rollup's workers share out among them, however many namespaces there are.
 LEASE_SLOTS: Final = 64
@@ -163,5 +167,6 @@ invariant(
     12 * COUNTER_NAME_CHARS_MAX + 1_024 <= ANSWER_ONE_BYTES_MAX,
     "a client reads every answer about one counter",
 )
+invariant(CLOCK_STEP_MAX_US < CLOCK_HOLD_US, "a step of the clock is held longer than it is wide")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")

@@ -38,7 +38,17 @@ from counter.types import (
 
 class Clock(Protocol):
     def now_us(self) -> int:
-        """The wall clock, microseconds since the epoch; never steps back."""
+        """The wall clock, microseconds since the epoch; never steps back, except to an instant that
+        :meth:`forget_after` named."""
+        ...
+
+    def wall_us(self) -> int:
+        """The wall clock as it is: it may step back."""
+        ...
+
+    def forget_after(self, time_us: int) -> None:
+        """Let ``now_us`` step back to *time_us* where the wall clock did: nothing was decided by a
+        later reading."""
         ...
 
     def boottime_us(self) -> int:
@@ -268,7 +278,8 @@ class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, Ke
         ...
 
     async def read_clock(self) -> ClockReading:
-        """How far the store's clock is ahead of this process's."""
+        """How far the store's clock is ahead of this process's. A transactional store has none of
+        its own: how far the latest time in it is ahead, 0 if it is not."""
         ...
 
 

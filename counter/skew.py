@@ -2,6 +2,8 @@
 
 Windows close by the clock, so a process whose clock is more than ``clock_skew_max`` from the
 store's could acknowledge an add in a window that was counted already. It refuses to write instead.
+Over a store in this process, which has no clock of its own, the wall clock is compared with the
+boot clock, and with the times that are stored.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from typing import Final, NamedTuple
 
 from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError
-from counter.limits import CLOCK_DRIFT_PER_S_US, MILLISECOND, SECOND
+from counter.limits import (
+    CLOCK_DRIFT_PER_S_US,
+    CLOCK_HOLD_US,
+    CLOCK_STEP_MAX_US,
+    MILLISECOND,
+    SECOND,
+)
 from counter.ports import Clock, Store
 from counter.types import Dataset
 
@@ -75,6 +83,17 @@ class ClockGuard:
     def trouble(self) -> str | None:
         """Why the dataset with the narrowest bound takes no writes here; None while it does."""
         return self._trouble(self._bound_us)
+
+    @property
+    def wait_us(self) -> int:
+        """How long until writes may be taken again, as far as that is known."""
+        return SECOND
+
+    @property
+    def followed_us(self) -> int:
+        """How far this clock was set ahead while the process ran, and was followed: whether it was
+        right before or is right now, nothing here can know."""
+        return 0
 
     def is_sure(self, dataset: Dataset) -> bool:
         """Whether this clock is known to be within the bound of *dataset*."""
@@ -181,7 +200,7 @@ class ClockGuard:
 
     def _refuse(self, trouble: str | None) -> None:
         if trouble is not None:
-            raise ClockSkewError(f"{trouble}; nothing is written here", retry_after_us=SECOND)
+            raise ClockSkewError(f"{trouble}; nothing is written here", retry_after_us=self.wait_us)
 
     def _tell(self) -> None:
         """Say it once when the clock goes wrong, and once when it is right again."""
@@ -191,6 +210,133 @@ class ClockGuard:
         if trouble is None and self._was_wrong:
             _log.warning("writes are taken again: this clock is within its bound of the store's")
         self._was_wrong = trouble is not None
+
+
+class StepGuard(ClockGuard):
+    """The guard over a store that has no clock of its own: the boot clock is what is left.
+
+    What this process decides follows from readings of the wall clock that :meth:`check` let pass,
+    and none of them is later than the boot clock allows. So a wall clock that jumps ahead and back
+    leaves no trace: nothing is written meanwhile, and the readings in between are forgotten. One
+    that stays ahead for CLOCK_HOLD_US is followed: it may have been wrong before, or a virtual
+    machine stood still. One that is behind what was decided, or behind what is stored at the start,
+    has to catch up first.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        super().__init__(store, clock)
+        self._bound_us = CLOCK_STEP_MAX_US
+        #: Both clocks when they agreed last, and the latest reading that was let pass.
+        self._agreed = self._read()
+        self._trusted_us = 0
+        #: Something was decided by this time: no earlier one is taken for true.
+        self._floor_us = 0
+        #: How far the wall clock is ahead, and since when by the boot clock, while it is held.
+        self._step: tuple[int, int] | None = None
+        self._followed_us = 0
+        #: The latest time that is stored where it is ahead, 0 where it is not; None before a look.
+        self._stored_us: int | None = None
+
+    @property
+    def offset_us(self) -> int:
+        """How far what this process goes by is ahead of the wall clock."""
+        now = self._look()[0]
+        return self._behind(now) if self._step is None else -self._step[0]
+
+    @property
+    def wait_us(self) -> int:
+        """How long until the wall clock has caught up, or is followed."""
+        now = self._look()[0]
+        if self._step is None:
+            return max(SECOND, self._behind(now))
+        return max(SECOND, CLOCK_HOLD_US - (now.boottime_us - self._step[1]))
+
+    @property
+    def followed_us(self) -> int:
+        return self._followed_us
+
+    async def measure(self) -> None:
+        """Compare the clocks, and the wall clock with the latest time that is stored. Failures are
+        counted and logged, not raised."""
+        try:
+            reading = await self._store.read_clock()
+        except CounterError as error:
+            self._failures += 1
+            if self._failures == 1:
+                _log.warning("the latest time that is stored cannot be read: %s", error)
+        else:
+            self._failures = 0
+            self._stored_us = self._clock.wall_us() + reading.offset_us if reading.offset_us else 0
+        self._tell()
+
+    def _read(self) -> _Pair:
+        before_us = self._clock.boottime_us()
+        wall_us = self._clock.wall_us()
+        return _Pair(self._clock.boottime_us() - before_us, wall_us, before_us)
+
+    def _behind(self, now: _Pair) -> int:
+        """How far the wall clock is behind what was decided or is stored; 0 for what is no step."""
+        behind_us = max(self._floor_us, self._stored_us or 0) - now.wall_us
+        return behind_us if behind_us > CLOCK_STEP_MAX_US else 0
+
+    def _look(self) -> tuple[_Pair, bool]:
+        """Both clocks now, and whether every reading so far that is not forgotten was right."""
+        latest_us = self._clock.now_us()
+        now = self._read()
+        if abs(_walked(self._agreed, now)) > CLOCK_STEP_MAX_US:
+            # Perhaps the process was only stopped between its readings.
+            now = min(self._read() for _ in range(_PAIRS_MAX))
+        ahead_us = _walked(self._agreed, now)
+        if ahead_us > CLOCK_STEP_MAX_US + now.width_us:
+            self._hold(ahead_us, now)
+            return now, self._step is None
+        self._step, due_us = None, now.wall_us - ahead_us
+        if ahead_us < -CLOCK_STEP_MAX_US:
+            self._floor_us = max(self._floor_us, self._trusted_us, due_us)
+        self._agreed = now
+        if latest_us > max(now.wall_us, self._floor_us) + CLOCK_STEP_MAX_US:
+            # Read while the wall clock was ahead. Nothing was decided by it, nor must be.
+            self._clock.forget_after(max(self._trusted_us, due_us))
+            return now, False
+        self._trusted_us = max(self._trusted_us, latest_us)
+        return now, True
+
+    def _hold(self, ahead_us: int, now: _Pair) -> None:
+        """Note a step ahead; follow it when it has lasted."""
+        if self._step is None or abs(ahead_us - self._step[0]) > CLOCK_STEP_MAX_US:
+            self._step = (ahead_us, now.boottime_us)
+        elif now.boottime_us - self._step[1] >= CLOCK_HOLD_US:
+            self._step, self._agreed = None, now
+            self._followed_us += ahead_us
+            _log.warning(
+                "this machine's clock was set %s ahead and stayed so for %s: it is followed. Until"
+                " a restart, slices are kept for as much longer than retention",
+                *(_text(ahead_us), format_duration(CLOCK_HOLD_US)),
+            )
+
+    def _trouble(self, bound_us: int | None) -> str | None:
+        if self._stored_us is None:
+            return "this machine's clock was not compared with what is stored yet"
+        now, is_right = self._look()
+        if self._step is not None:
+            left_us = CLOCK_HOLD_US - (now.boottime_us - self._step[1])
+            return (
+                f"this machine's clock was set {_text(self._step[0])} ahead while the service ran:"
+                " set it right (NTP) if it is wrong now; if it was wrong before, it is followed in"
+                f" {left_us // SECOND} s"
+            )
+        if behind_us := self._behind(now):
+            return (
+                f"this machine's clock is {_text(behind_us)} behind the times that it told before:"
+                " set it right (NTP) if it is wrong now; if it was wrong before, writes are taken"
+                " again when time has caught up"
+            )
+        return None if is_right else "this machine's clock was ahead for a moment"
+
+
+def guard_of(store: Store, clock: Clock) -> ClockGuard:
+    """The guard that a process over *store* needs."""
+    return StepGuard(store, clock) if store.transactional else ClockGuard(store, clock)
 
 
 def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | None = None) -> int:

@@ -87,6 +87,8 @@ class EventWriter:
     ) -> Sequence[Written | UnavailableError]:
         """What :meth:`write` does of events that are counted as under way already."""
         if self._store.transactional:
+            # What is late is seen by the writer; by a clock that was set, nothing is.
+            self._now_us(namespace)
             return await self._store.append(namespace, events)
         marks = self._unmarked(namespace, events)
         if namespace.settings.payload_check is PayloadCheck.GUARD and marks:
@@ -199,6 +201,7 @@ class EventWriter:
         self._load.admit(len(events))
         try:
             if self._store.transactional:
+                self._now_us(namespace)
                 return await self._store.append_atomic(namespace, events)
             told = await self._told(namespace, events)
             if Guarded.OTHER in told:

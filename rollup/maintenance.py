@@ -106,6 +106,8 @@ class Maintenance:
             due_us = each.end_us
             if each.retired_at_us is not None:
                 due_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
+            if self._guard is not None:
+                due_us += self._guard.followed_us
             now_us = checked_now_us(self._clock, self._guard, dataset)
             if now_us >= due_us and watermark_us is None:
                 watermark_us = await self._watermark(namespaces, now_us)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from counter.errors import (
+    ClockSkewError,
     NamespaceUnknownError,
     StoreUnavailableError,
     TokenPendingError,
@@ -23,7 +24,7 @@ from counter.limits import DRAIN_TIMEOUT_US, MILLISECOND, MINUTE, ROLLUP_CONCURR
 from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
 from counter.resolution import Resolver
-from counter.skew import ClockGuard
+from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Mark, Namespace
 from counter.windows import closed_through, window_of
 from rollup.atomics import AtomicSettler
@@ -328,9 +329,9 @@ class RollupWorker:
         watermark is read anew each time: another worker may have moved it.
         """
         now_us = await self._store.fence()
-        if self._guard is not None:
-            # A clock that is ahead would close windows that events still land in.
-            self._guard.check(namespace.dataset)
+        # A clock that is ahead would close windows that events still land in.
+        if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
+            raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
         self._check_namespaces()
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
         watermark_us = (await self._store.watermarks(namespace))[shard]

@@ -151,18 +151,17 @@ async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: A
 
 async def test_it_is_not_ready_where_its_clock_is_wrong(rest: Rest, app: App) -> None:
     guard = app.application.guard
-    if guard is None:
-        assert await metric(rest, "counter_clock_offset_seconds") is None
-        return
     ahead = ClockReading(60 * SECOND, 0)
     with patch.object(app.store, "read_clock", AsyncMock(return_value=ahead)):
-        await guard.measure()
-    answer = await rest.http.get("/readyz")
-    assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
-    answer = await rest.add("c", 1, fresh(app.clock.now_us()))
-    assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
-    assert await metric(rest, "counter_clock_offset_seconds") == 60
-    assert await metric(rest, "counter_clock_out_of_bounds") == 1
+        # The look of the start may be under way yet: this one comes after it.
+        for _ in range(2):
+            await guard.measure()
+        answer = await rest.http.get("/readyz")
+        assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
+        answer = await rest.add("c", 1, fresh(app.clock.now_us()))
+        assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")
+        assert await metric(rest, "counter_clock_offset_seconds") == 60
+        assert await metric(rest, "counter_clock_out_of_bounds") == 1
     await guard.measure()
     assert (await rest.http.get("/readyz")).status_code == 200
     assert await metric(rest, "counter_clock_out_of_bounds") == 0

@@ -99,6 +99,12 @@ class Sleepy:
     def now_us(self) -> int:
         return self._read(self._clock.now_us)
 
+    def wall_us(self) -> int:
+        return self._read(self._clock.wall_us)
+
+    def forget_after(self, time_us: int) -> None:
+        self._clock.forget_after(time_us)
+
     def boottime_us(self) -> int:
         return self._read(self._clock.boottime_us)
 

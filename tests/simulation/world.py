@@ -48,6 +48,12 @@ class SimulatedClock:
         self._latest_us = max(self._latest_us, START_US + self._loop.now_us + self.offset_us)
         return self._latest_us
 
+    def wall_us(self) -> int:
+        return START_US + self._loop.now_us + self.offset_us
+
+    def forget_after(self, time_us: int) -> None:
+        self._latest_us = min(self._latest_us, time_us)
+
     def boottime_us(self) -> int:
         return _BOOT_US + self._loop.now_us
 

@@ -6,14 +6,24 @@ import json
 import logging
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from counter.errors import StoreUnavailableError, invariant
-from counter.limits import INT64_MAX, SECOND
+from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
 from counter.storage.sqlite.base import SqliteBase
+from counter.storage.sqlite.copying import DATABASE
 from counter.storage.sqlite.log import latest_event, tail_rows
-from counter.storage.sqlite.schema import EVENTS_DDL, SCHEMA_VERSION, events_table, one_json
+from counter.storage.sqlite.schema import (
+    EVENTS_DDL,
+    SCHEMA_VERSION,
+    events_table,
+    one_json,
+    unavailable,
+)
 from counter.types import (
     ClockReading,
     CounterType,
@@ -31,6 +41,11 @@ _log = logging.getLogger("counter.sqlite")
 _PURGE_ROWS: Final = 10_000
 _PURGE_COUNTERS: Final = 100
 _TAIL_EVENTS_MAX: Final = 500_000
+#: Whether anything was ever counted, or told of a time. Counters outlive their events.
+_IS_USED: Final = (
+    "SELECT EXISTS (SELECT 1 FROM counters) OR EXISTS (SELECT 1 FROM resolutions)"
+    " OR EXISTS (SELECT 1 FROM reservations) OR (SELECT next FROM tokens) > 0"
+)
 _NO_UPPER_BOUND: Final = "\U0010ffff"
 
 
@@ -46,6 +61,7 @@ class SqliteControl(SqliteBase):
                 "INSERT INTO datasets (name, body) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 (each.name, body),
             )
+        self._begin_again(connection)
         self._datasets = {}
         rows = connection.execute("SELECT id, name, body, dropped_before FROM datasets").fetchall()
         for dataset_id, name, body, dropped_before in rows:
@@ -60,6 +76,40 @@ class SqliteControl(SqliteBase):
         (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
         self._resolved_through_us = latest or 0
         self._load_tail(connection)
+
+    def _begin_again(self, connection: sqlite3.Connection) -> None:
+        """Make slices and watermarks again where they lie ahead of the clock and nothing was ever
+        counted: the clock of the first start was wrong, and nothing is lost by it yet."""
+        now_us = self._clock.now_us()
+        ahead_us = _latest_time(connection) - now_us
+        if ahead_us <= CLOCK_STEP_MAX_US or connection.execute(_IS_USED).fetchone()[0]:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        for dataset_id, start_us in connection.execute(
+            "SELECT dataset, start FROM slices"
+        ).fetchall():
+            connection.execute(f"DROP TABLE {events_table(dataset_id, start_us)}")
+        connection.execute("DELETE FROM slices")
+        connection.execute("UPDATE datasets SET dropped_before = 0")
+        for namespace_id, text, body in connection.execute(
+            "SELECT n.id, n.settings, d.body FROM namespaces n JOIN datasets d ON d.id = n.dataset"
+        ).fetchall():
+            settings, dataset = _settings_of(text), Dataset(id=0, name="", **json.loads(body))
+            eras = json.dumps((Era(0, settings.accept_limit_us),))
+            through_us = first_watermark(dataset, settings, now_us)
+            connection.execute(
+                "UPDATE namespaces SET created_at = ?, eras = ? WHERE id = ?",
+                (now_us, eras, namespace_id),
+            )
+            connection.execute(
+                "UPDATE watermarks SET through = ? WHERE namespace = ?", (through_us, namespace_id)
+            )
+        connection.execute("COMMIT")
+        _log.warning(
+            "the data directory was made by a clock that was %d s ahead of this one; nothing was"
+            " counted in it, and it begins again",
+            ahead_us // SECOND,
+        )
 
     def _load_tail(self, connection: sqlite3.Connection) -> None:
         """Sum the events that no checkpoint holds: few, unless the service ended long behind."""
@@ -107,8 +157,9 @@ class SqliteControl(SqliteBase):
         await self._write(lambda connection, _: connection.execute(sql))
 
     async def read_clock(self) -> ClockReading:
-        """The store's clock is the process's own."""
-        return ClockReading(0, 0)
+        """How far the latest time that is stored is ahead, 0 if it is not."""
+        latest_us: int = await self._read(self._reader, _latest_time)
+        return ClockReading(max(0, latest_us - self._clock.wall_us()), 0)
 
     async def datasets(self) -> Sequence[Dataset]:
         return list(self._datasets.values())
@@ -305,6 +356,33 @@ class SqliteControl(SqliteBase):
             created_at_us=created_at_us,
             version=version,
         )
+
+
+def _latest_time(connection: sqlite3.Connection) -> int:
+    """The latest time that a clock told the store: none that a client named is among them."""
+    (latest_us,) = connection.execute(
+        "SELECT max(coalesce((SELECT max(through) FROM watermarks), 0),"
+        " (SELECT max(time) FROM tokens),"
+        " coalesce((SELECT max(dropped_before) FROM datasets), 0),"
+        " coalesce((SELECT min(start) FROM slices), 0))"
+    ).fetchone()
+    return int(latest_us)
+
+
+def latest_time_in(directory: Path) -> int:
+    """The same of a data directory that another process may serve; 0 where nothing is in it. Raises
+    StoreUnavailableError."""
+    path = directory / DATABASE
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            has_tables = connection.execute(
+                "SELECT count(*) FROM sqlite_schema WHERE name IN ('tokens', 'slices')"
+            ).fetchone()[0]
+            return _latest_time(connection) if has_tables == 2 else 0
+    except sqlite3.Error as error:
+        raise unavailable(error) from error
 
 
 def _settings_json(settings: NamespaceSettings) -> str:

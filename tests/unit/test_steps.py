@@ -1,0 +1,239 @@
+"""A clock that is set while the service runs over SQLite, or between two starts of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counter import doctor
+from counter.clock import SystemClock, to_rfc3339
+from counter.errors import ClockSkewError
+from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
+from tests.support.app import App
+from tests.support.rest import fresh
+from tests.support.times import DAY, HOUR, MINUTE, SECOND, START_US
+
+STEP_US = 2 * HOUR
+
+
+class MachineClock(SystemClock):
+    """A machine's clocks in the test's hand: the wall clock can be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_us = START_US
+        self.set_us = 0
+        #: What happens once, right after the next reading of the wall clock.
+        self.then: Any = None
+
+    def wall_us(self) -> int:
+        wall_us = self.true_us + self.set_us
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return wall_us
+
+    def boottime_us(self) -> int:
+        return self.true_us - START_US + DAY
+
+    def advance(self, us: int) -> None:
+        self.true_us += us
+
+    def restarted(self) -> "MachineClock":
+        """The same machine's clock, as another process sees it."""
+        other = MachineClock()
+        other.true_us, other.set_us = self.true_us, self.set_us
+        return other
+
+
+@pytest.fixture
+async def app(fast_dir: Path) -> AsyncIterator[App]:
+    """A service whose slices are short, and one acknowledged add."""
+    app = App("sqlite", fast_dir, small=True)
+    app.clock = MachineClock()  # type: ignore[assignment]
+    await app.start()
+    await add(app)
+    yield app
+    await app.stop()
+
+
+async def add(app: App, **more: Any) -> Any:
+    """An add of a client whose clock is right."""
+    return await app.rest.add("c", 1, fresh(app.clock.true_us), **more)  # type: ignore[attr-defined]
+
+
+async def restart(app: App) -> None:
+    await app.stop()
+    app.clock = app.clock.restarted()  # type: ignore[attr-defined]
+    await app.start()
+
+
+def stored(app: App) -> Any:
+    """Slices, watermarks, and the time before which all is dropped, as they are."""
+    store: Any = app.application.store
+    return dict(store._slices), dict(store._watermarks), dict(store._dropped_before)
+
+
+async def maintain(app: App) -> None:
+    """What a worker tries; that it is refused is in the health."""
+    for _ in range(3):
+        with suppress(ClockSkewError):
+            await app.application.worker.tick()
+
+
+@pytest.mark.parametrize("step_us", [300 * SECOND, STEP_US])
+async def test_a_jump_ahead_and_back_leaves_no_trace(app: App, step_us: int) -> None:
+    """While it lasts, adds are refused and no token is judged; then all goes on at once."""
+    clock: Any = app.clock
+    app.clock.advance(MINUTE)
+    before = stored(app)
+    clock.set_us = step_us
+    token = fresh(clock.true_us)
+    for _ in range(5):
+        answer = await app.rest.add("c", 1, token)
+        assert (answer.status_code, answer.json()["code"]) == (503, "clock_skew")
+        assert answer.json()["applied"] is None
+        assert (await app.http.post("/v1/tokens", json={})).status_code == 503
+        assert (await app.http.get("/readyz")).json()["code"] == "clock_skew"
+        assert await app.rest.count("c") == 1
+        await maintain(app)
+        clock.advance(SECOND)
+    assert stored(app) == before
+    clock.set_us = 0
+    # As it does every two seconds; an add that comes first is refused once more.
+    await app.application.guard.measure()
+    assert (await app.rest.add("c", 1, token)).status_code == 200
+    assert (await app.http.get("/readyz")).status_code == 200
+    (issued,) = (await app.http.post("/v1/tokens", json={})).json()["tokens"]
+    assert issued["generation_time"] == to_rfc3339(clock.true_us)
+    clock.advance(2 * MINUTE)
+    await maintain(app)
+    assert await app.rest.count("c") == 2
+    assert await app.rest.count("c", "1h") == 2
+
+
+async def test_a_step_ahead_that_stays_is_followed_and_drops_nothing(app: App) -> None:
+    """A virtual machine that stood still: its clock is right now, and clients' are."""
+    clock: Any = app.clock
+    clock.set_us = STEP_US
+    answer = await add(app)
+    assert int(answer.headers["retry-after"]) == CLOCK_HOLD_US // SECOND
+    clock.advance(CLOCK_HOLD_US)
+    await maintain(app)
+    token = fresh(clock.true_us + STEP_US)
+    assert (await app.rest.add("c", 1, token)).status_code == 200
+    clock.advance(10 * MINUTE)
+    await maintain(app)
+    assert await app.rest.count("c", "1h") == 2
+    assert stored(app)[2] == {1: 0}, "nothing is dropped: the boot clock says that it is too early"
+    clock.advance(STEP_US)
+    for _ in range(3):
+        await maintain(app)
+    assert stored(app)[2] != {1: 0}
+
+
+async def test_a_reading_of_a_moment_ahead_decides_nothing(app: App) -> None:
+    """The wall clock is ahead for one reading, and right again when it is compared."""
+    clock: Any = app.clock
+
+    def back() -> None:
+        clock.set_us = 0
+
+    clock.set_us, clock.then = STEP_US, back
+    answer = await app.http.post("/v1/tokens", json={})
+    assert answer.json()["code"] == "clock_skew"
+    answer = await app.http.post("/v1/tokens", json={})
+    assert answer.status_code == 200
+    assert clock.now_us() == clock.true_us
+
+
+async def test_a_clock_that_is_set_back_catches_up_first(app: App) -> None:
+    """The wait is the true one, and no token is judged meanwhile."""
+    clock: Any = app.clock
+    clock.set_us = -HOUR
+    answer = await add(app)
+    assert answer.json()["code"] == "clock_skew"
+    assert int(answer.headers["retry-after"]) == HOUR // SECOND
+    clock.advance(HOUR // 2)
+    ready = await app.http.get("/readyz")
+    assert int(ready.headers["retry-after"]) == HOUR // 2 // SECOND
+    clock.advance(HOUR // 2)
+    await maintain(app)
+    answer = await app.rest.add("c", 1, fresh(clock.true_us - HOUR))
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_small_step_is_followed_at_once(app: App) -> None:
+    clock: Any = app.clock
+    for step_us in (CLOCK_STEP_MAX_US, 0, -CLOCK_STEP_MAX_US, 0):
+        clock.advance(SECOND)
+        clock.set_us = step_us
+        assert (await add(app)).status_code == 200
+
+
+async def test_a_start_behind_what_is_stored_waits_and_says_so(app: App) -> None:
+    """The clock was two hours ahead for long enough to be followed; the process is restarted with
+    the right one."""
+    clock: Any = app.clock
+    clock.set_us = STEP_US
+    await maintain(app)
+    clock.advance(CLOCK_HOLD_US)
+    await maintain(app)
+    clock.set_us = 0
+    await restart(app)
+    clock = app.clock
+    answer = await add(app)
+    assert answer.json()["code"] == "clock_skew"
+    assert "behind" in answer.json()["detail"]
+    wait_s = int(answer.headers["retry-after"])
+    assert STEP_US - MINUTE < wait_s * SECOND <= STEP_US
+    before = stored(app)
+    await maintain(app)
+    assert stored(app) == before
+    ready = await app.http.get("/readyz")
+    assert (ready.status_code, ready.json()["code"]) == (503, "clock_skew")
+    told = (await app.http.get("/metrics")).text
+    assert "counter_clock_out_of_bounds 1.0" in told
+    clock.advance(wait_s * SECOND)
+    await maintain(app)
+    assert (await add(app)).status_code == 200
+    assert await app.rest.count("c") == 2
+
+
+async def test_a_directory_whose_first_clock_was_ahead_begins_again(fast_dir: Path) -> None:
+    """As long as nothing was counted, nothing is lost by it."""
+    app = App("sqlite", fast_dir)
+    app.clock = clock = MachineClock()  # type: ignore[assignment]
+    clock.set_us = 2 * DAY
+    await app.start()
+    clock.set_us = 0
+    await restart(app)
+    assert (await app.http.get("/readyz")).status_code == 200
+    assert (await add(app)).status_code == 200
+    app.clock.advance(2 * MINUTE)
+    await maintain(app)
+    assert await app.rest.count("c", "1h") == 1
+    await app.stop()
+
+
+async def test_a_directory_that_a_wrong_clock_counted_in_says_so(fast_dir: Path) -> None:
+    """And so does a look from outside, while the service runs and when it does not."""
+    app = App("sqlite", fast_dir)
+    app.clock = clock = MachineClock()  # type: ignore[assignment]
+    clock.set_us = 2 * DAY
+    await app.start()
+    assert (await app.rest.add("c", 1, fresh(clock.now_us()))).status_code == 200
+    clock.set_us = 0
+    await restart(app)
+    ready = await app.http.get("/readyz")
+    assert ready.json()["code"] == "clock_skew"
+    assert "behind" in ready.json()["detail"]
+    assert await app.rest.count("c") == 1
+    served = doctor._stored_times(fast_dir, app.clock)
+    await app.stop()
+    for found in (served, doctor._stored_times(fast_dir, app.clock)):
+        assert (found.part, found.state) == ("clock", "wrong")
+        assert "When the clock was wrong" in found.do
+    assert doctor._stored_times(fast_dir / "none", app.clock).state == "ok"
