@@ -248,10 +248,10 @@ class DecisionStore(Protocol):
         ...
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
         """The generation time reserved for *nonce*: *now_us* where none stood or it had expired
-        (*now_us* is at or past its *expires_us*)."""
+        (*now_us* is *kept_us* or more past its *expires_us*)."""
         ...
 
     async def rereserve(

@@ -269,7 +269,9 @@ class CounterService:
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
         now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-        time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us)
+        # A step ahead must not have a key forgotten, and its add counted again.
+        kept_us = 0 if self._guard is None else self._guard.followed_us
+        time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us, kept_us)
         for _ in range(_RERESERVE_ATTEMPTS_MAX):
             try:
                 return await submit(Token(nonce, time_us))

@@ -48,7 +48,9 @@ class Maintenance:
         for dataset in datasets:
             await self._drop_slices(dataset)
         now_us = checked_now_us(self._clock, self._guard)
-        if now_us - self._purged_at_us >= MINUTE and not await self._store.purge(now_us):
+        followed_us = 0 if self._guard is None else self._guard.followed_us
+        is_due = now_us - self._purged_at_us >= MINUTE
+        if is_due and not await self._store.purge(now_us - followed_us):
             self._purged_at_us = now_us
 
     async def make_slices(self, dataset: Dataset) -> None:

@@ -77,6 +77,16 @@ class ReservationCases(StoreCases):
         assert await store.reserve(namespace, nonce(1), LATER, LATER + SECOND) == LATER
         assert await store.reserve(namespace, nonce(1), LATER + SECOND - 1, 2 * LATER) == LATER
 
+    async def test_a_key_is_kept_for_longer_where_that_is_asked_for(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """By a clock that was set ahead it expired early."""
+        await store.reserve(namespace, nonce(1), NOW, LATER)
+        for now_us in (LATER, LATER + SECOND - 1):
+            assert await store.reserve(namespace, nonce(1), now_us, 2 * LATER, SECOND) == NOW
+        now_us = LATER + SECOND
+        assert await store.reserve(namespace, nonce(1), now_us, 2 * LATER, SECOND) == now_us
+
     async def test_keys_are_their_own(self, store: Store, namespace: Namespace) -> None:
         """Another nonce or namespace knows nothing of it."""
         await store.reserve(namespace, nonce(1), NOW, LATER)

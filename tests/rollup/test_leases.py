@@ -32,6 +32,12 @@ class LoopClock:
     def now_us(self) -> int:
         return START_US + self.boottime_us()
 
+    def wall_us(self) -> int:
+        return self.now_us()
+
+    def forget_after(self, time_us: int) -> None:
+        """It holds no latest reading."""
+
     def boottime_us(self) -> int:
         return round(asyncio.get_running_loop().time() * SECOND) + SECOND
 

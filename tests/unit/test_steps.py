@@ -134,6 +134,29 @@ async def test_a_step_ahead_that_stays_is_followed_and_drops_nothing(app: App) -
     assert stored(app)[2] != {1: 0}
 
 
+@pytest.mark.parametrize("step_us", [2 * MINUTE + SECOND, STEP_US])
+async def test_a_key_is_remembered_for_its_time_though_the_clock_is_set(
+    app: App, step_us: int
+) -> None:
+    """Expired by a clock that was set ahead, it would be counted a second time."""
+    clock: Any = app.clock
+    settled = await app.http.put("/v1/namespaces/default", json={"key_ttl": "2m"})
+    assert settled.status_code == 200, settled.text
+    assert (await app.rest.add("c", 1, key="order-1")).status_code == 200
+    clock.set_us = step_us
+    await maintain(app)
+    clock.advance(CLOCK_HOLD_US)
+    for _ in range(2):
+        await maintain(app)
+    answer = await app.rest.add("c", 1, key="order-1")
+    if step_us < STEP_US:
+        assert answer.json().get("replayed") is True, answer.text
+    else:
+        # Past retention by the clock that is followed: nothing is known of it, and nothing is done.
+        assert (answer.status_code, answer.json()["applied"]) == (410, None)
+    assert await app.rest.count("c") == 2
+
+
 async def test_a_reading_of_a_moment_ahead_decides_nothing(app: App) -> None:
     """The wall clock is ahead for one reading, and right again when it is compared."""
     clock: Any = app.clock

@@ -81,10 +81,10 @@ class CassandraDecisions(CassandraBase):
         return _decision_of(rows[0]) if rows else None
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
         async with within(namespace.dataset.write_timeout_us):
-            return await self._reserve(namespace, nonce, now_us, expires_us)
+            return await self._reserve(namespace, nonce, now_us, expires_us, kept_us)
 
     async def rereserve(
         self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
@@ -99,7 +99,7 @@ class CassandraDecisions(CassandraBase):
             return await self._reserve(namespace, nonce, now_us, expires_us)
 
     async def _reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
         seen: bytes | None = None
         for _ in range(_ATTEMPTS_MAX):
@@ -109,7 +109,7 @@ class CassandraDecisions(CassandraBase):
             seen = None
             if standing is not None and standing[0] is not None:
                 time_us, until_us, seen = standing
-                if until_us > now_us:
+                if until_us > now_us - kept_us:
                     return int(time_us)
         raise _vanished("a reservation")
 

@@ -20,11 +20,11 @@ class MemoryDecisions(Part):
         return self._space(namespace).decisions.get(_token_of(events))
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
         keys = self._space(namespace).keys
-        time_us, until_us = keys.get(nonce, (now_us, now_us))
-        if until_us <= now_us:
+        time_us, until_us = keys.get(nonce, (now_us, now_us - kept_us))
+        if until_us <= now_us - kept_us:
             keys[nonce] = (now_us, expires_us)
             return now_us
         return time_us

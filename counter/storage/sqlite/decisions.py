@@ -50,21 +50,21 @@ class SqliteDecisions(SqliteEvents):
         return result
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
         def query(connection: sqlite3.Connection) -> int | None:
             row = connection.execute(
                 "SELECT time FROM reservations WHERE namespace = ? AND nonce = ? AND expires > ?",
-                (namespace.id, nonce, now_us),
+                (namespace.id, nonce, now_us - kept_us),
             ).fetchone()
             return None if row is None else int(row[0])
 
         def change(connection: sqlite3.Connection, _now_us: int) -> int:
             (time_us,) = connection.execute(
                 "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
-                " DO UPDATE SET time = iif(expires > ?3, time, ?3),"
-                " expires = iif(expires > ?3, expires, ?4) RETURNING time",
-                (namespace.id, nonce, now_us, expires_us),
+                " DO UPDATE SET time = iif(expires > ?3 - ?5, time, ?3),"
+                " expires = iif(expires > ?3 - ?5, expires, ?4) RETURNING time",
+                (namespace.id, nonce, now_us, expires_us, kept_us),
             ).fetchone()
             return int(time_us)
 
