@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -11,11 +12,13 @@ from typing import Final, Protocol
 from prometheus_client.core import Metric
 
 from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
-from counter.overload import Bounded
+from counter.overload import Bounded, Shares
 from rollup.families import counters, gauge
 
 #: Why a connection was ended from this side, though nobody asked for that.
 FULL: Final = "full"
+#: Closed for a new one, because it had sent nothing.
+UNUSED: Final = "unused"
 LATE: Final = "late"
 MALFORMED: Final = "malformed"
 UNTAKEN: Final = "untaken"
@@ -75,9 +78,27 @@ class Connections:
         self.most = CONNECTIONS_MAX
         self.unfinished = Bounded("bytes of unfinished requests are held", UNFINISHED_BYTES_MAX)
         self.queue = ReadQueue()
+        #: Connections that have sent nothing yet, the oldest first.
+        self.silent: dict[asyncio.Protocol, asyncio.Transport] = {}
+        #: How many connections each address may have.
+        self.peers = Shares(0)
         #: When the server's certificate ends, in Unix time; 0 where there is none.
         self.certificate_ends_at_s: Callable[[], float] = lambda: 0.0
-        self.ended = dict.fromkeys((FULL, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)
+        self.ended = dict.fromkeys((FULL, UNUSED, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether most connections that there may be are taken."""
+        return 4 * len(self.open) >= 3 * self.most
+
+    def make_room(self) -> bool:
+        """Close the oldest connection that has sent nothing, for a new one; return False if there
+        is none."""
+        if not self.silent:
+            return False
+        self.silent.pop(next(iter(self.silent))).abort()
+        self.end(UNUSED)
+        return True
 
     def end(self, why: str) -> None:
         """One was ended, or not let in."""
@@ -91,3 +112,16 @@ class Connections:
         yield counters("connections_ended", text, "reason", self.ended)
         text = "When the server's certificate ends; 0 where there is none."
         yield gauge("certificate_end_timestamp_seconds", text, self.certificate_ends_at_s())
+
+
+def peer_of(address: object) -> str:
+    """The client that an *address* of a socket stands for: of IPv6 its /64, as one client has."""
+    if not isinstance(address, tuple) or not address:
+        return ""
+    host = str(address[0])
+    if ":" not in host:
+        return host
+    found = ipaddress.IPv6Address(host.partition("%")[0])
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))

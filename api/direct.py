@@ -283,8 +283,8 @@ class DirectProtocol(TimedProtocol):
         self.headers = []
 
     def on_headers_complete(self) -> None:
-        if self.head_bytes > HEAD_BYTES_MAX:
-            self._check_head_bytes()
+        if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
+            self._check_head()
         cycle = self._direct_cycle()
         if cycle is not None:
             self.cycle = cycle  # type: ignore[assignment]

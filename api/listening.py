@@ -14,7 +14,7 @@ from typing import Final
 
 from counter.config import Settings
 from counter.errors import StartupError
-from counter.limits import HANDSHAKES_MAX
+from counter.limits import CONNECTIONS_SPARE, HANDSHAKES_MAX
 
 _BACKLOG: Final = 2_048
 _PRIVILEGED_PORTS: Final = 1_024
@@ -107,7 +107,7 @@ def connections_max(settings: Settings) -> int:
     as far as it may be. Raises StartupError where a number that was given does not fit."""
     # Some are taken before it shows that there are too many.
     coming = _BACKLOG if settings.https_cert is None else HANDSHAKES_MAX
-    besides = coming + _OTHER_FILES
+    besides = coming + CONNECTIONS_SPARE + _OTHER_FILES
     wanted = settings.connections_max + besides
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections
+from api.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.labels import LABEL, RequestIds
 from api.problems import problem_bytes, retry_after_s
 from counter.errors import (
@@ -27,7 +27,16 @@ from counter.errors import (
     RequestTimeoutError,
     UriTooLongError,
 )
-from counter.limits import CONNECTIONS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, SECOND, URL_BYTES_MAX
+from counter.limits import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_SPARE,
+    FIRST_REQUEST_US,
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    SECOND,
+    SPARE_REQUEST_US,
+    URL_BYTES_MAX,
+)
 
 _LOOK_EVERY_S = 1.0
 #: A client that takes so much of its answers within the time is slow, and not gone.
@@ -42,6 +51,8 @@ _SMALL_BYTES = 2_048
 _HEADER_BYTES = 128
 _REQUEST_BYTES = 2_048
 _HEAD_START = b"HTTP/1.1 "
+#: What is answered on a connection too many.
+_HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CONTINUE_START = b"HTTP/1.1 100"
 
 
@@ -135,6 +146,11 @@ class TimedProtocol(HttpToolsProtocol):
     _running: Any = None
     #: Since when its client takes nothing of what is sent, and how much that was then.
     untaken: tuple[float, int] | None = None
+    #: Whether it came when there were too many: only a health check is answered on it.
+    is_spare: bool = False
+    _is_silent: bool = False
+    #: The address that it counts for.
+    _peer: str | None = None
     #: Why the request that is being read is refused, where that is not for its form.
     refusal: CounterError | None = None
     #: Bytes since the slice in which the message, or its latest piece of body, began: its head, or
@@ -150,14 +166,38 @@ class TimedProtocol(HttpToolsProtocol):
         self.waiting_since_s = time.monotonic()
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
         self.flow = PatientFlow(self.transport, self.pipeline, self._has_more)
-        if len(self.connections) > self.connections_max:
+        shared, peer = self.shared, peer_of(self.client)
+        # In TLS it was counted before the handshake.
+        if self.scheme == "http" and not shared.peers.take(peer):
             self._refuse(
                 OverloadedError(
-                    f"this process has {self.connections_max} connections already; close some, or"
-                    " try another server",
+                    f"{peer} has {shared.peers.most} connections already, as many as one address"
+                    " may have (connections_per_address); close some",
                     retry_after_us=SECOND,
                 )
             )
+            return
+        self._peer = peer
+        if len(self.connections) > self.connections_max and not shared.make_room():
+            if len(self.connections) > self.connections_max + CONNECTIONS_SPARE:
+                self._refuse(self._full())
+                return
+            self.is_spare = True
+            self.loop.call_later(SPARE_REQUEST_US / SECOND, self._end_spare)
+        self._is_silent = True
+        shared.silent[self] = self.transport
+
+    def _end_spare(self) -> None:
+        """Refuse a connection too many that has sent no health check."""
+        if self.cycle is None and not self.transport.is_closing():
+            self._refuse(self._full())
+
+    def _full(self) -> OverloadedError:
+        return OverloadedError(
+            f"this process has {self.connections_max} connections already; close some, or try"
+            " another server",
+            retry_after_us=SECOND,
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.pipeline:
@@ -169,6 +209,10 @@ class TimedProtocol(HttpToolsProtocol):
         self._unread = b""
         self.waiting_since_s = None
         self._hold()
+        self.shared.silent.pop(self, None)
+        if self._peer is not None:
+            self.shared.peers.give_back(self._peer)
+            self._peer = None
         # Each of these refers back to the connection: its memory would wait for the collector.
         self.flow.forget()
         self.cycle = self._running = None  # type: ignore[assignment]
@@ -178,6 +222,9 @@ class TimedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_silent:
+            self._is_silent = False
+            self.shared.silent.pop(self, None)
         if self._unread:
             self._unread += data
             self._hold()
@@ -272,8 +319,8 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.head_bytes > HEAD_BYTES_MAX:
-            self._check_head_bytes()
+        if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
+            self._check_head()
         if self.parser.should_upgrade() and any(
             name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
         ):
@@ -287,12 +334,16 @@ class TimedProtocol(HttpToolsProtocol):
             raise ValueError("a URL that is too long")
         before = self.cycle
         super().on_headers_complete()
-        if self.draining and (before is None or before.response_complete):
+        if (self.draining or self.is_spare) and (before is None or before.response_complete):
             # Else one before it waits for its answer, and that one must not be the last.
             self.cycle.keep_alive = False
 
-    def _check_head_bytes(self) -> None:
-        """Count the bytes of the head exactly: it may have begun or ended within a slice."""
+    def _check_head(self) -> None:
+        """Refuse what is no health check on a spare connection, and a head that is too large. Its
+        bytes are counted exactly: it may have begun or ended within a slice."""
+        if self.is_spare and self.url not in _HEALTH_CHECKS:
+            self.refusal = self._full()
+            raise ValueError("too many connections")
         # "GET ", " HTTP/1.1" and the ends of two lines; then ": " and the end of a line.
         size = 18 + len(self.url) + sum(4 + len(name) + len(value) for name, value in self.headers)
         if size > HEAD_BYTES_MAX:
@@ -316,10 +367,20 @@ class TimedProtocol(HttpToolsProtocol):
         """Answer what is not HTTP with a problem, as everything else."""
         self._refuse(self.refusal or BadRequestError(f"{msg} Send HTTP/1.1."))
 
-    def time_out(self) -> None:
-        """Answer 408 and close. A handler that waits for the body learns that nobody is there."""
-        seconds = self.request_timeout_us / SECOND
-        self._refuse(RequestTimeoutError(f"the request did not arrive whole within {seconds:g} s"))
+    def time_out_after(self, waited_s: float) -> None:
+        """Answer 408 and close if the rest of a request was waited for too long. A handler that
+        waits for the body learns that the client is gone."""
+        limit_us, why = self.request_timeout_us, ""
+        if self.cycle is None and self.shared.is_crowded:
+            limit_us = min(limit_us, FIRST_REQUEST_US)
+            why = ", and the process has nearly as many connections as it may have"
+        if waited_s <= limit_us / SECOND:
+            return
+        self._refuse(
+            RequestTimeoutError(
+                f"the request did not arrive whole within {limit_us / SECOND:g} s{why}"
+            )
+        )
 
     def resume_writing(self) -> None:
         # What waited was taken, and what waits at the next look is something else.
@@ -407,15 +468,16 @@ def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
 
 async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
     """Look over *connections* once a second, for ever: time out those that wait too long, and cut
-    off those whose clients take nothing."""
+    off those whose clients take nothing.
+    """
     limit_s = request_timeout_us / SECOND
     while True:
         await asyncio.sleep(min(_LOOK_EVERY_S, limit_s / 2))
         now_s = time.monotonic()
         for each in list(connections):
             since_s = each.waiting_since_s
-            if since_s is not None and now_s - since_s > limit_s:
-                each.time_out()
+            if since_s is not None:
+                each.time_out_after(now_s - since_s)
             idle_s = each.idle_since_s
             if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
                 each.timeout_keep_alive_handler()

@@ -152,6 +152,7 @@ def make_server(application: Application, settings: Settings) -> Server:
         draining=application.drain,
     )
     shared.open, shared.most = server.server_state.connections, most
+    shared.peers.most = settings.connections_per_address
     if certificates is not None:
         shared.certificate_ends_at_s = lambda: certificates.ends_at_s
     return server

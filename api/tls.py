@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from api.connections import FULL, HANDSHAKE, Connections
+from api.connections import FULL, HANDSHAKE, UNUSED, Connections, peer_of
 from api.expiry import ends_at_s
 from counter.config import Settings
 from counter.config_values import read_secret
 from counter.errors import StartupError, invariant
-from counter.limits import HANDSHAKES_MAX, SECOND
+from counter.limits import FIRST_REQUEST_US, HANDSHAKES_MAX, SECOND
 
 #: Of TLS 1.2 only what keeps the past secret and is not known to be weak; all of TLS 1.3 is.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -163,7 +164,10 @@ class TlsListener:
         self._certificates = certificates
         self._timeout_s = handshake_timeout_us / SECOND
         self._loop = asyncio.get_running_loop()
-        self._shaking: set[asyncio.Task[None]] = set()
+        #: Connections that have sent nothing yet, and those whose handshake is under way; both the
+        #: oldest first.
+        self._silent: dict[asyncio.Task[None], None] = {}
+        self._shaking: dict[asyncio.Task[None], None] = {}
         self._is_open = True
         listener.setblocking(False)
         self._listen()
@@ -176,9 +180,10 @@ class TlsListener:
 
     async def wait_closed(self) -> None:
         """Drop those that shake hands, which have no request yet, and wait until they are gone."""
-        for task in self._shaking:
+        tasks = [*self._silent, *self._shaking]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._shaking, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _listen(self) -> None:
         if self._is_open:
@@ -187,21 +192,50 @@ class TlsListener:
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._pause(error)
                 return
-            if len(self._shaking) >= HANDSHAKES_MAX:
-                # In the clear no problem can be told, and a handshake more is too many.
+            peer = peer_of(address)
+            if not self._shared.peers.take(peer):
+                # In the clear no problem can be told.
                 connection.close()
                 self._shared.end(FULL)
                 continue
+            if len(self._silent) + len(self._shaking) >= HANDSHAKES_MAX:
+                self._make_room()
             connection.setblocking(False)
             task = self._loop.create_task(self._shake(connection))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
+            self._silent[task] = None
+            task.add_done_callback(partial(self._end, connection, peer))
+
+    def _make_room(self) -> None:
+        """Drop the oldest connection that has sent nothing, or else the oldest handshake: one that
+        goes well is done long before it is the oldest."""
+        waiting = self._silent or self._shaking
+        task = next(iter(waiting))
+        del waiting[task]
+        task.cancel()
+        self._shared.end(UNUSED)
+
+    def _end(self, connection: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
+        """Drop a client that failed its handshake, or was dropped for another one."""
+        known = task in self._silent or task in self._shaking
+        self._silent.pop(task, None)
+        self._shaking.pop(task, None)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            return
+        connection.close()
+        self._shared.peers.give_back(peer)
+        if known:
+            self._shared.end(HANDSHAKE)
+        if isinstance(error, OSError | asyncio.CancelledError):
+            _log.debug("a handshake failed: %s", error)
+        else:
+            _log.error("a handshake failed unexpectedly", exc_info=error)
 
     def _pause(self, error: OSError) -> None:
         """Wait for files to be closed: to try at once would be to try for ever."""
@@ -210,16 +244,36 @@ class TlsListener:
         self._loop.call_later(_FULL_PAUSE_S, self._listen)
 
     async def _shake(self, connection: socket.socket) -> None:
-        """Have the protocol begin when the handshake is done; a client that fails it is dropped."""
+        """Have the protocol begin when the handshake is done. The handshake, and its memory, begin
+        with the client's first byte."""
+        task = asyncio.current_task()
+        invariant(task is not None, "a handshake runs in a task")
+        pending = len(self._silent) + len(self._shaking)
+        crowded = self._shared.is_crowded or 4 * pending >= 3 * HANDSHAKES_MAX
+        first_s = min(self._timeout_s, FIRST_REQUEST_US / SECOND) if crowded else self._timeout_s
+        async with asyncio.timeout(first_s):
+            await self._first_byte(connection)
+        if task in self._silent:
+            del self._silent[task]
+            self._shaking[task] = None
+        await self._loop.connect_accepted_socket(
+            self._protocol,
+            connection,
+            ssl=self._certificates.context,
+            ssl_handshake_timeout=self._timeout_s,
+            ssl_shutdown_timeout=self._timeout_s,
+        )
+
+    async def _first_byte(self, connection: socket.socket) -> None:
+        """Wait until something can be read from *connection*."""
+        came: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(connection, _set, came)
         try:
-            await self._loop.connect_accepted_socket(
-                self._protocol,
-                connection,
-                ssl=self._certificates.context,
-                ssl_handshake_timeout=self._timeout_s,
-                ssl_shutdown_timeout=self._timeout_s,
-            )
-        except (OSError, asyncio.CancelledError) as error:
-            connection.close()
-            self._shared.end(HANDSHAKE)
-            _log.debug("a handshake failed: %s", error)
+            await came
+        finally:
+            self._loop.remove_reader(connection)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -106,6 +106,7 @@ class ServeFlags(RollupFlags):
     https_client_ca: Annotated[_Text, _is("https_client_ca")] = None
     tls_in_front: Annotated[bool | None, _is("tls_in_front")] = None
     connections_max: Annotated[_Text, _is("connections_max")] = None
+    connections_per_address: Annotated[_Text, _is("connections_per_address")] = None
     cors_origins: Annotated[_Text, _is("cors_origins")] = None
     shutdown_delay: Annotated[_Text, _is("shutdown_delay")] = None
 

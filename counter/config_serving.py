@@ -45,6 +45,12 @@ class ServingSettings(BaseSettings):
         le=1_000_000,
         description="Connections of one process at once; more are answered 503",
     )
+    connections_per_address: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Connections of one client address (of IPv6, one /64); 0 for any number",
+    )
     cors_origins: Origins = Field(
         (), description="Web origins whose pages may call: https://a.example,https://b.example"
     )

@@ -36,7 +36,7 @@ _WAL_SHARE_MAX: Final = 0.25
 _DISK_LOW: Final = _GIB
 _DISK_FULL: Final = 64 * 1024**2
 #: What a process opens besides the connections of its clients, as api/listening.py has it.
-FILES_BESIDES: Final = 2_560
+FILES_BESIDES: Final = 2_660
 _CACHE_S: Final = 5.0
 #: A start waits longer for Cassandra; whoever asks a doctor wants to know how it is now.
 _PATIENCE_US: Final = 5 * SECOND

@@ -34,6 +34,11 @@ URL_BYTES_MAX: Final = 8 * 1024
 #: Connections of one process, and those of them whose TLS handshake is under way.
 CONNECTIONS_MAX: Final = 10_000
 HANDSHAKES_MAX: Final = 1_000
+#: Connections past that bound that are taken all the same, for one health check each.
+CONNECTIONS_SPARE: Final = 100
+SPARE_REQUEST_US: Final = 500 * MILLISECOND
+#: How long a client may take to send its first request when most connections are taken.
+FIRST_REQUEST_US: Final = 2 * SECOND
 BATCH_ITEMS_MAX: Final = 1_000
 ATOMIC_ITEMS_MAX: Final = 100
 #: Counts that one process shows live at once, each to one watcher; how often it looks at a counter

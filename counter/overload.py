@@ -214,6 +214,31 @@ class Load:
         )
 
 
+class Shares:
+    """How much each of many holders may have of something at once."""
+
+    def __init__(self, most: int) -> None:
+        """*most* is for each holder; 0 for any number."""
+        self.most = most
+        self._held: dict[str, int] = {}
+
+    def take(self, holder: str) -> bool:
+        """Count one more for *holder*; return False, counting nothing, if it has its share."""
+        held = self._held.get(holder, 0)
+        if self.most and held >= self.most:
+            return False
+        self._held[holder] = held + 1
+        return True
+
+    def give_back(self, holder: str) -> None:
+        """Count one less for *holder*."""
+        held = self._held.get(holder, 0)
+        if held > 1:
+            self._held[holder] = held - 1
+        else:
+            self._held.pop(holder, None)
+
+
 class Bounded:
     """So much of something may be held at once, in all requests together."""
 

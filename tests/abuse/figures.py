@@ -7,6 +7,7 @@ while this one measures. Run one with ``python -m tests.abuse.NAME``.
 import asyncio
 import json
 import re
+import ssl
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from counter.tokens import TokenGenerator
 from tests.support.bytes_on_wire import JSON, LAST, get, post
+from tests.support.certificates import Authority
 from tests.support.rest import on_wire
 from tests.support.server import Server, serving
 
@@ -69,15 +71,19 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)] if values else float("inf")
 
 
-def measure(attack: Attack, *args: Any, flags: Mapping[str, str] | None = None) -> Figures:
+def measure(
+    attack: Attack, *args: Any, flags: Mapping[str, str] | None = None, tls: bool = False
+) -> Figures:
     """Run *attack* with a port and *args*, and return what it cost."""
     with tempfile.TemporaryDirectory(prefix="counter-abuse-") as place:
-        return asyncio.run(_measure(attack, args, Path(place), flags or {}))
+        return asyncio.run(_measure(attack, args, Path(place), dict(flags or {}), tls))
 
 
-def report(attack: Attack, *args: Any, flags: Mapping[str, str] | None = None) -> None:
+def report(
+    attack: Attack, *args: Any, flags: Mapping[str, str] | None = None, tls: bool = False
+) -> None:
     """Run *attack*, print what it cost, and exit with 1 if that is more than it may be."""
-    figures = measure(attack, *args, flags=flags)
+    figures = measure(attack, *args, flags=flags, tls=tls)
     sys.stdout.write(f"{figures}\n")
     for each in sorted(set(figures.failed))[:5]:
         sys.stdout.write(f"  failed: {each}\n")
@@ -90,18 +96,23 @@ def report(attack: Attack, *args: Any, flags: Mapping[str, str] | None = None) -
 
 
 async def _measure(
-    attack: Attack, args: tuple[Any, ...], place: Path, flags: Mapping[str, str]
+    attack: Attack, args: tuple[Any, ...], place: Path, flags: dict[str, str], tls: bool
 ) -> Figures:
-    figures = Figures()
+    figures, context = Figures(), None
+    if tls:
+        authority = Authority(place)
+        own, context = authority.sign(), authority.client()
+        flags |= {"https_cert": str(own.cert), "https_key": str(own.key)}
     async with serving(place / "data", place / "logs", **_WINDOWS, **flags) as server:
         port = int(server.url.rpartition(":")[2])
+        client = _Client(port, context)
         figures.resident_mib.append(_resident_mib(server))
         watchers = [
             asyncio.create_task(each)
             for each in (
                 _watch_memory(server, figures),
-                _check_health(port, figures),
-                _behave_well(port, figures),
+                _check_health(client, figures),
+                _behave_well(client, figures),
             )
         ]
         process = get_context("spawn").Process(target=attack, args=(port, *args), daemon=True)
@@ -132,16 +143,27 @@ async def _watch_memory(server: Server, figures: Figures) -> None:
         await asyncio.sleep(_EVERY_S)
 
 
-async def _check_health(port: int, figures: Figures) -> None:
+@dataclass(slots=True)
+class _Client:
+    """Where a client connects, and how."""
+
+    port: int
+    tls: ssl.SSLContext | None
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("localhost", self.port, ssl=self.tls)
+
+
+async def _check_health(client: _Client, figures: Figures) -> None:
     """As a load balancer does: a connection for each."""
     while True:
-        await _timed(_ask(port, LAST), "/healthz", figures.healthz_ms, figures.failed)
+        await _timed(_ask(client, LAST), "/healthz", figures.healthz_ms, figures.failed)
         await asyncio.sleep(_EVERY_S)
 
 
-async def _behave_well(port: int, figures: Figures) -> None:
+async def _behave_well(client: _Client, figures: Figures) -> None:
     """A client that keeps a connection, and takes another one if it is closed."""
-    tokens, connection = TokenGenerator(), await asyncio.open_connection("127.0.0.1", port)
+    tokens, connection = TokenGenerator(), await client.connect()
     try:
         while True:
             body = json.dumps({"delta": 1, "idempotency_token": on_wire(tokens.next())}).encode()
@@ -151,7 +173,7 @@ async def _behave_well(port: int, figures: Figures) -> None:
             if len(figures.failed) > began:
                 connection[1].close()
                 with suppress(OSError):
-                    connection = await asyncio.open_connection("127.0.0.1", port)
+                    connection = await client.connect()
             await asyncio.sleep(_EVERY_S)
     finally:
         connection[1].close()
@@ -171,9 +193,9 @@ async def _timed(asking: Any, what: str, took_ms: list[float], failed: list[str]
     took_ms.append((time.monotonic() - began_s) * 1_000)
 
 
-async def _ask(port: int, sent: bytes) -> list[bytes]:
+async def _ask(client: _Client, sent: bytes) -> list[bytes]:
     """The statuses of what comes on a new connection that *sent* is sent on."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await client.connect()
     try:
         writer.write(sent)
         return _STATUS.findall(await reader.read())

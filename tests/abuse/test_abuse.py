@@ -1,8 +1,17 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
-from tests.abuse import tiny_headers
+from tests.abuse import silent_connections, tiny_headers
 from tests.abuse.figures import measure
 
 
 def test_unfinished_heads_of_many_tiny_headers() -> None:
     measure(tiny_headers.attack, 300, 1.0).check()
+
+
+def test_silent_connections() -> None:
+    """The well-behaved client goes on, and health checks get in."""
+    measure(silent_connections.attack, 150, 2.0, flags={"connections_max": "100"}).check()
+
+
+def test_connections_that_begin_no_handshake() -> None:
+    measure(silent_connections.attack, 1_100, 2.0, tls=True).check()
