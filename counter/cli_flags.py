@@ -38,6 +38,7 @@ class StoreFlags:
     wal_bytes_max: Annotated[_Text, _is("wal_bytes_max")] = None
     contact_points: Annotated[_Text, _is("contact_points")] = None
     local_datacenter: Annotated[_Text, _is("local_datacenter")] = None
+    single_datacenter: Annotated[bool | None, _is("single_datacenter")] = None
     keyspace: Annotated[_Text, _is("keyspace")] = None
     cassandra_username: Annotated[_Text, _is("cassandra_username")] = None
     cassandra_password_file: Annotated[_Text, _is("cassandra_password_file")] = None

@@ -111,6 +111,9 @@ class Settings(ServingSettings):
         (), description="Nodes of Cassandra: host[:port],host[:port]"
     )
     local_datacenter: str | None = Field(None, description="Cassandra's data center to talk to")
+    single_datacenter: bool = Field(
+        False, description="All API processes and workers run in local_datacenter"
+    )
     keyspace: str = Field(
         "counter",
         pattern="^[a-z][a-z0-9_]{0,30}$",
@@ -286,14 +289,15 @@ class Settings(ServingSettings):
 
     def placements(self) -> Mapping[str, Placement]:
         """Where each dataset's copies are in Cassandra, and how many answer, by dataset."""
-        placements = {
-            "default": Placement(self.replication, self.write_consistency, self.read_consistency)
-        }
+        home = (self.local_datacenter or "") if self.single_datacenter else ""
+        consistencies = (self.write_consistency, self.read_consistency)
+        placements = {"default": Placement(self.replication, *consistencies, home)}
         for name, own in self.extra_datasets.items():
             placements[name] = Placement(
                 own.replication or self.replication,
                 own.write_consistency or self.write_consistency,
                 own.read_consistency or self.read_consistency,
+                home,
             )
         return placements
 

@@ -10,6 +10,7 @@ from counter.config_rules_serving import serving_problems, serving_warnings
 from counter.durations import format_duration
 from counter.errors import CounterError
 from counter.namespaces import check_settings
+from counter.placements import gap_of
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -63,13 +64,6 @@ def warnings_of(settings: Settings) -> Iterator[str]:
                 f"dataset {name!r} is kept in one copy: with a node its data are gone;"
                 " give --replication 3 where there are three nodes"
             )
-        consistencies = {placement.write_consistency, placement.read_consistency}
-        if len(copies) > 1 and consistencies == {"LOCAL_QUORUM"}:
-            yield (
-                f"dataset {name!r} is in {len(copies)} data centers and reads and writes at"
-                " LOCAL_QUORUM: run API processes and workers in one of them only, or set"
-                " write_consistency EACH_QUORUM"
-            )
 
 
 def _store_problems(settings: Settings) -> Iterator[str]:
@@ -111,8 +105,14 @@ def _login_problems(settings: Settings) -> Iterator[str]:
 
 def _place_problems(settings: Settings) -> Iterator[str]:
     home = settings.local_datacenter
+    if settings.single_datacenter and home is None:
+        yield "single_datacenter is set and local_datacenter is not: give --local-datacenter"
     for name, placement in settings.placements().items():
         places = dict(placement.replication)
+        # How many data centers a plain number means is known when the service connects.
+        gap = gap_of(name, placement, places) if settings.store == "cassandra" else None
+        if gap is not None:
+            yield gap
         if home is not None and "" not in places and home not in places:
             yield (
                 f"local_datacenter is {home!r} and dataset {name!r} has no copies there:"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
@@ -44,7 +44,8 @@ class Shape:
 
     *quick* spares Java's better compiler: a node starts with half the work, and never gets as fast.
     Clients are told that a node is at its address + *told_above*: whoever wants to stand between
-    listens there, at the same port.
+    listens there, at the same port; and nodes look for each other at *peers_above*. *datacenters*
+    are those of the nodes in their order, with commas; the last one is that of all further nodes.
     """
 
     nodes: int = 1
@@ -56,6 +57,16 @@ class Shape:
     heap_mb: int = 512
     quick: bool = False
     told_above: int = 0
+    peers_above: int = 0
+    datacenters: str = "dc1"
+
+    def datacenter_of(self, number: int) -> str:
+        names = self.datacenters.split(",")
+        return names[min(number, len(names)) - 1]
+
+    def peer_address_of(self, number: int) -> str:
+        """Where other nodes look for node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.peers_above)
 
     def address_of(self, number: int) -> str:
         return str(IPv4Address(self.address) + number - 1)
@@ -73,15 +84,21 @@ class Cluster:
         self.shape = shape
         settings = CassandraSettings(
             port=shape.cassandra_port,
-            seed=shape.address,
+            seed=shape.peer_address_of(1),
             nodes=shape.nodes,
             auth=shape.auth,
             heap_mb=shape.heap_mb,
             quick=shape.quick,
             told_above=shape.told_above,
+            peers_above=shape.peers_above,
         )
         self.cassandra = tuple(
-            cassandra_node(name, directory / name, shape.address_of(number), settings)
+            cassandra_node(
+                name,
+                directory / name,
+                shape.address_of(number),
+                replace(settings, datacenter=shape.datacenter_of(number)),
+            )
             for number in range(1, shape.nodes + 1)
             for name in [f"cassandra-{number}"]
         )

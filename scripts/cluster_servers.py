@@ -53,7 +53,7 @@ _LOGBACK: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class CassandraSettings:
-    """What the nodes of one cluster have in common."""
+    """How a node is set up; all nodes of a cluster have the same, but for the data center."""
 
     port: int
     seed: str
@@ -63,6 +63,9 @@ class CassandraSettings:
     quick: bool
     #: Clients are told an address so much higher than a node's own.
     told_above: int = 0
+    #: Other nodes are told an address so much higher than a node's own.
+    peers_above: int = 0
+    datacenter: str = "dc1"
 
 
 def cassandra_node(
@@ -112,7 +115,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
         ("cassandra.yaml", _yaml(folder, address, settings)),
-        ("cassandra-rackdc.properties", "dc=dc1\nrack=r1\n"),
+        ("cassandra-rackdc.properties", f"dc={settings.datacenter}\nrack=r1\nprefer_local=true\n"),
         ("logback.xml", _LOGBACK),
     ):
         (folder / name).write_text(text, encoding="utf-8")
@@ -163,6 +166,7 @@ cdc_raw_directory: "{folder}/cdc_raw"
 commitlog_sync: periodic
 commitlog_sync_period: 10000ms
 listen_address: {address}
+broadcast_address: {IPv4Address(address) + settings.peers_above}
 rpc_address: {address}
 broadcast_rpc_address: {IPv4Address(address) + settings.told_above}
 native_transport_port: {settings.port}

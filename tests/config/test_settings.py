@@ -197,7 +197,8 @@ class TestValues:
     def test_replication_is_a_number_or_one_for_each_data_center(
         self, value: Any, expected: tuple[tuple[str, int], ...]
     ) -> None:
-        assert Settings(**CASSANDRA, replication=value).replication == expected
+        settings = Settings(**CASSANDRA, replication=value, write_consistency="ALL")
+        assert settings.replication == expected
 
     @pytest.mark.parametrize("value", [0, 17, "", "dc1:", "dc1:x", ":3", {}, True, 1.5, "-1"])
     def test_any_other_replication_is_refused(self, value: Any) -> None:
@@ -253,6 +254,11 @@ class TestRelations:
                 {"replication": "dc1:3", "local_datacenter": "dc9"},
                 ["'dc9'", "replication names dc1"],
             ),
+            (
+                {**CASSANDRA, "replication": "dc1:2,dc2:1", "write_consistency": "QUORUM"},
+                ["2 data centers (dc1, dc2)", "EACH_QUORUM", "--single-datacenter"],
+            ),
+            ({"single_datacenter": True}, ["single_datacenter is set", "--local-datacenter"]),
         ],
     )
     def test_what_does_not_fit_is_refused_with_values_and_the_fix(
@@ -260,6 +266,12 @@ class TestRelations:
     ) -> None:
         message = refusal(**values)
         assert [word for word in words if word not in message] == [], message
+
+    def test_processes_of_one_data_center_may_read_and_write_at_its_quorum(self) -> None:
+        two = {**CASSANDRA, "replication": "dc1:3,dc2:3", "local_datacenter": "dc2"}
+        assert "--single-datacenter" in refusal(**two)
+        settings = Settings(**two, single_datacenter=True)
+        assert settings.placements()["default"].datacenter == "dc2"
 
     def test_a_password_has_one_source(self, tmp_path: Path) -> None:
         path = tmp_path / "password"
@@ -313,6 +325,7 @@ class TestDatasets:
         Path("counter.toml").write_text(
             'store = "cassandra"\ncontact_points = ["one"]\nclock_skew_max = "1s"\n'
             '[datasets.videos]\nretention = "30d"\nreplication = {dc1 = 3, dc2 = 2}\n'
+            'write_consistency = "EACH_QUORUM"\n'
             '[datasets.brief]\nretention = "1h"\nslice = "10m"\nwrite_consistency = "ALL"\n'
         )
         settings = Settings()
@@ -324,7 +337,7 @@ class TestDatasets:
         assert settings.placements() == {
             "default": Placement((("", 3),)),
             "brief": Placement((("", 3),), "ALL"),
-            "videos": Placement((("dc1", 3), ("dc2", 2))),
+            "videos": Placement((("dc1", 3), ("dc2", 2)), "EACH_QUORUM"),
         }
 
     @pytest.mark.parametrize(
@@ -352,7 +365,6 @@ class TestDatasets:
     [
         ({}, "BEST_EFFORT"),
         ({"replication": 1}, "one copy"),
-        ({"replication": "dc1:3,dc2:3"}, "EACH_QUORUM"),
         ({"payload_check": "strict"}, "each add is a compare-and-set"),
         ({"accept_limit": "5m"}, "make rollup_window at least 30s"),
     ],

@@ -142,6 +142,9 @@ class SimulatedConnection(Connection):
         elif not cql.startswith("CREATE KEYSPACE"):
             raise NotImplementedError(cql)
 
+    async def replication(self, keyspace: str) -> Mapping[str, str] | None:
+        return {"class": "NetworkTopologyStrategy", "dc1": "1"}
+
     def nodes_by_datacenter(self) -> Mapping[str, int]:
         return {"dc1": 3}
 

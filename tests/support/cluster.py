@@ -7,8 +7,8 @@ missing, a test that asks for one is skipped at a desk and fails in the gate.
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +23,17 @@ TIMEOUT_S = 600
 _LOGIN_TIMEOUT_S = 60.0
 #: Fixtures whose tests are run by one process, in the order in which they begin.
 _GROUPS: Final = ("three_nodes", "cassandra")
-SLOW_FIXTURES = frozenset({"cassandra", "cassandra_with_passwords", "three_nodes", "breakable"})
+SLOW_FIXTURES = frozenset(
+    {"cassandra", "cassandra_with_passwords", "three_nodes", "breakable", "two_datacenters"}
+)
 
 
 @contextmanager
-def running_cluster(shape: Shape) -> Iterator[Cluster]:
-    """A cluster like *shape*, started, at free addresses; gone at the end."""
+def running_cluster(
+    shape: Shape, around: Callable[[Cluster], AbstractContextManager[object]] = nullcontext
+) -> Iterator[Cluster]:
+    """A cluster like *shape*, started, at free addresses; gone at the end. It lives within
+    *around*."""
     needed = cluster_jars.missing() if shape.nodes else None
     if shape.memcached:
         needed = needed or cluster_servers.memcached_missing()
@@ -36,7 +41,7 @@ def running_cluster(shape: Shape) -> Iterator[Cluster]:
         miss(needed)
     directory = Path(tempfile.mkdtemp(prefix="counter-cluster-"))
     cluster = make_temporary(directory, shape)
-    with dies_with_us(directory):
+    with dies_with_us(directory), around(cluster):
         cluster.start()
         yield cluster
 

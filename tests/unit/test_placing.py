@@ -1,13 +1,18 @@
 """Whether a cluster has the nodes for its replicas, or may have them soon."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import get_args
 
 import pytest
 
+from counter.config_values import ReadConsistency, WriteConsistency
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.patience import Patience
-from counter.storage.cassandra.placing import Replicas, replicas_of
+from counter.placements import gap_of
+from counter.storage.cassandra.placing import Replicas, check_overlap, replicas_in, replicas_of
 from counter.types import Placement
 from tests.support.virtual import virtually
 
@@ -39,3 +44,73 @@ def test_too_few_nodes_are_told_in_the_end() -> None:
 def test_a_data_center_that_is_not_there_is_not_waited_for() -> None:
     with pytest.raises(StartupError, match="'dc9'; the cluster has dc1"):
         replicas_of("default", Placement((("dc9", 1),)), {"dc1": 3})
+
+
+def _least(
+    level: str, replicas: tuple[int, ...], homes: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """How many replicas in each data center *level* may wait for at the least: every way."""
+    quorums = [count // 2 + 1 for count in replicas]
+    if level == "LOCAL_QUORUM":
+        for home in homes:
+            yield tuple(quorums[home] if at == home else 0 for at in range(len(replicas)))
+    elif level == "EACH_QUORUM":
+        yield tuple(quorums)
+    else:
+        total = sum(replicas)
+        wanted = total if level == "ALL" else total // 2 + 1
+        ways = product(*(range(count + 1) for count in replicas))
+        yield from (each for each in ways if sum(each) == wanted)
+
+
+def _overlaps(write: str, read: str, replicas: tuple[int, ...], homes: Sequence[int]) -> bool:
+    """Whether each read has a replica in common with each write, however they are chosen."""
+    return all(
+        any(w + r > count for w, r, count in zip(wrote, asked, replicas, strict=True))
+        for wrote in _least(write, replicas, homes)
+        for asked in _least(read, replicas, homes)
+    )
+
+
+@pytest.mark.parametrize("write", get_args(WriteConsistency))
+@pytest.mark.parametrize("read", get_args(ReadConsistency))
+@pytest.mark.parametrize("home", ["", "dc0"])
+def test_what_is_allowed_overlaps_and_what_is_refused_need_not(
+    write: str, read: str, home: str
+) -> None:
+    """Tried with every way to choose replicas, in up to three data centers of up to three."""
+    placement = Placement((("", 3),), write, read, home)
+    refused = False
+    for size in (1, 2, 3):
+        for replicas in product((1, 2, 3), repeat=size):
+            homes = [0] if home else range(size)
+            centers = [f"dc{number}" for number in range(size)]
+            refused = gap_of("d", placement, centers) is not None
+            assert refused or _overlaps(write, read, replicas, homes), replicas
+    if refused:
+        assert not _overlaps(write, read, (3, 3), [0] if home else (0, 1))
+
+
+def test_a_dataset_of_one_data_center_is_refused_in_another() -> None:
+    placement = Placement((("", 3),), datacenter="dc1")
+    check_overlap("d", placement, {"dc1": 3, "dc2": 3}, "dc1")
+    check_overlap("d", placement, {"dc2": 3}, "dc2")
+    with pytest.raises(StartupError, match="this one is in 'dc2'"):
+        check_overlap("d", placement, {"dc1": 3, "dc2": 3}, "dc2")
+    everywhere = Placement((("", 3),), "EACH_QUORUM", "LOCAL_QUORUM", "dc1")
+    check_overlap("d", everywhere, {"dc1": 3, "dc2": 3}, "dc2")
+
+
+@pytest.mark.parametrize(
+    ("replication", "expected"),
+    [
+        ({"class": "org.apache.NetworkTopologyStrategy", "dc1": "3", "dc2": "0"}, {"dc1": 3}),
+        ({"class": "NetworkTopologyStrategy", "dc1": "3/1"}, {"dc1": 3}),
+        ({"class": "SimpleStrategy", "replication_factor": "2"}, {"dc1": 2, "dc2": 2}),
+    ],
+)
+def test_where_the_replicas_of_a_keyspace_are(
+    replication: dict[str, str], expected: dict[str, int]
+) -> None:
+    found = replicas_in(replication, {"dc1": 2, "dc2": 1})
+    assert {center: count for center, count in found.items() if count} == expected

@@ -263,6 +263,12 @@ class Connection:
         """Run a read that is not worth preparing."""
         return await self.one(SimpleStatement(cql, is_idempotent=True))
 
+    async def replication(self, keyspace: str) -> Mapping[str, str] | None:
+        """How *keyspace* is replicated, as CQL says it; None if there is no such keyspace."""
+        cql = f"SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = '{keyspace}'"
+        rows = await self.simple(cql)
+        return rows[0][0] if rows else None
+
     def nodes_by_datacenter(self) -> Mapping[str, int]:
         """How many nodes each data center has, whether they are up or not."""
         return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from counter.errors import StartupError, StoreUnavailableError
+from counter.placements import gap_of, stray_of
 from counter.types import Placement
 
 #: Replicas by data center.
@@ -39,6 +40,34 @@ def replicas_of(name: str, placement: Placement, nodes: Mapping[str, int]) -> Re
     return replicas
 
 
+def replicas_in(replication: Mapping[str, str], nodes: Mapping[str, int]) -> Replicas:
+    """The replicas of a keyspace by its ``replication`` in ``system_schema``.
+
+    Any other strategy than NetworkTopologyStrategy knows no data centers: its replicas may be in
+    each that has *nodes*.
+    """
+    # Cassandra writes 3/1 where one of three replicas is transient.
+    counts = {
+        name: int(count.partition("/")[0]) for name, count in replication.items() if name != "class"
+    }
+    if replication["class"].endswith("NetworkTopologyStrategy"):
+        return counts
+    return dict.fromkeys(nodes, counts.get("replication_factor", 1))
+
+
+def check_overlap(
+    name: str, placement: Placement, replicas: Replicas, datacenter: str | None
+) -> None:
+    """Raise StartupError if a read of dataset *name* by a process in *datacenter* could miss an
+    acknowledged write."""
+    centers = [center for center, count in replicas.items() if count]
+    problem = gap_of(name, placement, centers)
+    if problem is None and len(centers) > 1:
+        problem = stray_of(name, placement, datacenter)
+    if problem is not None:
+        raise StartupError(problem)
+
+
 def replicas_of_all(parts: Iterable[Replicas]) -> Replicas:
     """As many replicas in each data center as any of *parts* has."""
     most: dict[str, int] = {}
@@ -54,6 +83,6 @@ def replication_cql(replicas: Replicas) -> str:
     return f"{{'class': 'NetworkTopologyStrategy'{counts}}}"
 
 
-def replicas_text(replicas: Replicas) -> str:
+def replicas_text(replicas: Mapping[str, int | str]) -> str:
     """As a setting says it."""
     return ",".join(f"{center}:{count}" for center, count in sorted(replicas.items()))

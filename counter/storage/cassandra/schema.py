@@ -21,6 +21,7 @@ from counter.storage.cassandra.ground import ControlKeyspace, Row
 from counter.storage.cassandra.options import CassandraOptions, options_of
 from counter.storage.cassandra.placing import (
     Replicas,
+    check_overlap,
     replicas_of,
     replicas_of_all,
     replicas_text,
@@ -155,6 +156,9 @@ class _Applying:
             dataset.name: replicas_of(dataset.name, placement, nodes)
             for dataset, placement in self._options.datasets
         }
+        for dataset, placement in self._options.datasets:
+            # The process may be anywhere: it only says where the others are.
+            check_overlap(dataset.name, placement, replicas[dataset.name], placement.datacenter)
         await self._have_keyspace(self._control.keyspace, replicas_of_all(replicas.values()))
         await self._have_tables(self._control.keyspace, CONTROL_TABLES)
         for name in (TOKENS, NAMESPACES, DATASETS):
@@ -192,22 +196,21 @@ class _Applying:
 
     async def _have_keyspace(self, keyspace: str, replicas: Replicas) -> None:
         """Create it, or have it replicated as is asked for."""
-        cql = f"SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = '{keyspace}'"
-        rows = await self._connection.simple(cql)
+        standing = await self._connection.replication(keyspace)
         replication = replication_cql(replicas)
-        if not rows:
+        if standing is None:
             await self._connection.ddl(
                 f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}"
             )
             self._told.append(f"created keyspace {keyspace}, replicas {replicas_text(replicas)}")
             return
-        standing = {name: int(count) for name, count in rows[0][0].items() if name != "class"}
-        if standing != replicas:
+        before = {name: count for name, count in standing.items() if name != "class"}
+        if before != {center: str(count) for center, count in replicas.items()}:
             await self._connection.ddl(
                 f"ALTER KEYSPACE {keyspace} WITH replication = {replication}"
             )
             self._told.append(
-                f"keyspace {keyspace} had replicas {replicas_text(standing)} and now has"
+                f"keyspace {keyspace} had replicas {replicas_text(before)} and now has"
                 f" {replicas_text(replicas)}: run `nodetool repair --full {keyspace}` on every"
                 " node; until that is done, reads may miss what was written before"
             )
@@ -282,8 +285,8 @@ class _Applying:
                 f"dataset {asked.name}: time_bucket, event_buckets_max and event_buckets hold from"
                 " the next slice that is made; restart the processes that roll up"
             )
-        for name in ("write_consistency", "read_consistency"):
-            old, new = getattr(placed, name), getattr(placement, name)
+        for name in ("write_consistency", "read_consistency", "datacenter"):
+            old, new = (getattr(each, name) or "any" for each in (placed, placement))
             if old != new:
                 self._told.append(
                     f"dataset {asked.name}: {name} was {old} and is now {new}: stop every process,"

@@ -17,6 +17,7 @@ from counter.storage.cassandra.keys import CassandraKeys
 from counter.storage.cassandra.leases import CassandraLeases
 from counter.storage.cassandra.marks import CassandraMarks
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.placing import check_overlap, replicas_in
 from counter.storage.cassandra.schema import check_version
 from counter.types import ClockReading
 
@@ -52,6 +53,7 @@ class CassandraStore(
             await check_version(self._connection, self._control)
             await self._load_datasets()
             self._must_have_datasets()
+            await self._must_overlap()
         except BaseException:
             await self._connection.close()
             # They belong to that session; when it is opened again, there is another one.
@@ -96,6 +98,18 @@ class CassandraStore(
                     f"keyspace {self._options.keyspace!r} has no dataset {dataset.name!r}:"
                     " run `counter schema apply`"
                 )
+
+    async def _must_overlap(self) -> None:
+        """Raise StartupError if this process could miss what another one acknowledged."""
+        for shelf in self._shelves.values():
+            replication = await self._connection.replication(shelf.keyspace)
+            if replication is None:
+                raise StartupError(
+                    f"Cassandra has no keyspace {shelf.keyspace!r}: run `counter schema apply`"
+                )
+            replicas = replicas_in(replication, self._connection.nodes_by_datacenter())
+            home = self._options.local_datacenter
+            check_overlap(shelf.dataset.name, shelf.placement, replicas, home)
 
 
 def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:

@@ -1,0 +1,251 @@
+"""Two data centers, of two nodes and of one: what would lose adds is refused, the rest holds."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from unittest.mock import patch
+
+import pytest
+
+from counter.clock import SystemClock
+from counter.errors import CounterError, StartupError
+from counter.limits import MINUTE, SECOND
+from counter.service import CounterService
+from counter.storage.cassandra import CassandraOptions
+from counter.storage.memory import MemoryCache
+from counter.types import Namespace, PayloadCheck, Placement, Token
+from scripts.cluster_nodes import Cluster, Shape
+from scripts.cluster_servers import STORAGE_PORT
+from tests.contracts.cases import SETTINGS, nonce
+from tests.support.cassandra import (
+    DATASET,
+    have_schema,
+    opened,
+    options_for,
+    slice_of_now,
+    with_dataset,
+)
+from tests.support.cluster import running_cluster
+from tests.support.relay import Relay
+from tests.support.waiting import eventually
+
+TWO = (("dc1", 2), ("dc2", 1))
+ADDS = 20
+#: Tokens stay young for as long as a fault takes.
+USUAL = replace(SETTINGS, accept_limit_us=5 * MINUTE, payload_check=PayloadCheck.OFF)
+
+
+class Ways:
+    """The ways between the data centers: a relay before each node, where other nodes look for it.
+
+    Nodes of one data center look for each other at their own addresses. So what passes the relay of
+    a node comes from the other data center.
+    """
+
+    def __init__(self) -> None:
+        self.cluster: Cluster
+        self._relays: list[Relay] = []
+        self._loop = asyncio.new_event_loop()
+
+    @contextmanager
+    def around(self, cluster: Cluster) -> Iterator[None]:
+        """Relay, in a thread of its own, because the nodes start before any test runs."""
+        self.cluster, shape = cluster, cluster.shape
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        thread.start()
+        stack = AsyncExitStack()
+        try:
+            for number in range(1, shape.nodes + 1):
+                relay = Relay(shape.address_of(number), STORAGE_PORT)
+                self._relays.append(relay)
+                listening = relay.listening(host=shape.peer_address_of(number), port=STORAGE_PORT)
+                asyncio.run_coroutine_threadsafe(
+                    stack.enter_async_context(listening), self._loop
+                ).result()
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(stack.aclose(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+            self._loop.close()
+
+    @contextmanager
+    def cut(self, *numbers: int) -> Iterator[None]:
+        """Nothing reaches the nodes of these *numbers* from the other data center."""
+        relays = [self._relays[number - 1] for number in numbers]
+        for relay in relays:
+            self._loop.call_soon_threadsafe(relay.go_away)
+        try:
+            yield
+        finally:
+            for relay in relays:
+                self._loop.call_soon_threadsafe(setattr, relay, "is_away", False)
+
+    @contextmanager
+    def frozen(self, number: int) -> Iterator[None]:
+        """The node of this *number* is stopped by SIGSTOP."""
+        node = self.cluster.cassandra[number - 1]
+        node.pause()
+        try:
+            yield
+        finally:
+            node.resume()
+
+
+@pytest.fixture(scope="module")
+def two_datacenters() -> Iterator[Ways]:
+    ways = Ways()
+    shape = Shape(nodes=3, memcached=0, quick=True, datacenters="dc1,dc1,dc2", peers_above=100)
+    with running_cluster(shape, ways.around):
+        yield ways
+
+
+def options_in(ways: Ways, datacenter: str, placement: Placement) -> CassandraOptions:
+    """For a process in *datacenter*, in a keyspace of its own."""
+    numbers = [
+        number for number in (1, 2, 3) if ways.cluster.shape.datacenter_of(number) == datacenter
+    ]
+    port = ways.cluster.shape.cassandra_port
+    return replace(
+        options_for(ways.cluster),
+        contact_points=[(ways.cluster.shape.address_of(number), port) for number in numbers],
+        local_datacenter=datacenter,
+        read_timeout_us=3 * SECOND,
+        datasets=[(DATASET, placement)],
+    )
+
+
+def elsewhere(ways: Ways, options: CassandraOptions) -> CassandraOptions:
+    """The same keyspace for a process in dc2."""
+    (placed,) = options.datasets
+    return replace(options_in(ways, "dc2", placed[1]), keyspace=options.keyspace)
+
+
+@pytest.fixture(scope="module")
+def options(two_datacenters: Ways) -> CassandraOptions:
+    """Of a keyspace whose processes are all in dc1; to make one takes most of a test's time."""
+    options = options_in(two_datacenters, "dc1", Placement(TWO, datacenter="dc1"))
+    asyncio.run(have_schema(options))
+    return options
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        Placement(TWO, "QUORUM", "LOCAL_QUORUM"),
+        Placement(TWO, "LOCAL_QUORUM", "QUORUM"),
+        Placement((("", 1),)),
+    ],
+)
+async def test_consistencies_that_do_not_overlap_are_refused(
+    two_datacenters: Ways, options: CassandraOptions, placement: Placement
+) -> None:
+    """When the schema is applied, and when a process connects to one that was applied before."""
+    placed = with_dataset(options, placement=placement)
+    with pytest.raises(StartupError, match=r"2 data centers \(dc1, dc2\), writes at"):
+        await have_schema(placed)
+    with patch("counter.storage.cassandra.schema.check_overlap"):
+        await have_schema(placed)
+    with pytest.raises(StartupError, match="set --write-consistency EACH_QUORUM"):
+        async with opened(placed):
+            pass
+
+
+async def test_a_dataset_of_one_data_center_is_for_processes_in_it(
+    two_datacenters: Ways, options: CassandraOptions
+) -> None:
+    await have_schema(options)
+    async with opened(options) as store:
+        await store.ping()
+    with pytest.raises(StartupError, match=r"in data center 'dc1' only.* this one is in 'dc2'"):
+        async with opened(elsewhere(two_datacenters, options)):
+            pass
+
+
+class Site:
+    """A process in each data center, and what was acknowledged by either."""
+
+    def __init__(self, apis: Sequence[CounterService], namespace: Namespace) -> None:
+        self.apis = apis
+        self.namespace = namespace
+        self.acknowledged: set[int] = set()
+        self.asked: dict[int, Token] = {}
+        self._numbers = count(1)
+
+    async def add_some(self, sides: Sequence[int]) -> None:
+        """Adds through each of *sides*, two of five through all of them at once."""
+        sends = []
+        for number in [next(self._numbers) for _ in range(ADDS)]:
+            self.asked[number] = Token(nonce(number), SystemClock().now_us())
+            through = sides if number % 5 < 2 else [sides[number % len(sides)]]
+            sends += [self._send(number, side) for side in through]
+        await asyncio.gather(*sends)
+
+    async def _send(self, number: int, side: int) -> None:
+        with suppress(CounterError):
+            await self.apis[side].add(self.namespace, "c", 1, self.asked[number])
+            self.acknowledged.add(number)
+
+    async def count(self, side: int) -> int | None:
+        """The count as a process of *side* reads it; None while it cannot."""
+        with suppress(CounterError):
+            return (await self.apis[side].get_one(self.namespace, "c", 0)).count
+        return None
+
+    async def all_is_counted(self) -> None:
+        """The first read through each side holds all that was acknowledged. Then every add is sent
+        again, until it is acknowledged, and counts once."""
+        for side in (0, 1):
+            found = await eventually(partial(self.count, side), "a read", seconds=90)
+            assert len(self.acknowledged) <= found <= len(self.asked)
+
+        async def sent() -> bool:
+            left = [number for number in self.asked if number not in self.acknowledged]
+            await asyncio.gather(*(self._send(number, number % 2) for number in left))
+            return not left
+
+        await eventually(sent, "adds are acknowledged", seconds=90)
+        for side in (0, 1):
+            found = await eventually(partial(self.count, side), "a read", seconds=90)
+            assert found == len(self.asked)
+
+
+@asynccontextmanager
+async def site(ways: Ways, options: CassandraOptions) -> AsyncIterator[Site]:
+    await have_schema(options)
+    clock = SystemClock()
+    async with opened(options) as one, opened(elsewhere(ways, options)) as other:
+        (dataset,) = await one.datasets()
+        await one.make_slices(dataset, slice_of_now())
+        name = f"n{uuid.uuid4().hex}"
+        namespace = await one.create_namespace(name, USUAL, clock.now_us())
+        assert namespace is not None
+        apis = [CounterService(store, MemoryCache(clock), clock) for store in (one, other)]
+        await other.datasets()
+        yield Site(apis, namespace)
+
+
+@pytest.mark.parametrize(("write", "read"), [("EACH_QUORUM", "LOCAL_QUORUM"), ("QUORUM", "QUORUM")])
+async def test_what_was_acknowledged_is_counted_through_every_data_center(
+    two_datacenters: Ways, options: CassandraOptions, write: str, read: str
+) -> None:
+    """While one of them is frozen, or does not hear the other, or neither hears the other."""
+    ways, placement = two_datacenters, Placement(TWO, write, read)
+    async with site(ways, with_dataset(options, placement=placement)) as each:
+        await each.add_some([0, 1])
+        assert len(each.acknowledged) == ADDS
+        for fault in (ways.frozen(3), ways.cut(3), ways.cut(1, 2), ways.cut(1, 2, 3)):
+            before = len(each.acknowledged)
+            with fault:
+                await each.add_some([0, 1])
+                if write == "QUORUM":
+                    # A data center that has a majority of all replicas goes on.
+                    await eventually(partial(each.count, 0), "a read")
+            acknowledged = len(each.acknowledged) - before
+            assert acknowledged < ADDS if write == "EACH_QUORUM" else acknowledged
+            await each.all_is_counted()
