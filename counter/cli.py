@@ -5,10 +5,14 @@ It needs nothing of the server: what asks a running service starts without that.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, NoReturn
 
 from cyclopts import App
@@ -24,6 +28,10 @@ EXIT_CANNOT_START: Final = 2
 EXIT_INTERRUPTED: Final = 130
 #: What a shell tells of a program whose reader went away: what was to be printed was not.
 EXIT_UNREAD: Final = 141
+#: What may not be printed as it is; most texts have none of it.
+_UNUSUAL: Final = re.compile(r"[^ -~]")
+#: Joiners that emoji and some scripts need, which str.isprintable does not know.
+_JOINERS: Final = "\u200c\u200d"
 
 
 def _version() -> str:
@@ -217,18 +225,39 @@ def printing() -> Iterator[None]:
         raise OutputError(f"standard output: {error.strerror or error}") from error
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+    """*text* without anything that controls a terminal, or that turns the direction of writing: it
+    is escaped as in JSON. *lines* says whether ends of lines and tabs are kept.
+
+    All that a command prints goes through here: names, problems and files may come from anybody.
+    """
+    return _UNUSUAL.sub(partial(_escaped, "\n\t" if lines else ""), text)
+
+
+def _escaped(kept: str, found: re.Match[str]) -> str:
+    char = found[0]
+    if char in kept or char.isprintable() or char in _JOINERS:
+        return char
+    return char if unicodedata.category(char) == "Zs" else json.dumps(char)[1:-1]
+
+
 def tell(text: str, warnings: Iterable[str] = ()) -> None:
     """Print *text*, and then *warnings* to standard error. Raises OutputError."""
     with printing():
-        print(text, flush=True)
+        print(printable(text, lines=True), flush=True)
     for each in warnings:
-        print(f"counter: warning: {each}", file=sys.stderr)
+        print(f"counter: warning: {printable(each)}", file=sys.stderr)
 
 
 def remark(text: str) -> None:
     """Say *text* beside what is printed, on standard error."""
     for line in text.splitlines():
-        print(f"counter: {line}", file=sys.stderr)
+        print(f"counter: {printable(line)}", file=sys.stderr)
+
+
+def print_error(text: str, end: str = "\n") -> None:
+    """Print *text* on standard error with nothing before it: to be copied, or answered."""
+    print(printable(text, lines=True), end=end, file=sys.stderr, flush=True)
 
 
 def read_no_more() -> None:

@@ -275,9 +275,10 @@ def _time(time_us: int | None) -> str | None:
 
 def _table(keys: Sequence[ApiKey], now_us: int) -> str:
     """A table as wide as it must be: cut or folded, an id or a name could not be copied."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from counter.cli_screen import Screen
 
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("ID", "LABEL", "NAMESPACES", "SCOPE", "LIMITS", "CREATED", "EXPIRES"):
@@ -288,7 +289,7 @@ def _table(keys: Sequence[ApiKey], now_us: int) -> str:
         # As Text: a label in brackets is no markup.
         table.add_row(*map(Text, _row(key, now_us)))
     shown = io.StringIO()
-    Console(file=shown, width=10_000, no_color=True).print(table)
+    Screen(file=shown, width=10_000, no_color=True).print(table)
     return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from counter.cli import remark, tell
+from counter.cli import print_error, printable, remark, tell
 from counter.cli_service import (
     EXIT_NO,
     PlaceFlags,
@@ -100,7 +100,7 @@ def list_namespaces(place: PlaceFlags | None = None, *, json: Json = False) -> N
                 tell(json_line(each))
             return
         columns = ("namespace", "counter_type", "dataset", "accept_limit", "rollup_window")
-        rows = [[each[column] for column in columns] for each in found]
+        rows = [[each.get(column, "") for column in columns] for each in found]
         tell(table([column.replace("_", " ").upper() for column in columns], rows))
 
 
@@ -133,11 +133,11 @@ def _ask(name: str) -> None:
     """Have a person say which one. Ends where it is another one, or nobody is there."""
     if not sys.stdin.isatty():
         raise StartupError("nobody can be asked: give --yes to delete it all the same")
-    sys.stderr.write(
+    print_error(
         f"Namespace {name} is deleted with its counters, events and tokens, for ever.\n"
-        "Its name, to go on: "
+        "Its name, to go on: ",
+        end="",
     )
-    sys.stderr.flush()
     if sys.stdin.readline().strip() != name:
         fail("that is not its name: nothing is deleted", EXIT_NO)
 
@@ -158,6 +158,11 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
     else:
         width = max(map(len, settings))
         told = {k: v for k, v in settings.items() if k != "warnings"}
-        tell("\n".join(f"{name:<{width}}  {value}" for name, value in told.items()))
+        tell(
+            "\n".join(
+                f"{printable(name):<{width}}  {printable(str(value))}"
+                for name, value in told.items()
+            )
+        )
     for each in warnings:
         remark(f"warning: {each}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from counter.cli_screen import Screen
 
 
 class Bar:
@@ -30,7 +31,7 @@ class Bar:
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Bar]:
     """A bar on standard error; one that is not shown where that is no terminal."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     if not console.is_terminal:
         yield Bar(None, what, total)
         return

@@ -18,6 +18,7 @@ from counter.cli import (
     EXIT_INTERRUPTED,
     EXIT_UNREAD,
     OutputError,
+    print_error,
     printing,
     read_no_more,
     remark,
@@ -253,11 +254,6 @@ def tell_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) ->
         "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
     )
     print_error(finishing(unfinished, flags))
-
-
-def print_error(line: str) -> None:
-    """*line* as it is, on standard error: to be copied."""
-    sys.stderr.write(f"{line}\n")
 
 
 def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from counter.cli import printable
 from counter.client import Key, Token
 from counter.clock import to_rfc3339, to_us
 from counter.durations import parse_iso_duration
@@ -52,7 +53,7 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     copied. Numbers stand on the right."""
     from rich.cells import cell_len
 
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
     lines = [list(names), *cells]
     widths = [max(cell_len(line[at]) for line in lines) for at in range(len(names))]

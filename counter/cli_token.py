@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from counter.cli import remark, tell
+from counter.cli import print_error, remark, tell
 from counter.cli_service import (
     EXIT_NO,
     EXIT_UNKNOWN,
@@ -17,7 +17,6 @@ from counter.cli_service import (
     ended,
     fail,
     opened,
-    print_error,
 )
 from counter.cli_shown import Json, credential_of, json_line, signed
 from counter.client import CounterClient, Event, Key, Token, Unfinished

@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from counter.cli import remark, tell
 from counter.cli_progress import progress
+from counter.cli_screen import Screen
 from counter.cli_service import ServiceFlags, duration_us, ended, opened
 from counter.cli_shown import Json, json_line, second, table
 from counter.client import Busiest, CounterClient
@@ -55,12 +55,12 @@ def top(
             _highest(client, limit, read, json=json)
         elif not live:
             _tell(client.busiest(limit, span=span), json=json)
-        elif json or not Console().is_terminal:
+        elif json or not (console := Screen()).is_terminal:
             while True:
                 _tell(client.busiest(limit, span=span), json=json)
                 time.sleep(pause_s)
         else:
-            with Live(auto_refresh=False, screen=True) as screen:
+            with Live(console=console, auto_refresh=False, screen=True) as screen:
                 while True:
                     shown = _shown(client.busiest(limit, span=span))
                     screen.update(Text(shown, no_wrap=True), refresh=True)

@@ -12,13 +12,13 @@ from itertools import pairwise
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from counter.cli import remark, tell
 from counter.cli_add import Name
 from counter.cli_plots import sparkline
+from counter.cli_screen import Screen
 from counter.cli_service import ServiceFlags, duration_us, ended, key_of, options_of, urls_of
 from counter.cli_shown import Json, instant, json_line, second, signed
 from counter.client import AsyncCounterClient, Count, CounterError
@@ -86,7 +86,7 @@ def watch(
         lasting_s = None if lasting is None else duration_us("for", lasting) / SECOND
         if count is not None and count < 1:
             raise StartupError(f"--count: it is {count}; it must be 1 or more")
-        console = Console()
+        console = Screen()
         if json or not console.is_terminal:
             asyncio.run(_followed(service, name, _Lines(json=json), count, lasting_s))
             return

@@ -8,8 +8,7 @@ from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
-from rich.console import Console
-
+from counter.cli_screen import Screen
 from counter.client import Count, CounterClient, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.server import Server
@@ -40,8 +39,8 @@ def test_each_change_is_a_line_where_nobody_looks(shell: Shell, service: Server,
 
 def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200)
-    with patch("counter.cli_watch.Console", return_value=console):
+    console = Screen(file=screen, force_terminal=True, width=200)
+    with patch("counter.cli_watch.Screen", return_value=console):
         assert shell.said("watch", name, "--count", "1") == ""
     assert f"{name}  0  +0.0/s  \u2581" in screen.getvalue()
     assert "accurate as of" in screen.getvalue()

@@ -3,10 +3,9 @@
 import io
 from unittest.mock import patch
 
-from rich.console import Console
-
 from counter.cli_plots import plot, sparkline
 from counter.cli_progress import progress
+from counter.cli_screen import Screen
 from counter.cli_shown import table
 from counter.cli_watch import Course
 
@@ -58,9 +57,9 @@ def test_a_count_that_goes_down_is_no_change_that_is_drawn() -> None:
 def test_a_file_may_be_named_like_markup() -> None:
     """Regression: the name of the file to import ended the command at a terminal."""
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
+    console = Screen(file=screen, force_terminal=True, width=100)
     with (
-        patch("counter.cli_progress.Console", return_value=console),
+        patch("counter.cli_progress.Screen", return_value=console),
         progress("reading [/x].csv", 1) as bar,
     ):
         bar.go_on(1)

@@ -1,0 +1,98 @@
+"""Nothing that comes from a service or a file controls the terminal of a person."""
+
+import io
+import json
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.live import Live
+from rich.text import Text
+
+from counter.cli import printable, remark, tell
+from counter.cli_screen import Screen
+from tests.cli.shell import Shell
+from tests.client.stranger import http, stranger
+
+#: It clears the screen, sets its title, turns the writing round, and has half a character.
+HOSTILE = "before\x1b[2J\x1b]0;owned\x07\x9b31m\r\x7f\u202e\ud800after"
+PROBLEM = {"code": "counter_missing", "retry": "never", "applied": None, "detail": HOSTILE}
+MOMENT = "2026-11-21T13:01:23.875103Z"
+COUNT = {"namespace": "default", "counter": HOSTILE, "count": 3, "as_of": MOMENT}
+BUSIEST = {
+    "since": MOMENT, "as_of": MOMENT, "complete": True,
+    "counters": [{"counter": HOSTILE, "adds_per_s": 1.5, "count": 3}],
+}  # fmt: skip
+
+
+def is_harmless(text: str) -> bool:
+    return all(each in "\n\t" or unicodedata.category(each)[0] != "C" for each in text)
+
+
+@given(st.text())
+def test_what_is_printed_has_no_character_that_controls(text: str) -> None:
+    assert is_harmless(printable(text).replace("\u200c", "").replace("\u200d", ""))
+    assert "\n" not in printable(text)
+    document = json.dumps({"name": text}, ensure_ascii=False)
+    # A half of a character is written as it was read.
+    assert json.loads(printable(document, lines=True)) == {"name": text}
+
+
+@pytest.mark.parametrize("text", ["views", "größe €", "日本 語", "👩\u200d💻", "a\u00a0b"])
+def test_what_a_counter_may_be_called_is_printed_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize("say", [tell, remark, lambda text: tell("", [text])])
+def test_what_is_said_is_escaped(
+    say: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: it reached the terminal as it came; half a character ended in a traceback."""
+    say(HOSTILE)
+    out, err = capsys.readouterr()
+    assert is_harmless(out + err)
+    assert "\\u001b[2J" in out + err
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        ("404 Not Found", PROBLEM, ["get", "c"]),
+        ("404 Not Found", PROBLEM, ["add", "c"]),
+        ("404 Not Found", PROBLEM, ["get", "c", "--json"]),
+        ("404 Not Found", PROBLEM, ["watch", "c"]),
+        ("404 Not Found", PROBLEM, ["namespace", "show", "n"]),
+        ("200 OK", {"results": [{**COUNT, "accuracy": HOSTILE}] * 2}, ["get", "c", "d"]),
+        ("200 OK", {**COUNT, "accuracy": HOSTILE}, ["get", "c", "--json"]),
+        ("200 OK", BUSIEST, ["top"]),
+        ("200 OK", BUSIEST, ["top", "--json"]),
+        ("200 OK", {"namespace": HOSTILE, HOSTILE: HOSTILE}, ["namespace", "show", "n"]),
+        ("200 OK", {"warnings": [HOSTILE]}, ["namespace", "show", "n"]),
+        ("200 OK", {"namespaces": [{"namespace": HOSTILE}]}, ["namespace", "list"]),
+        ("302 Found", {}, ["get", "c"]),
+    ],
+)
+def test_no_command_prints_what_a_service_sends_as_it_is(
+    status: str, body: Any, words: list[str], shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = http(status, json.dumps(body).encode(), "Location: https://x/\x1b[2J")
+    with stranger(answer) as other:
+        monkeypatch.setenv("COUNTER_URL", other.url)
+        _, out = shell.run(*words, "--timeout", "1s")
+    assert is_harmless(out + shell.err)
+    assert "x1b" in out + shell.err or "u001b" in out + shell.err
+
+
+def test_what_rich_draws_controls_nothing_but_by_itself() -> None:
+    file = io.StringIO()
+    console = Screen(file=file, force_terminal=True, width=200)
+    console.print(Text(HOSTILE), HOSTILE)
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(Text(f"{HOSTILE}\nsecond", no_wrap=True), refresh=True)
+    for escape in ("\x1b[2J", "\x1b]0;", "\x9b", "\x07", "\u202e", "\ud800"):
+        assert escape not in file.getvalue()
+    # Rich's own, which move the line.
+    assert "\x1b[" in file.getvalue()
