@@ -131,7 +131,10 @@ class EventStore(Protocol):
     ) -> Sequence[Fold]:
         """The fold of each counter's events later than an instant. The caller knows of none that is
         acknowledged at *until_us* or later: the store need not look there. A span that was never
-        sliced is empty; one that begins before ``dropped_before`` raises SliceMissingError."""
+        sliced is empty; one that begins before ``dropped_before`` raises SliceMissingError.
+
+        A store that can answers for one moment: an atomic add is in all of its tails or in none.
+        """
         ...
 
     async def scan(

@@ -104,6 +104,40 @@ class AtomicCases(StoreCases):
             assert own <= await dirty_counters(store, namespace, shard)
 
 
+class ViewCases(StoreCases):
+    """Where the tails of several counters are of one moment: all stores but a cluster."""
+
+    @pytest.mark.parametrize("kind", ["alike", "cleared", "apart"])
+    async def test_an_atomic_add_shows_in_all_of_its_counters_at_once(
+        self, store: Store, namespace: Namespace, kind: str
+    ) -> None:
+        """However each tail is read: a counter with a clear in it, or one that begins elsewhere."""
+        first_us = NOW - NOW % WINDOW
+        after = [(name, first_us - 1) for name in "abc"]
+        if kind == "cleared":
+            await write(store, namespace, clear("b", NOW - 1))
+        elif kind == "apart":
+            after[1] = ("b", first_us - 2)
+
+        async def move() -> None:
+            for start in range(2, 402, 8):
+                some = [
+                    atomic(("a", -2), ("b", 1), ("c", 1), number=number)
+                    for number in range(start, start + 8)
+                ]
+                await asyncio.gather(*(written_atomic(store, namespace, each) for each in some))
+                await asyncio.sleep(0)
+
+        moving = asyncio.create_task(move())
+        seen: list[list[int]] = []
+        while not moving.done():
+            seen.append([fold.total for fold in await store.tails(namespace, after)])
+            await asyncio.sleep(0)
+        await moving
+        assert len(seen) > 1
+        assert [each for each in seen if sum(each)] == []
+
+
 class NonTransactionalCases(StoreCases):
     """Marks, events, rewrites and voids are writes of their own, whatever came between."""
 

@@ -1,6 +1,11 @@
 """All the suites that every store must pass, for an adapter's test file to take from one place."""
 
-from tests.contracts.atomic_cases import AtomicCases, NonTransactionalCases, TransactionalCases
+from tests.contracts.atomic_cases import (
+    AtomicCases,
+    NonTransactionalCases,
+    TransactionalCases,
+    ViewCases,
+)
 from tests.contracts.audit_cases import AuditCases, SettledAuditCases
 from tests.contracts.cases import StoreCases
 from tests.contracts.control_cases import (
@@ -39,6 +44,7 @@ __all__ = [
     "SliceCases",
     "StoreCases",
     "TransactionalCases",
+    "ViewCases",
     "WatermarkCases",
     "WorkerLeaseCases",
 ]

@@ -36,6 +36,10 @@ class TestAtomics(OnMemory, suites.AtomicCases):
     """Atomic adds."""
 
 
+class TestViews(OnMemory, suites.ViewCases):
+    """Several counters as of one moment."""
+
+
 class TestMarks(OnMemory, suites.MarkCases):
     """Dirty marks."""
 

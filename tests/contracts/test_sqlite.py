@@ -35,6 +35,10 @@ class TestAtomics(OnSqlite, suites.AtomicCases):
     """Atomic adds."""
 
 
+class TestViews(OnSqlite, suites.ViewCases):
+    """Several counters as of one moment."""
+
+
 class TestMarks(OnSqlite, suites.MarkCases):
     """Dirty marks."""
 

@@ -1,6 +1,7 @@
 """Atomic adds: many counters, one token, all of it or nothing."""
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -151,3 +152,36 @@ async def test_a_single_add_and_an_atomic_one_may_share_a_token(rest: Rest, app:
     answer = await rest.atomic_add([("a", 1), ("b", 1)], token)
     assert [each["replayed"] for each in answer.json()["results"]] == [False, False]
     assert await counts(rest, "a", "b") == [2, 1]
+
+
+async def test_a_batch_of_accurate_reads_shows_all_of_an_atomic_add_or_nothing(
+    rest: Rest, app: App
+) -> None:
+    """Transfers among counters sum to 0, beside rollups, and if one counter was cleared."""
+    random = Random(1)
+    names = [f"n{number}" for number in range(6)]
+    await rest.clear(names[0], fresh(app.clock.now_us()))
+    # What has the same time as a clear is erased by it.
+    app.clock.advance(1)
+
+    async def transfer() -> None:
+        for _ in range(25):
+            one, other = random.sample(names, 2)
+            answer = await rest.atomic_add([(one, -1), (other, 1)], fresh(app.clock.now_us()))
+            assert answer.status_code == 200, answer.text
+
+    async def roll_up() -> None:
+        for _ in range(5):
+            app.clock.advance(2 * SECOND)
+            await app.roll_up()
+
+    working = asyncio.gather(*(transfer() for _ in range(6)), roll_up())
+    seen: list[list[tuple[int, str]]] = []
+    while not working.done():
+        results = (await rest.batch_get(names, "0s")).json()["results"]
+        seen.append([(each["count"], each["as_of"]) for each in results])
+        await asyncio.sleep(0)
+    await working
+    assert len(seen) > 5
+    assert [each for each in seen if sum(count for count, _ in each)] == []
+    assert all(len({as_of for _, as_of in each}) == 1 for each in seen)

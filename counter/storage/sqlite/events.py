@@ -100,12 +100,13 @@ class SqliteEvents(SqliteAppends):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """From what the writer keeps of the tail; if that does not hold all, from the events."""
+        """All as of one commit: from what the writer keeps of the tail, or from the events in one
+        transaction."""
         folds = self._live.tails(namespace.id, namespace.settings.rollup_window_us, after)
         if folds is not None:
             return folds
         spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
-        result: Sequence[Fold] = await self._reader.call((self._spans, (namespace, spans)))
+        result: Sequence[Fold] = await self._reader.call((self._spans_at_once, (namespace, spans)))
         return result
 
     async def busiest(
@@ -157,6 +158,19 @@ class SqliteEvents(SqliteAppends):
 
         result: Sequence[Event] = await self._read(self._scanner, query)
         return result
+
+    def _spans_at_once(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
+    ) -> list[Any]:
+        """:meth:`_spans` as of one commit, however many statements it takes."""
+        connection.execute("BEGIN")
+        try:
+            return self._spans(connection, now_us, jobs)
+        finally:
+            connection.execute("ROLLBACK")
 
     def _spans(
         self,
