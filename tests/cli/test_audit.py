@@ -159,8 +159,8 @@ def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repair
     """The first repair moves the watermark to where the last process made no slices."""
 
     class Later(SystemClock):
-        def now_us(self) -> int:
-            return super().now_us() + 5 * DATASET.retention_us
+        def wall_us(self) -> int:
+            return super().wall_us() + 5 * DATASET.retention_us
 
     monkeypatch.setattr("counter.cli_audit.SystemClock", Later)
     flags = [f"--data={data}", "--repair", "--trust-settled", "--all"]
