@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from counter.errors import (
@@ -13,7 +13,7 @@ from counter.errors import (
     TokenConflictError,
     TokenPendingError,
 )
-from counter.limits import SECOND
+from counter.limits import MINUTE
 from counter.ports import Clock, Store
 from counter.resolution import Resolver
 from counter.types import AtomicMark, Namespace
@@ -21,10 +21,13 @@ from rollup.batches import in_groups
 from rollup.limiter import Limiter
 
 _log = logging.getLogger("counter.rollup")
-_MARKS_PER_GROUP: Final = 20
+#: Items that one turn of the limiter looks for, or those of one add: more take longer than the
+#: limiter's target even where the store is well, and it would let in only one group at a time.
+_EVENTS_PER_GROUP: Final = 40
 #: Each shard of an atomic add has the same mark. What one of them found is good for the others of
-#: this process for so long: no longer than a pass may take from finding an add to summing it.
-_KNOWN_FOR_US: Final = 2 * SECOND
+#: this process for so long: an add that was found whole stays so unless a void was being decided at
+#: that moment, and whoever decides leaves recounts in later windows.
+_KNOWN_FOR_US: Final = MINUTE
 
 #: A namespace's id, a window, and the identity of an atomic add.
 _Key = tuple[int, int, int, bytes, bytes | None]
@@ -54,16 +57,20 @@ class AtomicSettler:
         marks = await self._store.dirty_atomic(
             namespace, shard, after_us=after_us, through_us=through_us
         )
-        groups = [
-            marks[start : start + _MARKS_PER_GROUP]
-            for start in range(0, len(marks), _MARKS_PER_GROUP)
-        ]
         pending: list[tuple[int, TokenPendingError]] = []
 
-        async def settle(group: Sequence[AtomicMark]) -> None:
-            pending.extend(await self._settle_once(namespace, group))
+        async def settle(group: Sequence[AtomicMark]) -> Sequence[tuple[AtomicMark, _Settled]]:
+            return await self._settle_once(namespace, group)
 
-        await in_groups(self._limiter, groups, settle)
+        async def wait(known: Sequence[tuple[AtomicMark, _Settled]]) -> None:
+            for mark, settled in known:
+                await asyncio.wait((settled,))
+                if settled.cancelled():
+                    raise StoreUnavailableError("another shard failed to settle an atomic add")
+                if (error := settled.result()) is not None:
+                    pending.append((mark.window_us, error))
+
+        await in_groups(self._limiter, list(_groups(marks)), settle, wait)
         if not pending:
             return through_us, len(marks)
         window_us, error = min(pending, key=lambda each: each[0])
@@ -73,8 +80,9 @@ class AtomicSettler:
 
     async def _settle_once(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
-    ) -> list[tuple[int, TokenPendingError]]:
-        """Settle those of *marks* that no other shard is settling; the windows that must wait."""
+    ) -> Sequence[tuple[AtomicMark, _Settled]]:
+        """Settle those of *marks* that no other shard has settled, or is settling: what becomes of
+        each."""
         now_us = self._clock.boottime_us()
         for key, (began_us, settled) in list(self._known.items()):
             if not settled.done():
@@ -88,27 +96,19 @@ class AtomicSettler:
                 ours[key] = mark
                 self._known[key] = (now_us, asyncio.get_running_loop().create_future())
         waited = [(mark, self._known[_key_of(namespace, mark)][1]) for mark in marks]
-        pending: list[tuple[int, TokenPendingError]] = []
         try:
-            pending = await self._settle_group(namespace, list(ours.values()))
+            errors = dict(await self._settle_group(namespace, list(ours.values())))
         except BaseException:
             # Whoever waits for these settles them again.
             for key in ours:
                 self._known.pop(key)[1].cancel()
             raise
-        errors = dict(pending)
         for key, mark in ours.items():
             settled = self._known[key][1]
             settled.set_result(errors.get(mark.window_us))
             if mark.window_us in errors:
                 del self._known[key]
-        for mark, settled in waited:
-            await asyncio.wait((settled,))
-            if settled.cancelled():
-                raise StoreUnavailableError("another shard failed to settle an atomic add")
-            if (error := settled.result()) is not None:
-                pending.append((mark.window_us, error))
-        return pending
+        return waited
 
     async def _settle_group(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
@@ -151,6 +151,20 @@ class AtomicSettler:
             except TokenConflictError as error:
                 _log.warning("an atomic add lost to another use of its token: %s", error.detail)
         return pending
+
+
+def _groups(marks: Sequence[AtomicMark]) -> Iterator[list[AtomicMark]]:
+    """*marks* in order, in groups of about as many events."""
+    group: list[AtomicMark] = []
+    events = 0
+    for mark in marks:
+        if group and events + len(mark.events) > _EVENTS_PER_GROUP:
+            yield group
+            group, events = [], 0
+        group.append(mark)
+        events += len(mark.events)
+    if group:
+        yield group
 
 
 def _key_of(namespace: Namespace, mark: AtomicMark) -> _Key:

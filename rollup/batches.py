@@ -32,19 +32,21 @@ async def in_groups(
     groups: Sequence[_Group],
     work: Callable[[_Group], Awaitable[_Result]],
     then: Callable[[_Result], Awaitable[None]] | None = None,
+    weigh: Callable[[_Group], int] = lambda _: 1,
 ) -> list[_Result]:
     """Do *work* for each of *groups*, as many at once as *limiter* lets in; what came of each.
 
     What is to be done with a result *then* is done outside the limit: it says nothing of how much
-    the store bears. Returns, or raises the first failure, only when nothing is under way any more;
-    after a failure no further group is begun.
+    the store bears. *weigh* says how many times the usual work a group is. Returns, or raises the
+    first failure, only when nothing is under way any more; after a failure no further group is
+    begun.
     """
     results: list[_Result] = []
     failures: list[Exception] = []
 
     async def one(each: _Group) -> None:
         try:
-            async with limiter.turn():
+            async with limiter.turn(weigh(each)):
                 if failures:
                     return
                 result = await work(each)
@@ -101,8 +103,14 @@ class BatchRoller:
                 groups,
                 lambda each: self._roll_group(namespace, each, batch),
                 lambda entries: self._tell_cache(namespace, entries),
+                self._weight,
             )
         return sum(len(entries) for entries in written)
+
+    def _weight(self, dirty: Mapping[str, Dirt]) -> int:
+        """In a backlog a counter has many windows to sum, and normally it has one."""
+        windows = sum(len(each.windows) + len(each.recounts) for each in dirty.values())
+        return max(1, windows // self._batch_counters)
 
     async def _roll_group(
         self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch

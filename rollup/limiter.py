@@ -41,8 +41,11 @@ class Limiter:
         return int(self._limit)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for room, do the work inside, and learn from how long it took or how it failed."""
+    async def turn(self, weight: int = 1) -> AsyncIterator[None]:
+        """Wait for room, do the work inside, and learn from how long it took or how it failed.
+
+        Work of *weight* times the usual amount may take as many times as long.
+        """
         await self._enter()
         busy = 2 * self._inside >= self._limit
         began_us = self._clock.boottime_us()
@@ -55,7 +58,7 @@ class Limiter:
             self._cut(began_us)
             raise
         else:
-            if self._clock.boottime_us() - began_us > self._target_us:
+            if self._clock.boottime_us() - began_us > weight * self._target_us:
                 self._cut(began_us)
             elif busy:
                 # Only a limit that is reached was tested.

@@ -164,3 +164,16 @@ def test_no_turn_is_ever_lost(steps: list[tuple[str, int]]) -> None:
             assert 1 <= desk.limiter.limit <= 8
 
     asyncio.run(play())
+
+
+async def test_work_of_many_times_the_usual_amount_may_take_as_many_times_as_long() -> None:
+    """A group of a backlog sums many windows: that it takes longer does not say that the store is
+    slow."""
+    desk = Desk()
+    before = desk.limiter.limit
+    async with desk.limiter.turn(weight=5):
+        desk.clock.advance(5 * LATENCY_TARGET_US)
+    assert desk.limiter.limit == before
+    async with desk.limiter.turn(weight=5):
+        desk.clock.advance(5 * LATENCY_TARGET_US + 1)
+    assert desk.limiter.limit == before // 2
