@@ -219,7 +219,7 @@ def create_app(
             yield
 
     requests = RequestMetrics()
-    gate = Gate(keys, settings.rates(), lambda: clock.boottime_us() / SECOND)
+    gate = _gate(keys, settings, clock)
     connections = Connections()
     door = Door(service.load)
     exposition = Exposition(
@@ -256,6 +256,17 @@ def create_app(
         live=live,
     )
     return application
+
+
+def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
+    return Gate(
+        keys,
+        settings.rates(),
+        lambda: clock.boottime_us() / SECOND,
+        hosts=settings.hosts,
+        any_host=settings.insecure,
+        origins=settings.cors_origins,
+    )
 
 
 def _worker(

@@ -7,14 +7,12 @@ credentials, and no origin is a wildcard.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from api.call import NO_CONTENT, Message, Receive, Reply, Send
 from api.front import App
-from api.protocol import TimedProtocol
 
 Headers = Iterable[tuple[bytes, bytes]]
-_Protocol = TypeVar("_Protocol", bound=TimedProtocol)
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
 _SENT: Final = (
@@ -90,16 +88,6 @@ def with_cors(app: App, cors: Cors) -> App:
         await app(scope, receive, tell)
 
     return answer
-
-
-def minding_origins(protocol: type[_Protocol]) -> type[_Protocol]:
-    """*protocol* that answers nothing directly to a page of another origin."""
-    straight = protocol._direct_cycle
-
-    def direct_cycle(self: _Protocol) -> Any:
-        return None if _value(self.headers, b"origin") is not None else straight(self)
-
-    return type(protocol.__name__, (protocol,), {"_direct_cycle": direct_cycle})
 
 
 def _value(headers: Headers, wanted: bytes) -> bytes | None:

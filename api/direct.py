@@ -36,7 +36,9 @@ from counter.types import CounterType, Namespace, Written
 
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these goes the way of uvicorn.
-_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+_UNUSUAL: Final = frozenset(
+    {b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"}
+)
 #: Names with nothing in them to decode or to find fault with.
 _PATH: Final = re.compile(
     rb"/v1/namespaces/([0-9a-z_-]{1,63})/counters/([0-9A-Za-z._~:@-]{1,256})(/add)?"
@@ -271,6 +273,8 @@ class DirectProtocol(TimedProtocol):
     #: Who sent the last request, by which header, and by which keys that was found.
     _caller: Caller | None = None
     _authorization: bytes = b""
+    #: The Host of the last request, under which requests are answered.
+    _host: bytes | None = None
     _version: int = -1
 
     def on_message_begin(self) -> None:
@@ -326,6 +330,10 @@ class DirectProtocol(TimedProtocol):
             elif name == b"content-length":
                 if int(value) > min(_BODY_BYTES_MAX, self.front.body_bytes_max):
                     return None
+            elif name == b"host":
+                if value != self._host and not self.front.gate.answers(value):
+                    return None
+                self._host = value
             elif name in _UNUSUAL:
                 return None
             elif name == b"idempotency-key":

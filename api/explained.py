@@ -116,6 +116,15 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         "key 0a1b2c3d has the scope read, and this takes write",
         {"scope": "write"},
     ),
+    "origin_refused": Explained(
+        "no API keys exist, and the request came from a foreign web page or under a foreign name",
+        "use `localhost` or a name of `hosts`; list the page in `cors_origins`; or create a key",
+        "Without keys, any page in a browser on this machine could send requests here. So what"
+        " writes may come from no foreign origin, and `Host` must be `localhost`, a loopback"
+        " address or a name of `hosts`. Nothing was done.",
+        "Host is 'evil.example': without API keys only localhost, loopback addresses and the names"
+        " in hosts are answered; set hosts, create a key, or give --insecure",
+    ),
     "quota_exceeded": Explained(
         "the key has as many namespaces as it may have, or all namespaces as many shards",
         "delete a namespace, or raise `namespaces_max` or `shards_max`",

@@ -136,6 +136,12 @@ class Front:
         if only_head:
             # What a GET would answer, without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
+        try:
+            self.gate.check_page(scope["method"], scope["headers"])
+        except CounterError as error:
+            await problem_reply(error).send(send)
+            self.tally.answered(NOWHERE, error.status, time.monotonic() - began_s)
+            return
         # The decoded path tells whose it is, or an encoded letter of /v1/ would lead past here.
         if scope["path"].startswith("/v1/"):
             raw_path: bytes = scope.get("raw_path") or scope["path"].encode()

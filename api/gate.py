@@ -7,13 +7,16 @@ answer is given before anything is looked up, so neither its words nor its time 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from counter.errors import (
     KeyInvalidError,
     KeyMissingError,
+    OriginRefusedError,
     RateLimitedError,
     ScopeInsufficientError,
 )
@@ -30,6 +33,37 @@ LIMITED: Final = ("requests", "adds", "reservations", "resolutions")
 _REMEMBERED_MAX: Final = 1_000
 #: Less than any scope.
 _NOTHING: Final = 0
+
+
+#: Methods that change nothing, whatever they are sent to.
+_ONLY_READ: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def _host_name(host: bytes) -> bytes:
+    """The name or address of a Host header: without its port, in lower case."""
+    name = host.strip().lower()
+    if not name.startswith(b"[") or not name.endswith(b"]"):
+        before, colon, port = name.rpartition(b":")
+        name = before if colon and (port.isdigit() or not port) else name
+    # A name with a dot at its end is the same name.
+    return name.removesuffix(b".")
+
+
+@lru_cache(maxsize=1_024)
+def _is_local(name: bytes) -> bool:
+    """Whether *name* is localhost or a loopback address."""
+    if name == b"localhost":
+        return True
+    bare = name[1:-1] if name[:1] == b"[" and name[-1:] == b"]" else name
+    try:
+        address = ip_address(bare.decode("ascii"))
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))
 
 
 class Meters(NamedTuple):
@@ -164,8 +198,17 @@ class Gate:
         ring: KeyRing,
         rates: Mapping[str, float] | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        hosts: Sequence[str] = (),
+        any_host: bool = False,
+        origins: Sequence[str] = (),
     ) -> None:
+        """Without keys, Host must be local or one of *hosts*, or may be *any_host*; and a page that
+        writes must be of the service's own origin or of *origins*."""
         self.ring = ring
+        self._hosts = frozenset(each.encode() for each in hosts)
+        self._any_host = any_host
+        self._origins = frozenset(each.encode() for each in origins)
         #: What a caller may have in a second where its key says nothing, by :data:`LIMITED`.
         self.rates = rates or {}
         self._now_s = now_s
@@ -184,6 +227,48 @@ class Gate:
     def asks_for_keys(self) -> bool:
         """Whether a request needs a key: since the first one was made."""
         return self.ring.required
+
+    def answers(self, host: bytes) -> bool:
+        """Whether a request under this Host is answered: with keys, under any."""
+        if self._any_host or self.ring.required:
+            return True
+        name = _host_name(host)
+        return name in self._hosts or _is_local(name)
+
+    def check_page(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise OriginRefusedError for what a foreign web page may have sent, if no keys exist.
+
+        With keys a page needs one, which no browser adds by itself.
+        """
+        if self.ring.required:
+            return
+        host = origin = site = b""
+        for name, value in headers:
+            if name == b"host":
+                host = value
+                if not self.answers(host):
+                    raise OriginRefusedError(
+                        f"Host is {_shown(host)}: without API keys only localhost, loopback"
+                        " addresses and the names in hosts are answered; set hosts, create a key,"
+                        " or give --insecure"
+                    )
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+        if method in _ONLY_READ or origin in self._origins:
+            return
+        own = origin.partition(b"://")[2].lower()
+        if origin and own != host.lower():
+            raise OriginRefusedError(
+                f"Origin is {_shown(origin)}: without API keys only the service's own pages and"
+                " those of cors_origins may write; list it there, or create a key"
+            )
+        if not origin and site.strip().lower() == b"cross-site":
+            raise OriginRefusedError(
+                "Sec-Fetch-Site is cross-site: without API keys only the service's own pages and"
+                " those of cors_origins may write; list the page there, or create a key"
+            )
 
     def caller(self, authorization: bytes | None) -> Caller:
         """Who sent a request with this Authorization header. Raises KeyMissingError,

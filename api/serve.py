@@ -14,7 +14,7 @@ from typing import Final
 import uvicorn
 
 from api.app import Application, create_app
-from api.cors import Cors, minding_origins, with_cors
+from api.cors import Cors, with_cors
 from api.direct import direct_protocol
 from api.listening import check_exposure, connections_max, listen, say_where
 from api.server import Server
@@ -126,10 +126,9 @@ def make_server(application: Application, settings: Settings) -> Server:
     """The server of *application*, with its limits. Raises StartupError."""
     front, most = application.front, connections_max(settings)
     shared = application.connections
-    made = direct_protocol(front, application.service, settings.request_timeout, shared)
-    made.connections_max = most
+    protocol = direct_protocol(front, application.service, settings.request_timeout, shared)
+    protocol.connections_max = most
     cors = Cors(settings.cors_origins) if settings.cors_origins else None
-    protocol = made if cors is None else minding_origins(made)
     config = uvicorn.Config(
         front if cors is None else with_cors(front, cors),
         http=protocol,

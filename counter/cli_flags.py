@@ -108,6 +108,7 @@ class ServeFlags(RollupFlags):
     tls_in_front: Annotated[bool | None, _is("tls_in_front")] = None
     connections_max: Annotated[_Text, _is("connections_max")] = None
     connections_per_address: Annotated[_Text, _is("connections_per_address")] = None
+    hosts: Annotated[_Text, _is("hosts")] = None
     cors_origins: Annotated[_Text, _is("cors_origins")] = None
     shutdown_delay: Annotated[_Text, _is("shutdown_delay")] = None
 

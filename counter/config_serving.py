@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from counter import limits
-from counter.config_values import Duration, Origins, ReadableFile, between
+from counter.config_values import Duration, Hosts, Origins, ReadableFile, between
 
 _Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
 
@@ -50,6 +50,9 @@ class ServingSettings(BaseSettings):
         ge=0,
         le=1_000_000,
         description="Connections of one client address (of IPv6, one /64); 0 for any number",
+    )
+    hosts: Hosts = Field(
+        (), description="Names that Host may have without keys, besides localhost: a.example"
     )
     cors_origins: Origins = Field(
         (), description="Web origins whose pages may call: https://a.example,https://b.example"

@@ -19,6 +19,8 @@ REPLICAS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 _HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
+#: As Host has it, without a port.
+_HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252}[a-z0-9])?|\[[0-9a-f:.]+\]")
 #: As browsers write it: no default port, no path, nothing upper-case.
 _ORIGIN: Final = re.compile(
     r"(?!http://.*:80$|https://.*:443$)https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
@@ -177,6 +179,22 @@ def _check_origin(text: str) -> str:
         )
     return text
 
+
+def _check_host(text: str) -> str:
+    if _HOST_NAME.fullmatch(text) is None:
+        raise ValueError(
+            f"{text[:80]!r} is no name of a host: write it in lower case and without a port, like"
+            " counter.example; there is no wildcard"
+        )
+    return text
+
+
+#: A list of names of hosts, or text with commas between them.
+Hosts = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_host)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+]
 
 #: A list of web origins, or text with commas between them.
 Origins = Annotated[

@@ -162,6 +162,15 @@ class ScopeInsufficientError(CounterError):
     retry: Retry = "never"
 
 
+class OriginRefusedError(CounterError):
+    """Without API keys, a page of another origin may not use a visitor's browser to act here."""
+
+    code = "origin_refused"
+    title = "The request may come from a foreign web page"
+    status = 403
+    retry: Retry = "never"
+
+
 class QuotaExceededError(CounterError):
     """Delete a namespace, or have the operator raise the quota. Nothing was done."""
 

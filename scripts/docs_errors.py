@@ -17,6 +17,7 @@ _MORE: Final[Mapping[str, str]] = {
     "key_invalid": "[API keys](../security.md#api-keys)",
     "key_missing": "[API keys](../security.md#api-keys)",
     "namespace_immutable": "[Namespaces](../http.md#namespaces)",
+    "origin_refused": "[Without keys](../security.md#without-keys)",
     "overloaded": "[Overload](../operations.md#overload)",
     "quota_exceeded": "[Settings](../configuration.md#requests)",
     "rate_limited": "[Limits](../http.md#limits)",

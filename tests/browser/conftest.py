@@ -20,6 +20,8 @@ from tests.support.server import Server
 
 PHONE: ViewportSize = {"width": 390, "height": 800}
 DESK: ViewportSize = {"width": 1200, "height": 850}
+#: A name that is this machine to the browser, as a foreign page's may become at any time.
+FOREIGN = "evil.example"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,8 @@ def chromium() -> Iterator[Browser]:
         miss("there is no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         # In a container, as root, its sandbox cannot be; it shows this service's pages alone.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        resolves = f"--host-resolver-rules=MAP {FOREIGN} 127.0.0.1"
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", resolves])
         expect.set_options(timeout=20_000)
         yield browser
         browser.close()

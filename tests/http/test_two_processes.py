@@ -28,7 +28,7 @@ async def other(app: App, tmp_path: Path) -> AsyncIterator[Rest]:
     lifespan = Lifespan(wired)
     await lifespan.start()
     transport = httpx.ASGITransport(wired)
-    async with httpx.AsyncClient(transport=transport, base_url="http://other") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield Rest(http)
     await lifespan.stop()
 

@@ -6,6 +6,7 @@ const WHAT_TO_DO = {
   key_missing: "Enter an API key: the button is at the top right.",
   key_invalid: "Enter a key that is valid now. “counter key list” shows which are.",
   scope_insufficient: "Use a key with a wider scope, or one for the namespace “*” where it says so.",
+  origin_refused: "Open the console at localhost, or at a name that the setting “hosts” lists.",
   quota_exceeded: "Delete a namespace, or have the quota raised in the service’s settings.",
   namespace_unknown: "Look at the list of namespaces. A key sees only those that it is for.",
   not_supported: "This is what BEST_EFFORT does without: it keeps no events.",

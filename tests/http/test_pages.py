@@ -1,0 +1,158 @@
+"""What a web page in a browser on this machine may do to a service without keys, as raw bytes."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from counter.keys import Scope
+from tests.support.bytes_on_wire import CLOSE, JSON, add_body, one
+from tests.support.keys import hand_out
+from tests.support.wire import Wire, wired
+
+LISTED = "https://app.example"
+FOREIGN = ["https://evil.example", "null", "http://localhost:1", "http://", "x"]
+LOCAL_HOSTS = [
+    "localhost",
+    "LocalHost",
+    "localhost.",
+    "localhost:80",
+    "localhost.:8080",
+    "127.0.0.1:8080",
+    "127.8.9.1",
+    "[::1]",
+    "[::1]:8080",
+    "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]:1",
+    "counter.example:8080",
+    "COUNTER.example.",
+]
+FOREIGN_HOSTS = [
+    "evil.example",
+    "evil.example:8080",
+    "localhost.evil.example",
+    "evil.localhost",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil.example",
+    "localhost:80@evil.example",
+    "localhost:1:2",
+    "0.0.0.0",
+    "10.0.0.1",
+    "[::]",
+    "[::2]:80",
+    "[evil]",
+    "",
+]
+ONE = one()
+
+
+@pytest.fixture(params=["over-asgi", "direct"])
+async def wire(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wire]:
+    direct = request.param == "direct"
+    hosts = ("counter.example",)
+    async with wired(tmp_path, direct=direct, hosts=hosts, cors_origins=(LISTED,)) as each:
+        yield each
+
+
+def sent(
+    method: str, target: str, *headers: str, host: str = "localhost", body: bytes = b""
+) -> bytes:
+    """A request under *host*, and the last of its connection."""
+    length = [f"content-length: {len(body)}"] if method != "GET" else []
+    lines = [f"{method} {target} HTTP/1.1", f"host: {host}", *headers, *length, CLOSE]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+async def told(wire: Wire, request: bytes) -> tuple[int, str]:
+    """The status and the problem's code, if it is one."""
+    answer = await wire.tell(request)
+    found = re.search(rb'"code": ?"([a-z_]+)"', answer)
+    return int(answer.split()[1]), found[1].decode() if found else ""
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+@pytest.mark.parametrize("path", [f"{ONE}/recount", "/v1/tokens", f"{ONE}/clear"])
+async def test_a_foreign_page_cannot_write(wire: Wire, path: str, origin: str) -> None:
+    """An empty body needs no content type, so a browser sends it without asking first."""
+    request = sent("POST", path, f"origin: {origin}", "sec-fetch-site: cross-site")
+    assert await told(wire, request) == (403, "origin_refused")
+    assert await told(wire, sent("POST", path, f"origin: {origin}")) == (403, "origin_refused")
+    request = sent("POST", path, "sec-fetch-site: cross-site")
+    assert await told(wire, request) == (403, "origin_refused")
+
+
+@pytest.mark.parametrize("header", ["origin: https://evil.example", "sec-fetch-site: cross-site"])
+async def test_a_foreign_page_cannot_add(wire: Wire, header: str) -> None:
+    request = sent("POST", f"{ONE}/add", JSON, header, body=add_body(1))
+    assert await told(wire, request) == (403, "origin_refused")
+    assert b'"count":0' in await wire.tell(sent("GET", ONE))
+
+
+async def test_own_and_listed_pages_and_other_programs_may_write(wire: Wire) -> None:
+    for headers in (
+        (),
+        ("origin: http://localhost", "sec-fetch-site: same-origin"),
+        (f"origin: {LISTED}", "sec-fetch-site: cross-site"),
+        ("sec-fetch-site: none",),
+    ):
+        assert (await told(wire, sent("POST", "/v1/tokens", *headers)))[0] == 200
+    request = sent("POST", "/v1/tokens", "origin: http://[::1]:80", host="[::1]:80")
+    assert (await told(wire, request))[0] == 200
+
+
+async def test_a_foreign_page_may_send_what_only_reads(wire: Wire) -> None:
+    request = sent("GET", ONE, "origin: https://evil.example", "sec-fetch-site: cross-site")
+    assert (await told(wire, request))[0] == 200
+
+
+@pytest.mark.parametrize("host", LOCAL_HOSTS)
+async def test_names_of_this_machine_and_configured_ones_are_answered(
+    wire: Wire, host: str
+) -> None:
+    assert (await told(wire, sent("GET", ONE, host=host)))[0] == 200
+    request = sent("POST", f"{ONE}/add", JSON, host=host, body=add_body(1))
+    assert (await told(wire, request))[0] == 200
+
+
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+async def test_foreign_names_are_not_answered(wire: Wire, host: str) -> None:
+    """The name of a page that resolves to this machine: to its browser it is the same origin."""
+    add = sent("POST", f"{ONE}/add", JSON, host=host, body=add_body(1))
+    for request in (
+        add,
+        sent("GET", ONE, host=host),
+        sent("GET", "/healthz", host=host),
+        sent("GET", "/metrics", host=host),
+        sent("GET", "/console", host=host),
+        sent("POST", "/v1/tokens", f"origin: http://{host}", host=host),
+    ):
+        assert await told(wire, request) == (403, "origin_refused")
+
+
+async def test_a_connection_that_changes_its_host_is_looked_at_again(wire: Wire) -> None:
+    kept = f"GET {ONE} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    answers = await wire.tell(kept, kept, sent("GET", ONE, host="evil.example"))
+    assert re.findall(rb"HTTP/1\.1 (\d{3})", answers) == [b"200", b"200", b"403"]
+
+
+async def test_a_second_host_is_looked_at_too(wire: Wire) -> None:
+    for hosts in (("localhost", "evil.example"), ("evil.example", "localhost")):
+        request = sent("GET", ONE, f"host: {hosts[1]}", host=hosts[0])
+        assert (await told(wire, request))[0] in (400, 403)
+
+
+async def test_a_service_with_keys_is_answered_under_any_name(wire: Wire) -> None:
+    header = await hand_out(wire.app, Scope.ADMIN)
+    key = f"authorization: {header['Authorization']}"
+    request = sent("POST", "/v1/tokens", key, "origin: https://evil.example", host="evil.example")
+    assert (await told(wire, request))[0] == 200
+    assert (await told(wire, sent("GET", ONE, key, host="evil.example")))[0] == 200
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_insecure_lifts_the_rule_about_names_alone(tmp_path: Path, direct: bool) -> None:
+    async with wired(tmp_path, direct=direct, insecure=True) as wire:
+        assert (await told(wire, sent("GET", ONE, host="any.example")))[0] == 200
+        request = sent("POST", "/v1/tokens", "origin: https://evil.example", host="any.example")
+        assert await told(wire, request) == (403, "origin_refused")
