@@ -34,6 +34,8 @@ from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError
 #: What is left of a body for its items.
 _ITEMS_BYTES_MAX: Final = limits.BODY_BYTES_MAX - 64
 _FOR_EVER_S: Final = float("inf")
+#: However long a Retry-After is, what waits without a deadline is tried again after so long.
+_PAUSE_MAX_S: Final = 3_600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +132,9 @@ class Delivery:
                 return
             failures += 1
             pause_s = policy.pause_s(failures, error)
-            if not for_ever:
+            if for_ever:
+                pause_s = min(pause_s, _PAUSE_MAX_S)
+            else:
                 left_s = end_s - policy.now_s() - pause_s
                 budget_s = policy.budget.take(policy.now_s(), left_s) if left_s > 0 else None
                 if budget_s is None:

@@ -1,6 +1,7 @@
 """Whatever happens on the way, each add of a batch is counted once: against a service that loses
 requests and answers, voids tokens, and answers some items with problems."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from counter.client.retrying import Answer, Budget, Policy, Send
 from counter.client.tokens import Token
 from counter.errors import CounterError, InvalidParameterError, NamespaceUnknownError
 from tests.client.ledger import FAULTS, Ledger
-from tests.client.script import Script, lost, problem
+from tests.client.script import Script, added_body, lost, problem
 
 CALLS = Calls("default")
 ADDS = st.dictionaries(st.sampled_from("abcdef"), st.integers(-(2**66), 2**66), max_size=6)
@@ -211,3 +212,11 @@ def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> Non
     backlog.put({"a": 1})
     [later] = backlog.seal()
     assert later.token.generation_time_us >= ahead.generation_time_us
+
+
+def test_what_has_no_deadline_waits_an_hour_at_most_for_the_next_attempt() -> None:
+    """Regression: a Retry-After of a year, as a proxy may send it, ended the sending for a year."""
+    done = Reply(200, json.dumps({"results": [added_body("a", 1)]}).encode())
+    script = Script([problem("overloaded", 503, "same_token", retry_after=10**9), done])
+    script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
+    assert script.pauses == [3_600.0]
