@@ -232,7 +232,7 @@ def create_app(
             *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
         )
     )
-    live = LiveRoutes(service, gate)
+    live = LiveRoutes(service, gate, shares_by_address=not settings.tls_in_front)
     routes = _routes(settings, service, store, clock)
     routes += _insight_routes(service, store, clock, health, exposition, live)
     site = Site(routes, health, exposition, lifespan)

@@ -14,6 +14,7 @@ from typing import Final
 
 from api.answers import count_text
 from api.call import Call, Reply
+from api.connections import peer_of
 from api.gate import Gate
 from api.problems import problem_bytes
 from api.streaming import StreamReply
@@ -21,6 +22,7 @@ from counter import limits
 from counter.errors import CounterError, NamespaceUnknownError, OverloadedError
 from counter.keys import Scope
 from counter.limits import SECOND
+from counter.overload import Shares
 from counter.reading import Count
 from counter.service import CounterService
 from counter.types import Namespace
@@ -54,6 +56,7 @@ class LiveRoutes:
         service: CounterService,
         gate: Gate,
         *,
+        shares_by_address: bool = True,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
@@ -62,6 +65,9 @@ class LiveRoutes:
         #: How many streams there are, how long each may be, and how often it is looked.
         self.streams = 0
         self.streams_max = limits.LIVE_STREAMS_MAX
+        self.by_key = Shares(limits.LIVE_STREAMS_PER_KEY_MAX)
+        #: Behind a proxy all streams come from one address.
+        self.by_address = Shares(limits.LIVE_STREAMS_PER_ADDRESS_MAX if shares_by_address else 0)
         self.stream_s = limits.LIVE_STREAM_US / SECOND
         self.look_s = limits.LIVE_LOOK_US / SECOND
         self._watches: dict[tuple[int, str], _Watch] = {}
@@ -78,9 +84,12 @@ class LiveRoutes:
                 f" {self.streams_max} can be; read the count by GET, or close a stream",
                 retry_after_us=SECOND,
             )
+        give_back = self._take_shares(call)
         self.streams += 1
         watch = self._join(namespace, call.counter, first)
-        return StreamReply.of(lambda: self._pieces(call, watch), lambda: self._leave(watch))
+        return StreamReply.of(
+            lambda: self._pieces(call, watch), lambda: self._leave(watch, give_back)
+        )
 
     def close(self) -> None:
         """End all streams, and begin no more: the process ends."""
@@ -97,7 +106,33 @@ class LiveRoutes:
         watch.watchers += 1
         return watch
 
-    def _leave(self, watch: _Watch) -> None:
+    def _take_shares(self, call: Call) -> Callable[[], None]:
+        """Count a stream for the key and the address of *call*; return what gives that back.
+        Raises OverloadedError."""
+        address = peer_of(call.scope.get("client"))
+        key = call.caller.key if call.caller is not None else None
+        holders = [(self.by_key, key.id, f"the key {key.id}")] if key is not None else []
+        if address:
+            holders.append((self.by_address, address, address))
+        taken: list[tuple[Shares, str]] = []
+
+        def give_back() -> None:
+            for shares, holder in taken:
+                shares.give_back(holder)
+
+        for shares, holder, name in holders:
+            if not shares.take(holder):
+                give_back()
+                raise OverloadedError(
+                    f"{name} has {shares.most} live streams of this process already, as many as one"
+                    " may have; read the count by GET, or close a stream",
+                    retry_after_us=SECOND,
+                )
+            taken.append((shares, holder))
+        return give_back
+
+    def _leave(self, watch: _Watch, give_back: Callable[[], None]) -> None:
+        give_back()
         self.streams -= 1
         watch.watchers -= 1
         if not watch.watchers:

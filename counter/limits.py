@@ -44,6 +44,9 @@ ATOMIC_ITEMS_MAX: Final = 100
 #: Counts that one process shows live at once, each to one watcher; how often it looks at a counter
 #: that is watched, and after how long a watcher has to ask anew.
 LIVE_STREAMS_MAX: Final = 200
+#: The share of one API key, and of one client address.
+LIVE_STREAMS_PER_KEY_MAX: Final = 50
+LIVE_STREAMS_PER_ADDRESS_MAX: Final = 100
 LIVE_LOOK_US: Final = 500 * MILLISECOND
 LIVE_STREAM_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
@@ -146,6 +149,10 @@ invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")
 invariant(
     3 * 4 * COUNTER_NAME_CHARS_MAX + NAMESPACE_NAME_CHARS_MAX < URL_BYTES_MAX // 2,
     "every counter can be named in a URL, with half of it left",
+)
+invariant(
+    2 * LIVE_STREAMS_PER_KEY_MAX <= 2 * LIVE_STREAMS_PER_ADDRESS_MAX <= LIVE_STREAMS_MAX,
+    "neither one key nor one address has more than half of the live streams",
 )
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
 invariant(

@@ -1,6 +1,6 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
-from tests.abuse import silent_connections, tiny_headers
+from tests.abuse import live_streams, silent_connections, tiny_headers
 from tests.abuse.figures import measure
 
 
@@ -15,3 +15,7 @@ def test_silent_connections() -> None:
 
 def test_connections_that_begin_no_handshake() -> None:
     measure(silent_connections.attack, 1_100, 2.0, tls=True).check()
+
+
+def test_live_streams() -> None:
+    measure(live_streams.attack, 300, 1.0).check()

@@ -30,7 +30,9 @@ def storage() -> str:
 class Watcher:
     """A client of one stream, by ASGI: what httpx has for that waits for the end of all."""
 
-    def __init__(self, app: App, path: str, headers: dict[str, str], method: str) -> None:
+    def __init__(
+        self, app: App, path: str, headers: dict[str, str], method: str, client: object
+    ) -> None:
         self.text = ""
         self.status = 0
         self.gone = asyncio.Event()
@@ -40,6 +42,7 @@ class Watcher:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
+            "client": client,
             "headers": [(n.lower().encode(), v.encode()) for n, v in headers.items()],
         }
         self.task = asyncio.ensure_future(app.application(scope, self._receive, self._send))
@@ -74,10 +77,14 @@ class Watcher:
 
 @asynccontextmanager
 async def watching(
-    app: App, path: str = PATH, headers: dict[str, str] | None = None, method: str = "GET"
+    app: App,
+    path: str = PATH,
+    headers: dict[str, str] | None = None,
+    method: str = "GET",
+    client: object = None,
 ) -> AsyncIterator[Watcher]:
     app.application.live.look_s = 0.001
-    watcher = Watcher(app, path, headers or {}, method)
+    watcher = Watcher(app, path, headers or {}, method, client)
     try:
         yield watcher
     finally:
@@ -115,6 +122,34 @@ async def test_no_more_are_begun_than_there_may_be(rest: Rest, app: App) -> None
         assert_problem(answer, 503, "overloaded", applied=None, retry="same_token", names=("1",))
     app.application.live.stream_s = 0
     assert (await rest.http.get(PATH)).status_code == 200
+
+
+@pytest.mark.parametrize("share", ["key", "address"])
+async def test_neither_a_key_nor_an_address_takes_all_streams(tmp_path: Path, share: str) -> None:
+    """What one has, and gives back, is no other's."""
+    async with running("memory", tmp_path) as app:
+        live = app.application.live
+        live.by_key.most = 2 if share == "key" else 0
+        live.by_address.most = 2 if share == "address" else 0
+        greedy = await hand_out(app, Scope.READ, "default")
+        other = await hand_out(app, Scope.READ, "default")
+        client = ("192.0.2.1", 1) if share == "address" else None
+        async with watching(app, headers=greedy, client=client) as first:
+            async with watching(app, headers=greedy, client=client) as second:
+                await first.until(1)
+                await second.until(1)
+                async with watching(app, headers=greedy, client=client) as third:
+                    await asyncio.wait_for(third.task, 30)
+                assert third.status == 503
+                assert "has 2 live streams of this process already" in third.text
+                async with watching(app, headers=other, client=("192.0.2.2", 1)) as fourth:
+                    await fourth.until(1)
+                assert fourth.status == 200
+            async with watching(app, headers=greedy, client=client) as fifth:
+                await fifth.until(1)
+            assert fifth.status == 200
+        assert live.streams == 0
+        assert live.by_key._held == live.by_address._held == {}
 
 
 async def test_it_ends_with_the_process(app: App) -> None:
