@@ -154,6 +154,10 @@ class Call:
 
     async def body(self) -> bytes:
         """The whole body. Raises BodyTooLargeError, as soon as that is known, OverloadedError."""
+        announced = int(self.header(b"content-length") or 0)
+        if announced > self.body_bytes_max:
+            # Before the client is told to go on (Expect: 100-continue).
+            raise self._too_large(announced)
         message = await self.receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
@@ -181,9 +185,8 @@ class Call:
     async def _rest(self, start: bytes) -> bytes:
         parts, size = [start], len(start)
         while True:
-            announced = int(self.header(b"content-length") or 0)
-            if max(size, announced) > self.body_bytes_max:
-                raise self._too_large(max(size, announced))
+            if size > self.body_bytes_max:
+                raise self._too_large(size)
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError

@@ -375,7 +375,7 @@ class DirectProtocol(TimedProtocol):
         now_s = time.monotonic()
         self.front.tally.answered(_NAMES[cycle.target.adds], status, now_s - cycle.began_s)
         self.server_state.total_requests += 1
-        if not cycle.keep_alive:
+        if not cycle.keep_alive or (self.is_deaf and not self.pipeline):
             self.transport.close()
             return
         self.flow.resume_reading()

@@ -38,6 +38,8 @@ def documents_of(routes: Sequence[Route], lifespan: Callable[[Any], Any]) -> Fas
         version="0.1.0",
         description=_DESCRIPTION,
         redoc_url=None,
+        # It would lead to whatever Host says.
+        redirect_slashes=False,
         lifespan=lifespan,
     )
     for route in routes:

@@ -232,10 +232,16 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         wait_s=1,
     ),
     "head_too_large": Explained(
-        "the request line and headers have more than 64 KiB",
+        "the request line and headers have more than 64 KiB, or there are more than 100 headers",
         "send fewer headers",
         "Cookies of another service on the same host are the usual reason.",
         "the head of the request has at least 65537 bytes; at most 65536 are allowed",
+    ),
+    "transfer_coding_unsupported": Explained(
+        "the `Transfer-Encoding` is not `chunked` alone",
+        "send the body with a `Content-Length`, or chunked and not compressed",
+        "The body was not read, and the connection is closed.",
+        "Transfer-Encoding is 'gzip, chunked'; send chunked alone, or a Content-Length",
     ),
     "internal_error": Explained(
         "a fault of the service",

@@ -25,6 +25,7 @@ from counter.errors import (
     HeadTooLargeError,
     OverloadedError,
     RequestTimeoutError,
+    TransferCodingError,
     UriTooLongError,
 )
 from counter.limits import (
@@ -62,10 +63,12 @@ class WholeReplies:
     uvicorn writes them apart, and the event loop makes a system call of each write.
     """
 
-    __slots__ = ("_head", "_transport")
+    __slots__ = ("_head", "_transport", "has_continued")
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
+        #: Whether the client of the latest request was told to send its body.
+        self.has_continued = False
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
@@ -76,7 +79,10 @@ class WholeReplies:
         elif self._head is not None:
             head, self._head = self._head, None
             self._transport.write(head + data)
-        elif data.startswith(_HEAD_START) and not data.startswith(_CONTINUE_START):
+        elif data.startswith(_CONTINUE_START):
+            self.has_continued = True
+            self._transport.write(data)
+        elif data.startswith(_HEAD_START):
             self._head = data
         else:
             self._transport.write(data)
@@ -148,6 +154,8 @@ class TimedProtocol(HttpToolsProtocol):
     untaken: tuple[float, int] | None = None
     #: Whether it came when there were too many: only a health check is answered on it.
     is_spare: bool = False
+    #: Whether nothing more is read: what came whole is answered, and then it is closed.
+    is_deaf: bool = False
     _is_silent: bool = False
     #: The address that it counts for.
     _peer: str | None = None
@@ -222,6 +230,8 @@ class TimedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_deaf:
+            return
         if self._is_silent:
             self._is_silent = False
             self.shared.silent.pop(self, None)
@@ -249,23 +259,27 @@ class TimedProtocol(HttpToolsProtocol):
         """Read what has come, a slice at a time, until requests wait: as bytes they are a fortieth
         of what they become. Return whether there is more to read after *end_s*."""
         unread, start = self._unread, 0
-        while start < len(unread) and not self.pipeline and not self.transport.is_closing():
+        while start < len(unread) and not (
+            self.pipeline or self.is_deaf or self.transport.is_closing()
+        ):
             if start and time.monotonic() >= end_s:
                 break
             self._read(unread[start : start + _SLICE_BYTES])
             start += _SLICE_BYTES
-        if self.transport.is_closing():
+        if self.is_deaf or self.transport.is_closing():
             # Nothing more is read of it.
             start = len(unread)
         self._unread = unread[start:]
         self._is_queued = bool(self._unread) and not self.pipeline
-        if not self._unread and not self.transport.is_closing():
+        if not (self._unread or self.is_deaf or self.transport.is_closing()):
             self.flow.resume_reading()
         self._hold()
         return self._is_queued
 
     def _has_more(self) -> bool:
         """Whether something that came is still to be read; then it is, soon."""
+        if self.is_deaf:
+            return True
         if self._unread:
             # Not at once: the parser may be at work.
             self.loop.call_soon(self._read_in_turn)
@@ -332,6 +346,14 @@ class TimedProtocol(HttpToolsProtocol):
                 " allowed"
             )
             raise ValueError("a URL that is too long")
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self.refusal = TransferCodingError(
+                    f"Transfer-Encoding is {value[:80].decode('latin-1')!r}; send chunked alone, or"
+                    " a Content-Length"
+                )
+                raise ValueError("a transfer coding that is not supported")
+        self.transport.has_continued = False  # type: ignore[attr-defined]
         before = self.cycle
         super().on_headers_complete()
         if (self.draining or self.is_spare) and (before is None or before.response_complete):
@@ -356,8 +378,15 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        self.transport.flush()  # type: ignore[attr-defined]
+        transport: Any = self.transport
+        transport.flush()
+        is_last = self.is_deaf and not self.pipeline
+        if self.expect_100_continue and self._running.more_body and not transport.has_continued:
+            # The client was not told to send the body: what it sends next may be another request.
+            is_last = True
         super().on_response_complete()
+        if is_last:
+            transport.close()
 
     def on_message_complete(self) -> None:
         self.waiting_since_s = None
@@ -432,6 +461,10 @@ class TimedProtocol(HttpToolsProtocol):
         answering = bool(self.pipeline) or (
             cycle is not None and not cycle.more_body and not cycle.response_complete
         )
+        if answering and isinstance(error, BadRequestError):
+            # The client may be sure of the answers to what it sent before.
+            self._hear_no_more()
+            return
         if not answering:
             phrase = HTTPStatus(error.status).phrase.encode()
             wait_s = retry_after_s(error)
@@ -445,6 +478,16 @@ class TimedProtocol(HttpToolsProtocol):
                 )
             )
         self.transport.close()
+
+    def _hear_no_more(self) -> None:
+        """Read nothing more, answer what came whole, and close."""
+        self.is_deaf = True
+        self.flow.pause_reading()
+        if not self.cycle.more_body:
+            self.cycle.keep_alive = False
+        elif self.pipeline:
+            # It is the one that is refused.
+            self.pipeline.popleft()
 
 
 def _too_large(size: int) -> HeadTooLargeError:

@@ -119,6 +119,14 @@ class UriTooLongError(BadRequestError):
     status = 414
 
 
+class TransferCodingError(BadRequestError):
+    """A transfer coding other than chunked (RFC 9112, 6.1)."""
+
+    code = "transfer_coding_unsupported"
+    title = "The transfer coding is not supported"
+    status = 501
+
+
 class UnsupportedMediaTypeError(BadRequestError):
     """The body's media type is not one that the route reads."""
 

@@ -209,7 +209,13 @@ def test_junk_of_any_kind_meets_an_answer_or_an_end(
             pieces = [mutated() for _ in range(CONNECTIONS - 2)]
             answers = await asyncio.gather(*map(tell, pieces))
             for sent, received in zip(pieces, answers, strict=True):
-                assert all(status < 500 for status in statuses(received)), (SEED, sent, received)
+                # 501: another transfer coding than chunked.
+                found = statuses(received)
+                assert all(status < 500 or status == 501 for status in found), (
+                    SEED,
+                    sent,
+                    received,
+                )
         await gone(wire)
         gc.collect()
         # By its type: what asks a proxy for its class may meet one of something that is gone.

@@ -1,6 +1,7 @@
 """What is odd on the wire: it is answered truly or not at all, and opens no way around a check."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -44,6 +45,51 @@ async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> Non
     """A refusal of the junk would be taken for the answer to the add, which counts."""
     received = await told(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
     assert b"HTTP/1.1 400" not in received
+
+
+@pytest.mark.parametrize("junk", [b"junk\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
+@pytest.mark.parametrize(
+    "before",
+    [b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", ADD + TYPE + LENGTH + b"\r\n" + BODY],
+    ids=["get", "add"],
+)
+async def test_junk_in_the_same_segment_takes_no_answer_away(
+    server: Server, before: bytes, junk: bytes
+) -> None:
+    """What came whole before it is answered, and the connection closed."""
+    for count in (1, 3):
+        received = await told(server, before * count + junk)
+        statuses = re.findall(rb"HTTP/1.1 (\d+) ", received)
+        # Junk is refused by an answer of its own only if none is missing before it.
+        assert statuses[:count] == ([b"200"] if b"healthz" in before else [b"400"]) * count
+
+
+@pytest.mark.parametrize("value", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked"])
+async def test_no_transfer_coding_but_chunked(server: Server, value: bytes) -> None:
+    sent = ADD + TYPE + KEY + b"transfer-encoding: " + value + b"\r\n\r\n0\r\n\r\n"
+    received = await told(server, sent)
+    assert received.startswith(b"HTTP/1.1 501 ")
+    assert b"transfer_coding_unsupported" in received
+
+
+async def test_a_client_is_not_asked_for_a_body_that_is_too_large(server: Server) -> None:
+    """And what it sends next is not taken for that body."""
+    expect = b"expect: 100-continue\r\n"
+    received = await told(server, ADD + TYPE + KEY + expect + b"content-length: 9999999\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert b"100 Continue" not in received
+    received = await told(
+        server, ADD + TYPE + KEY + expect + LENGTH + b"connection: close\r\n\r\n" + BODY
+    )
+    assert received.startswith((b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ", b"HTTP/1.1 200 "))
+
+
+@pytest.mark.parametrize("path", [b"/metrics/", b"/docs/", b"/healthz/", b"/openapi.json/"])
+async def test_nothing_leads_to_where_host_says(server: Server, path: bytes) -> None:
+    sent = b"GET %s HTTP/1.1\r\nhost: elsewhere.example\r\nconnection: close\r\n\r\n" % path
+    received = await told(server, sent)
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert b"elsewhere.example" not in received
 
 
 async def test_an_encoded_prefix_leads_past_no_check(server: Server) -> None:
