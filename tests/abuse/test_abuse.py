@@ -1,6 +1,13 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
-from tests.abuse import live_streams, silent_connections, tiny_headers
+from tests.abuse import (
+    late_tokens,
+    live_streams,
+    many_shards,
+    silent_connections,
+    tiny_headers,
+    unknown_fields,
+)
 from tests.abuse.figures import measure
 
 
@@ -19,3 +26,15 @@ def test_connections_that_begin_no_handshake() -> None:
 
 def test_live_streams() -> None:
     measure(live_streams.attack, 300, 1.0).check()
+
+
+def test_bodies_of_very_many_unknown_fields() -> None:
+    measure(unknown_fields.attack, 2, 1.0).check()
+
+
+def test_namespaces_of_very_many_shards() -> None:
+    measure(many_shards.attack, 40, 1.0).check()
+
+
+def test_batches_of_late_tokens_past_their_rate() -> None:
+    measure(late_tokens.attack, 1, 1.0, flags=late_tokens.FLAGS).check()
