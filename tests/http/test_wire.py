@@ -50,7 +50,7 @@ async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> Non
 @pytest.mark.parametrize("junk", [b"junk\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
 @pytest.mark.parametrize(
     "before",
-    [b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", ADD + TYPE + LENGTH + b"\r\n" + BODY],
+    [b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", ADD + TYPE + LENGTH + b"\r\n" + BODY],
     ids=["get", "add"],
 )
 async def test_junk_in_the_same_segment_takes_no_answer_away(
@@ -86,10 +86,10 @@ async def test_a_client_is_not_asked_for_a_body_that_is_too_large(server: Server
 
 @pytest.mark.parametrize("path", [b"/metrics/", b"/docs/", b"/healthz/", b"/openapi.json/"])
 async def test_nothing_leads_to_where_host_says(server: Server, path: bytes) -> None:
-    sent = b"GET %s HTTP/1.1\r\nhost: elsewhere.example\r\nconnection: close\r\n\r\n" % path
+    sent = b"GET %s HTTP/1.1\r\nhost: localhost:1\r\nconnection: close\r\n\r\n" % path
     received = await told(server, sent)
     assert received.startswith(b"HTTP/1.1 404 ")
-    assert b"elsewhere.example" not in received
+    assert b"location:" not in received.lower()
 
 
 async def test_an_encoded_prefix_leads_past_no_check(server: Server) -> None:
