@@ -83,9 +83,9 @@ def whole_body() -> bytes:
         (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
         (HEAD + TYPE,),
         (b"POST /v1/names",),
-        (b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD,),
+        (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD,),
         (
-            b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+            b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
             + HEAD
             + TYPE
             + b"content-length: 9\r\n\r\n{",
@@ -149,9 +149,9 @@ async def test_a_dripping_body_times_out_however_steadily_it_drips(server: Serve
         HEAD + b"content-length: -5\r\n\r\n",
         HEAD + b"content-length: many\r\n\r\n",
         HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
-        b"POST /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /v1/namespaces/default/counters/\xff HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /v1/namespaces/default/counters?prefix=\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/namespaces/default/counters/\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/namespaces/default/counters?prefix=\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
         HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=["words", "negative", "no-number", "two-lengths", "nul", "path", "query", "no-chunk"],
@@ -176,7 +176,8 @@ async def test_a_body_announced_over_the_limit_is_refused_before_it_comes(server
 
 async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     gets = [
-        b"GET /v1/namespaces/default/counters/%d HTTP/1.1\r\nhost: x\r\n" % n for n in range(30)
+        b"GET /v1/namespaces/default/counters/%d HTTP/1.1\r\nhost: localhost\r\n" % n
+        for n in range(30)
     ]
     last = gets.pop() + b"connection: close\r\n\r\n"
     port = int(server.url.rpartition(":")[2])

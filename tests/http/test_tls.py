@@ -82,7 +82,8 @@ def test_large_bodies_and_answers_pass(run: Run, wire: Wire, authority: Authorit
     """More than a record of TLS, or a buffer, holds."""
     names = [f"{number:0200}" for number in range(900)]
     body = json.dumps({"counters": names}).encode()
-    head = b"POST /v1/namespaces/default/batch/get HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head = b"POST /v1/namespaces/default/batch/get HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"connection: close\r\n"
     head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     received = run(wire.tell(head + body, tls=authority.client()))
     results = json.loads(received.partition(b"\r\n\r\n")[2])["results"]
