@@ -49,3 +49,20 @@ def stray_of(name: str, placement: Placement, datacenter: str | None) -> str | N
         " correct --local-datacenter, or run `counter schema apply` with --write-consistency"
         " EACH_QUORUM"
     )
+
+
+def strict_gap_of(placement: Placement) -> str | None:
+    """Why ``payload_check: strict`` cannot hold in a dataset with replicas in several data centers;
+    None if it can.
+
+    Cassandra completes a compare-and-set that was left half done at a quorum of all replicas,
+    whatever the statement that finds it asks for. So only reads that overlap such a quorum see
+    every add that a retry was told of.
+    """
+    write, read = placement.write_consistency, placement.read_consistency
+    if read == "ALL" or (write, read) == ("QUORUM", "QUORUM"):
+        return None
+    return (
+        "payload_check strict needs QUORUM for writes and reads, or reads at ALL, where replicas"
+        f" are in several data centers; the dataset writes at {write} and reads at {read}"
+    )

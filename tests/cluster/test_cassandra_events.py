@@ -333,13 +333,10 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
     """A SERIAL read commits what another process left half done at a quorum of all data centers:
     a quorum of one may miss that."""
     store, _ = stores
-    shelf = store._shelf(strict.dataset)
     levels: list[int] = []
     with (
         Statements(store, lambda statement: levels.append(statement.consistency_level)),
-        patch.object(
-            shelf, "placement", replace(shelf.placement, replication=(("a", 1), ("b", 1)))
-        ),
+        patch.object(store._shelf(strict.dataset), "is_spread", True),
     ):
         assert await store.decided(strict, [add(now, 1)]) is None
     assert levels == [ConsistencyLevel.SERIAL]

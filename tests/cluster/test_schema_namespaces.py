@@ -7,11 +7,19 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.errors import NamespaceUnknownError, UnavailableError
+from counter.errors import InvalidBodyError, NamespaceUnknownError, UnavailableError
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.types import Checkpoint, CounterUpdate, Event, Mark, Namespace, NamespaceSettings
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Event,
+    Mark,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+)
 from counter.windows import settling_time
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at
@@ -148,6 +156,23 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
     with patch.object(one._control, "read", slow):
         assert list(await one.namespaces()) == []
     await one.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
+
+
+async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
+    stores: Stores,
+) -> None:
+    """Cassandra completes a compare-and-set at a quorum of all replicas, which LOCAL_QUORUM need
+    not overlap where they are in several data centers."""
+    store, _ = stores
+    strict = replace(SETTINGS, payload_check=PayloadCheck.STRICT)
+    namespace = await create(store, "checked", replace(SETTINGS, payload_check=PayloadCheck.GUARD))
+    (dataset,) = await store.datasets()
+    with patch.object(store._shelf(dataset), "is_spread", True):
+        with pytest.raises(InvalidBodyError, match=r"strict needs QUORUM .* reads at LOCAL_QUORUM"):
+            await store.create_namespace("strict", strict, NOW)
+        with pytest.raises(InvalidBodyError, match="strict needs QUORUM"):
+            await store.update_namespace(namespace, strict, NOW)
+    assert await store.create_namespace("strict", strict, NOW) is not None
 
 
 async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) -> None:

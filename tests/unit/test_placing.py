@@ -11,7 +11,7 @@ from counter.config_values import ReadConsistency, WriteConsistency
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.patience import Patience
-from counter.placements import gap_of
+from counter.placements import gap_of, strict_gap_of
 from counter.storage.cassandra.placing import Replicas, check_overlap, replicas_in, replicas_of
 from counter.types import Placement
 from tests.support.virtual import virtually
@@ -114,3 +114,20 @@ def test_where_the_replicas_of_a_keyspace_are(
 ) -> None:
     found = replicas_in(replication, {"dc1": 2, "dc2": 1})
     assert {center: count for center, count in found.items() if count} == expected
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "holds"),
+    [
+        ("QUORUM", "QUORUM", True),
+        ("EACH_QUORUM", "ALL", True),
+        ("EACH_QUORUM", "LOCAL_QUORUM", False),
+        ("LOCAL_QUORUM", "LOCAL_QUORUM", False),
+        ("ALL", "LOCAL_QUORUM", False),
+    ],
+)
+def test_strict_needs_reads_that_overlap_a_quorum_of_all(
+    write: str, read: str, holds: bool
+) -> None:
+    placement = Placement((("dc1", 3), ("dc2", 3)), write, read)
+    assert (strict_gap_of(placement) is None) is holds

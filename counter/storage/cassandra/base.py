@@ -50,6 +50,8 @@ class Shelf:
     keyspace: str
     write_consistency: int
     read_consistency: int
+    #: Whether replicas lie in several data centers; known once the store is open.
+    is_spread: bool = False
     slices: list[Slice] = field(default_factory=list)
     dropped_before_us: int = 0
     reload: Coalesced[None] = field(init=False)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from counter.errors import InvalidParameterError, UnavailableError
+from counter.errors import InvalidBodyError, InvalidParameterError, UnavailableError
 from counter.limits import SECOND
+from counter.placements import strict_gap_of
 from counter.ports import Clock
 from counter.storage.cassandra.coalesced import Coalesced
 from counter.storage.cassandra.documents import is_deleted, namespace_of, namespace_text
@@ -26,7 +27,14 @@ from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.purge import CassandraPurge
 from counter.storage.cassandra.sequences import DATASETS, NAMESPACES, TOKENS, Sequences
 from counter.storage.cassandra.slices import CassandraSlices
-from counter.types import Dataset, Era, Namespace, NamespaceSettings, TokenBlock
+from counter.types import (
+    Dataset,
+    Era,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    TokenBlock,
+)
 from counter.windows import first_watermark
 
 _ALL: Final = "SELECT name, id, version, document FROM {control}.namespaces"
@@ -81,12 +89,13 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
+        dataset = await self._dataset_named(settings.dataset)
+        self._check_strict(dataset, settings)
         row = await self._control.settled(_ROW, name)
         if row is not None and not is_deleted(row[2]):
             return None
         if row is not None:
             await self._free_deleted(name, row[0], row[1], row[2])
-        dataset = await self._dataset_named(settings.dataset)
         number = (await self._sequences.take(NAMESPACES)).first
         eras = (Era(0, settings.accept_limit_us),)
         namespace = Namespace(number, name, settings, eras, dataset, now_us, version=1)
@@ -109,6 +118,8 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
     async def update_namespace(
         self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
     ) -> Namespace | None:
+        if settings.payload_check is not namespace.settings.payload_check:
+            self._check_strict(namespace.dataset, settings)
         eras = tuple(era for era in namespace.eras if era.from_us < era_from_us)
         if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
             eras += (Era(era_from_us, settings.accept_limit_us),)
@@ -125,6 +136,13 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
             at=3,
         )
         return updated if applied else None
+
+    def _check_strict(self, dataset: Dataset, settings: NamespaceSettings) -> None:
+        """Raise InvalidBodyError if the data centers of *dataset* cannot keep a strict promise."""
+        shelf = self._shelf(dataset)
+        is_strict = settings.payload_check is PayloadCheck.STRICT
+        if is_strict and shelf.is_spread and (gap := strict_gap_of(shelf.placement)):
+            raise InvalidBodyError(gap, field="payload_check")
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         row = await self._control.settled(_ROW, namespace.name)

@@ -110,6 +110,7 @@ class CassandraStore(
             replicas = replicas_in(replication, self._connection.nodes_by_datacenter())
             home = self._options.local_datacenter
             check_overlap(shelf.dataset.name, shelf.placement, replicas, home)
+            shelf.is_spread = sum(count > 0 for count in replicas.values()) > 1
 
 
 def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
