@@ -131,6 +131,8 @@ async def test_a_token_that_aged_while_its_mark_was_written_is_not_written(stall
 
     async def a_while() -> None:
         app.clock.advance(5 * SECOND + 1)
+        # A process reads them every second.
+        await app.application.service.namespaces.refresh()
 
     with store_that_stalls(app, "mark", a_while):
         answer = await rest.add("c", 1, token)
