@@ -95,7 +95,7 @@ class Load:
 
     def _headers(self) -> str:
         key = self.job.api_key
-        return "host: bench\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
+        return "host: localhost\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
 
     def next(self) -> Request | None:
         """The next request; None where there is none."""

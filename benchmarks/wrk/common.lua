@@ -78,7 +78,7 @@ local shown = key ~= "" and "Authorization: Bearer " .. key .. "\r\n" or ""
 
 function common.post(path, body)
   return string.format(
-    "POST %s HTTP/1.1\r\nHost: bench\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+    "POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
     path, shown, #body, body)
 end
 

@@ -15,7 +15,7 @@ end
 function request()
   sent = sent + 1
   return string.format(
-    "GET %s/counters/c%07d%s HTTP/1.1\r\nHost: bench\r\n\r\n",
+    "GET %s/counters/c%07d%s HTTP/1.1\r\nHost: localhost\r\n\r\n",
     base, math.random(first, last), query)
 end
 

@@ -53,7 +53,7 @@ class Load:
         """Whether the connection may be used again."""
         token = self.tokens.next()
         body = json.dumps({"delta": 1, "idempotency_token": on_wire(token)}).encode()
-        head = f"{ADD}\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"{ADD}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             answer = await reader.readuntil(b"\r\n\r\n")
