@@ -16,13 +16,14 @@ import logging
 import os
 import re
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import RLock
-from typing import Any, Final
+from threading import Lock, RLock
+from typing import Any, ClassVar, Final
 
 from counter.client.backlog import Backlog
 from counter.client.delivery import Item, Renewed
@@ -56,6 +57,10 @@ class _OfOneProcess(sqlite3.Connection):
     """A connection that a forked child never closes, even if nothing refers to it any more: SQLite
     would remove the log that the parent goes on writing to."""
 
+    #: Held while a file is created and closed: no other thread may lock it before, because closing
+    #: it ends all locks of the process on it. No fork can happen meanwhile: a spool is locked too.
+    creation: ClassVar = Lock()
+
     def __init__(self, *given: Any, **named: Any) -> None:
         self._pid = os.getpid()
         super().__init__(*given, **named)
@@ -66,8 +71,29 @@ class _OfOneProcess(sqlite3.Connection):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
+def _keep_private(path: Path) -> None:
+    """Create the file *path* with mode 0600; if it exists, take the rights of others away.
+
+    SQLite gives -wal and -shm the mode of the database. A file that exists is never opened here:
+    closing it would end the POSIX locks that SQLite has on it. Raises InvalidParameterError.
+    """
+    try:
+        with _OfOneProcess.creation:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+            # It may have gone meanwhile, or belong to another user, who alone can change it.
+            with suppress(FileNotFoundError, PermissionError):
+                mode = stat.S_IMODE(each.stat().st_mode)
+                if mode & 0o077:
+                    each.chmod(mode & 0o700)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
 def _connected(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
-    """Autocommit: each transaction is begun by name."""
+    """Autocommit: each transaction is begun by name. Raises InvalidParameterError."""
+    _keep_private(path)
     return sqlite3.connect(
         path,
         timeout=wait_s,
@@ -81,7 +107,7 @@ def _locked(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
     """A connection to the empty database at *path*, which is locked until it is closed.
 
     SQLite's lock ends with the process and is not inherited by a fork, unlike that of flock.
-    Raises sqlite3.OperationalError.
+    Raises sqlite3.OperationalError and InvalidParameterError.
     """
     db = _connected(path, wait_s)
     try:

@@ -1,6 +1,9 @@
 """What is on a client's disk is counted exactly once, wherever the client ends."""
 
+import os
+import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -92,6 +95,51 @@ def test_what_was_never_sent_gets_its_token_when_it_is(tmp_path: Path) -> None:
     last = Spool(tmp_path / "spool", "default")
     assert [each.token for each in last.unfinished()] == [item.token]
     last.close()
+
+
+@pytest.fixture
+def everyone_may_read() -> Iterator[None]:
+    """As the umask of most machines lets all of them read new files."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(path: Path) -> dict[str, str]:
+    return {each.name: f"{stat.S_IMODE(each.stat().st_mode):o}" for each in path.iterdir()}
+
+
+@pytest.mark.usefixtures("everyone_may_read")
+def test_only_the_owner_may_read_a_spool_in_any_directory(tmp_path: Path) -> None:
+    """The names of counters may be secret, and a token is as good as the add."""
+    path = tmp_path / "spool"
+    path.mkdir(mode=0o755)
+    spool = Spool(path, "default")
+    spool.put({"secret": 1})
+    found = modes(path)
+    spool.close()
+    assert {"default-lock", "default.0", "default.0-lock", "default.0-wal"} <= found.keys()
+    assert set(found.values()) == {"600"}, found
+
+
+@pytest.mark.usefixtures("everyone_may_read")
+def test_a_spool_that_others_could_read_is_its_owners_alone_after_it_was_opened(
+    tmp_path: Path,
+) -> None:
+    """One of an older client, which a crash left a log of."""
+    path, dead = tmp_path / "spool", tmp_path / "dead"
+    spool = Spool(dead, "default")
+    spool.put({"a": 1})
+    shutil.copytree(dead, path)
+    spool.close()
+    for each in path.iterdir():
+        each.chmod(0o664)
+    path.chmod(0o755)
+    again = Spool(path, "default")
+    found = modes(path)
+    assert dict(again.unsent()) == {"a": 1}
+    again.close()
+    assert set(found.values()) == {"600"}, found
 
 
 def test_two_buffers_never_share_a_spool_that_is_a_file(tmp_path: Path) -> None:
