@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -99,6 +100,8 @@ class RollupWorker:
         self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
         self._lanes = asyncio.Semaphore(1 if store.transactional else _SHARDS_AT_ONCE_MAX)
+        #: Passes that wait for a lane.
+        self._waiting = 0
         self.partitions = Partitions(store, clock)
         self.batches = BatchRoller(
             store, cache, self.limiter, self.partitions, batch_counters=batch
@@ -286,12 +289,25 @@ class RollupWorker:
             )
 
     async def _pass(self, name: str, key: _Shard) -> int:
-        async with self._lanes:
+        async with self._lane():
             # As it is now: it may have waited for long.
             namespace = self._namespaces.get(name)
             if namespace.id != key[0] or not self._goes_on(key):
                 return 0
             return await self.roll_shard(namespace, key[1])
+
+    @asynccontextmanager
+    async def _lane(self) -> AsyncIterator[None]:
+        """One of the lanes; who waits longest is next."""
+        self._waiting += 1
+        try:
+            await self._lanes.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._lanes.release()
 
     async def _attempt(
         self, key: _Key, name: str, work: Callable[[], Awaitable[int]]
@@ -323,7 +339,9 @@ class RollupWorker:
         return error
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
-        """Roll up all closed windows of one shard; how many counters were written.
+        """Roll up the closed windows of one shard; how many counters were written.
+
+        It ends after a step when other shards wait for a lane: the next look starts it again.
 
         The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
         watermark is read anew each time: another worker may have moved it.
@@ -350,7 +368,7 @@ class RollupWorker:
             # The first time in any case: a crash may have left some.
             if some.marks or key not in self._passed_us:
                 await self._store.drop_marks(namespace, shard, watermark_us)
-            if not self._goes_on(key):
+            if self._waiting or not self._goes_on(key):
                 break
         self.tally["passes"] += 1
         self._passed_us[key] = watermark_us

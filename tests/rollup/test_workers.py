@@ -416,3 +416,22 @@ async def test_trouble_of_one_shard_holds_up_no_other(method: str) -> None:
     await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 5}
     assert a.worker.trouble is None
+
+
+async def test_a_shard_that_is_behind_takes_turns_with_the_others() -> None:
+    """Its lane is not its own until it has caught up; when no other shard waits, it goes on."""
+    world = World()
+    behind = await world.begin(shards=1)
+    for _ in range(6):
+        await world.add("c")
+        world.clock.advance(WINDOW)
+    healthy = await world.create("other", shards=1)
+    await world.add("c", 5, namespace="other")
+    with patch("rollup.worker._SHARDS_AT_ONCE_MAX", 1), small_reads(1):
+        a = world.process()
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+        assert await world.rolled_up(behind) == {"c": 1}
+        assert await world.rolled_up(healthy) == {"c": 5}
+        await a.worker.tick()
+    assert await world.rolled_up(behind) == {"c": 6}
