@@ -32,6 +32,7 @@ from counter.clock import SystemClock
 from counter.config import Settings
 from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
+from counter.host_rule import HostRule
 from counter.keys import KeyRing, Scope
 from counter.limits import SECOND
 from counter.patience import Patience
@@ -263,8 +264,7 @@ def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
         keys,
         settings.rates(),
         lambda: clock.boottime_us() / SECOND,
-        hosts=settings.hosts,
-        any_host=settings.insecure,
+        hosts=HostRule(settings.hosts, any_host=settings.insecure),
         origins=settings.cors_origins,
     )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from counter.errors import (
@@ -20,6 +18,7 @@ from counter.errors import (
     RateLimitedError,
     ScopeInsufficientError,
 )
+from counter.host_rule import HostRule
 from counter.keys import ApiKey, KeyRing, Scope
 from counter.namespaces import unknown
 from counter.rate_limits import TokenBucket
@@ -37,29 +36,6 @@ _NOTHING: Final = 0
 
 #: Methods that change nothing, whatever they are sent to.
 _ONLY_READ: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-def _host_name(host: bytes) -> bytes:
-    """The name or address of a Host header: without its port, in lower case."""
-    name = host.strip().lower()
-    if not name.startswith(b"[") or not name.endswith(b"]"):
-        before, colon, port = name.rpartition(b":")
-        name = before if colon and (port.isdigit() or not port) else name
-    # A name with a dot at its end is the same name.
-    return name.removesuffix(b".")
-
-
-@lru_cache(maxsize=1_024)
-def _is_local(name: bytes) -> bool:
-    """Whether *name* is localhost or a loopback address."""
-    if name == b"localhost":
-        return True
-    bare = name[1:-1] if name[:1] == b"[" and name[-1:] == b"]" else name
-    try:
-        address = ip_address(bare.decode("ascii"))
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _shown(value: bytes) -> str:
@@ -199,15 +175,13 @@ class Gate:
         rates: Mapping[str, float] | None = None,
         now_s: Callable[[], float] = time.monotonic,
         *,
-        hosts: Sequence[str] = (),
-        any_host: bool = False,
+        hosts: HostRule | None = None,
         origins: Sequence[str] = (),
     ) -> None:
-        """Without keys, Host must be local or one of *hosts*, or may be *any_host*; and a page that
-        writes must be of the service's own origin or of *origins*."""
+        """Without keys, *hosts* must answer Host; and a page that writes must be of the service's
+        own origin or of *origins*."""
         self.ring = ring
-        self._hosts = frozenset(each.encode() for each in hosts)
-        self._any_host = any_host
+        self._hosts = hosts or HostRule()
         self._origins = frozenset(each.encode() for each in origins)
         #: What a caller may have in a second where its key says nothing, by :data:`LIMITED`.
         self.rates = rates or {}
@@ -230,10 +204,7 @@ class Gate:
 
     def answers(self, host: bytes) -> bool:
         """Whether a request under this Host is answered: with keys, under any."""
-        if self._any_host or self.ring.required:
-            return True
-        name = _host_name(host)
-        return name in self._hosts or _is_local(name)
+        return self.ring.required or self._hosts.answers(host)
 
     def check_page(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise OriginRefusedError for what a foreign web page may have sent, if no keys exist.

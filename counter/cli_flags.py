@@ -69,6 +69,8 @@ class RollupFlags(StoreFlags):
     cache_entries_max: Annotated[_Text, _is("cache_entries_max")] = None
     host: Annotated[_Text, _is("host")] = None
     metrics_port: Annotated[_Text, _is("metrics_port")] = None
+    hosts: Annotated[_Text, _is("hosts")] = None
+    insecure: Annotated[bool | None, _is("insecure")] = None
     lease_time: Annotated[_Text, _is("lease_time")] = None
     rollup_concurrency: Annotated[_Text, _is("rollup_concurrency")] = None
     audit_interval: Annotated[_Text, _is("audit_interval")] = None
@@ -100,7 +102,6 @@ class ServeFlags(RollupFlags):
     request_timeout: Annotated[_Text, _is("request_timeout")] = None
     write_wait_max: Annotated[_Text, _is("write_wait_max")] = None
     log_requests: Annotated[_Text, _is("log_requests")] = None
-    insecure: Annotated[bool | None, _is("insecure")] = None
     https_cert: Annotated[_Text, _is("https_cert")] = None
     https_key: Annotated[_Text, _is("https_key")] = None
     https_key_password_file: Annotated[_Text, _is("https_key_password_file")] = None
@@ -108,7 +109,6 @@ class ServeFlags(RollupFlags):
     tls_in_front: Annotated[bool | None, _is("tls_in_front")] = None
     connections_max: Annotated[_Text, _is("connections_max")] = None
     connections_per_address: Annotated[_Text, _is("connections_per_address")] = None
-    hosts: Annotated[_Text, _is("hosts")] = None
     cors_origins: Annotated[_Text, _is("cors_origins")] = None
     shutdown_delay: Annotated[_Text, _is("shutdown_delay")] = None
 

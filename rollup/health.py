@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from counter.errors import CounterError, StartupError
+from counter.errors import CounterError, OriginRefusedError, StartupError
+from counter.host_rule import HostRule
 from counter.ports import Cache, Clock, Store
 from counter.skew import ClockGuard
 from counter.troubles import Trouble, Troubles
@@ -74,8 +75,11 @@ class Health:
 
 
 @asynccontextmanager
-async def listening(health: Health, host: str, port: int) -> AsyncIterator[int]:
-    """Answer on *host* and *port* (0 for a free one), which is given back. Raises StartupError."""
+async def listening(health: Health, host: str, port: int, hosts: HostRule) -> AsyncIterator[int]:
+    """Answer on *host* and *port* (0 for a free one) what *hosts* lets through; yield the port.
+
+    Raises StartupError.
+    """
     exposition = Exposition(
         (
             RollupMetrics(health.worker, health.clock, health.leases),
@@ -98,7 +102,7 @@ async def listening(health: Health, host: str, port: int) -> AsyncIterator[int]:
         return 200, CONTENT_TYPE_LATEST, exposition.text()
 
     pages = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
-    desk = _Desk(pages)
+    desk = _Desk(pages, hosts)
     try:
         server = await asyncio.start_server(desk.serve, host, port, limit=_HEAD_BYTES_MAX)
     except (OSError, UnicodeError) as error:
@@ -115,8 +119,11 @@ async def listening(health: Health, host: str, port: int) -> AsyncIterator[int]:
 class _Desk:
     """Answers one request a connection."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[_Answer]]]) -> None:
+    def __init__(
+        self, pages: Mapping[str, Callable[[], Awaitable[_Answer]]], hosts: HostRule
+    ) -> None:
         self._pages = pages
+        self._hosts = hosts
         self._open = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,6 +141,16 @@ class _Desk:
             writer.close()
 
     async def _answer(self, head: bytes) -> _Answer:
+        for line in head.split(b"\r\n")[1:]:
+            name, _, host = line.partition(b":")
+            if name.strip().lower() == b"host" and not self._hosts.answers(host):
+                shown = host.strip()[:80].decode("latin-1")
+                return _problem(
+                    OriginRefusedError.status,
+                    OriginRefusedError.code,
+                    f"Host is {shown!r}: a worker answers only localhost, IP addresses and the"
+                    " names in hosts; set hosts, or give --insecure",
+                )
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
         page = self._pages.get(path)

@@ -22,6 +22,7 @@ from counter.clock import SystemClock
 from counter.config import Settings
 from counter.durations import format_duration
 from counter.errors import StartupError, UnavailableError
+from counter.host_rule import HostRule
 from counter.limits import SECOND
 from counter.namespaces import Namespaces
 from counter.patience import Patience
@@ -93,8 +94,9 @@ async def _run(settings: Settings) -> int:
         worker.audits = audits_of(settings, store, clock, namespaces)
         health = Health(store, clock, guard, leases, worker, cache)
         if settings.metrics_port is not None:
+            hosts = HostRule(settings.hosts, any_address=True, any_host=settings.insecure)
             port = await stack.enter_async_context(
-                listening(health, settings.host, settings.metrics_port)
+                listening(health, settings.host, settings.metrics_port, hosts)
             )
             _log.info("health and metrics on %s:%d", settings.host, port)
         await guard.measure()

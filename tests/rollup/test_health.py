@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from counter.errors import StartupError, StoreUnavailableError
+from counter.host_rule import HostRule
 from counter.limits import SECOND
 from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache
@@ -26,9 +27,9 @@ class Watched:
         self.health = health
         self.url = url
 
-    async def get(self, path: str, method: str = "GET") -> httpx.Response:
+    async def get(self, path: str, method: str = "GET", host: str = "localhost") -> httpx.Response:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
-            return await http.request(method, path)
+            return await http.request(method, path, headers={"host": host})
 
     async def metrics(self) -> dict[str, float]:
         answer = await self.get("/metrics")
@@ -48,7 +49,8 @@ async def watched() -> AsyncIterator[Watched]:
     health = Health(
         world.store, world.clock, guard, process.leases, process.worker, MemoryCache(world.clock)
     )
-    async with listening(health, "127.0.0.1", 0) as port:
+    hosts = HostRule(("rollup-1",), any_address=True)
+    async with listening(health, "127.0.0.1", 0, hosts) as port:
         yield Watched(world, process, health, f"http://127.0.0.1:{port}")
 
 
@@ -121,9 +123,27 @@ async def test_junk_is_answered_or_closed(watched: Watched, sent: bytes, status:
     assert (await watched.get("/healthz")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/nothing"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
+async def test_a_foreign_name_is_not_answered(watched: Watched, path: str, host: str) -> None:
+    """The name of a page that resolves to this machine: its browser lets it read the answer."""
+    answer = await watched.get(path, host=host)
+    assert (answer.status_code, answer.json()["code"]) == (403, "origin_refused")
+    assert f"Host is {host!r}" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:1", "127.0.0.1", "[::1]:9100", "10.1.2.3:9100", "[fd00::7]", "Rollup-1:9100"],
+)
+async def test_addresses_and_configured_names_are_answered(watched: Watched, host: str) -> None:
+    """A probe of a container asks for its address, which is not known before."""
+    assert (await watched.get("/healthz", host=host)).status_code == 200
+
+
 async def test_a_port_that_is_taken_is_told(watched: Watched) -> None:
     """With what to do."""
     port = int(watched.url.rpartition(":")[2])
     with pytest.raises(StartupError, match="--metrics-port"):
-        async with listening(watched.health, "127.0.0.1", port):
+        async with listening(watched.health, "127.0.0.1", port, HostRule()):
             pass
