@@ -288,9 +288,9 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         wait_s=1,
     ),
     "clock_skew": Explained(
-        "this server's clock is not known to be within `clock_skew_max` of the store's: it takes no"
-        " writes",
-        "send it again: another server may take it",
+        "this server's clock is not known to be within `clock_skew_max` of the store's; or, over"
+        " SQLite, it was set: it takes no writes, and creates, changes or deletes no namespace",
+        "send it again after `retry_after` seconds: another server may take it",
         "What a process with a wrong clock wrote could be lost to a rollup. Its `/readyz` is 503"
         " meanwhile, so that a load balancer passes it by. Set the server's clock by NTP.",
         "this server's clock is 2.1s ahead of the store's, give or take 3ms, and clock_skew_max is"
