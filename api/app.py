@@ -280,7 +280,7 @@ def _worker(
     """What rolls up, with leases where other processes do so too."""
     leases = None
     if settings.store == "cassandra":
-        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time)
+        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard)
     worker = RollupWorker(
         store,
         cache,

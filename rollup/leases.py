@@ -24,6 +24,7 @@ from counter.errors import UnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
 from counter.ports import Clock
 from counter.ports_control import LeaseStore
+from counter.skew import ClockGuard
 
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
@@ -79,12 +80,19 @@ class Leases:
     """One worker's lease, and the slots that are its own while the lease lasts."""
 
     def __init__(
-        self, store: LeaseStore, clock: Clock, worker: str, *, lease_time_us: int = LEASE_TIME_US
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        worker: str,
+        *,
+        lease_time_us: int = LEASE_TIME_US,
+        guard: ClockGuard | None = None,
     ) -> None:
         """A dead worker's slots are another's within *lease_time_us*: its lease runs out two looks
-        before."""
+        before. So does the lease of a worker whose clock *guard* does not know to be right."""
         self._store = store
         self._clock = clock
+        self._guard = guard
         self._look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
         self._ttl_us = lease_time_us - 2 * self._look_us
         self.worker = worker
@@ -143,8 +151,8 @@ class Leases:
     async def turn(self) -> None:
         """Renew the lease, and see which slots are this worker's now.
 
-        Raises UnavailableError where the store fails: what is held stays held until the lease runs
-        out.
+        Raises UnavailableError if the store fails, and ClockSkewError if this machine's clock is
+        wrong: what is held stays held until the lease runs out.
         """
         now_us = self._clock.boottime_us()
         if self._had and now_us >= self._until_us:
@@ -153,6 +161,10 @@ class Leases:
             self._had = frozenset()
             # Others may hold its slots by now: begin as a worker that joins.
             self._owners = {}
+        if self._guard is not None:
+            # Work that goes by the clock is refused here, so another worker must get the slots. One
+            # that is wrong for less than the lease's time changes nothing.
+            self._guard.check_all()
         if now_us >= self._until_us:
             # Others must be able to see a worker that joins before it looks.
             await self._renew(now_us)

@@ -80,7 +80,7 @@ async def _run(settings: Settings) -> int:
         await cache.open()
         stack.push_async_callback(cache.close)
         guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
-        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time)
+        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard)
         worker = RollupWorker(
             store,
             cache,

@@ -1,14 +1,16 @@
 """A worker whose clock is wrong closes no window: events could still land in it."""
 
+from contextlib import suppress
 from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from counter.errors import ClockSkewError
-from counter.limits import DAY, MINUTE, SECOND
+from counter.limits import DAY, LEASE_LOOK_US, MINUTE, SECOND
 from counter.skew import ClockGuard
 from counter.types import ClockReading
-from tests.rollup.world import CLOSING, DATASET, World
+from rollup.leases import MAINTENANCE, SLOTS, Leases
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, World
 
 
 async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
@@ -53,6 +55,41 @@ async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: i
     await guard.measure()
     await a.worker.tick()
     assert len(await world.store.slices(DATASET)) == len(before) + 1
+
+
+async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others() -> None:
+    """Nobody would make slices while it held the maintenance, and adds would find none at last."""
+    world = World()
+    await world.begin(shards=1)
+    crew = []
+    for name in ("a", "b"):
+        guard = ClockGuard(world.store, world.clock)
+        await guard.measure()
+        crew.append((world.process(name, guard=guard), guard))
+    await world.turns(*(process for process, _ in crew))
+    crew.sort(key=lambda each: not leases_of(each[0]).holds(MAINTENANCE))
+    [(wrong, its_guard), (right, _)] = crew
+    assert leases_of(wrong).holds(MAINTENANCE)
+    reading = ClockReading(10 * SECOND, 1)
+    with patch.object(world.store, "read_clock", AsyncMock(return_value=reading)):
+        await its_guard.measure()
+    for _ in range(LEASE_TIME // LEASE_LOOK_US):
+        world.clock.advance(LEASE_LOOK_US)
+        with suppress(ClockSkewError):
+            await leases_of(wrong).turn()
+        await leases_of(right).turn()
+    assert leases_of(wrong).held() == []
+    assert leases_of(right).held() == list(SLOTS)
+    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(0, 1))):
+        await its_guard.measure()
+    await world.turns(wrong, right)
+    assert leases_of(wrong).holds(MAINTENANCE)
+    assert not set(leases_of(wrong).held()) & set(leases_of(right).held())
+
+
+def leases_of(process: Process) -> Leases:
+    assert process.leases is not None
+    return process.leases
 
 
 async def test_a_clock_that_was_never_compared_is_not_trusted() -> None:

@@ -105,7 +105,7 @@ class Process:
         self.namespaces = Namespaces(seen, clock)
         self.leases = None
         if name is not None:
-            self.leases = Leases(store, clock, name, lease_time_us=LEASE_TIME)
+            self.leases = Leases(store, clock, name, lease_time_us=LEASE_TIME, guard=guard)
         self.worker = RollupWorker(
             seen,
             MemoryCache(clock),

@@ -169,7 +169,9 @@ class Member:
                 world.note(f"{self.process.name} cannot start: {error!r}")
                 await asyncio.sleep(0.5)
         guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
-        leases = Leases(store, clock, self.process.name, lease_time_us=world.config.lease_us)
+        leases = Leases(
+            store, clock, self.process.name, lease_time_us=world.config.lease_us, guard=guard
+        )
         worker = RollupWorker(
             store, world.cache_for(clock), clock, namespaces, leases=leases, guard=guard
         )
