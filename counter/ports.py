@@ -12,7 +12,7 @@ The rules that adapters keep (tests/contracts holds each of them to these):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from counter.crowds import Counted
@@ -214,8 +214,15 @@ class RollupStore(Protocol):
         """
         ...
 
-    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        """Move the shard's watermark forward to *through_us*; never back."""
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        """Those of *shards* that may hold marks, atomic ones too, of windows that start in
+        ``(after_us, through_us]``: all of them where one read cannot tell them apart."""
+        ...
+
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        """Move the watermarks of *shards* forward to *through_us*; never back."""
         ...
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:

@@ -54,6 +54,7 @@ _PAUSE_MAX_US: Final = 500 * MILLISECOND
 _MAINTENANCE_EVERY_US: Final = SECOND
 _PARTITIONS_EVERY_US: Final = MINUTE
 _PARTITIONS: Final = "partitions"
+_IDLE: Final = "idle shards"
 _SURPRISE: Final = "a pass failed in a way that it should not; see the log"
 
 #: A namespace's id and a shard of it.
@@ -61,6 +62,14 @@ _Shard = tuple[int, int]
 #: What may be under way, or in trouble.
 _Key = _Shard | str
 _Task = asyncio.Task[int | Exception]
+
+
+class _Due(NamedTuple):
+    """A shard that has a closed window, its watermark as last seen, its namespace's name."""
+
+    passed_us: int
+    key: _Shard
+    name: str
 
 
 class _Some(NamedTuple):
@@ -206,7 +215,9 @@ class RollupWorker:
         done: list[int | Exception] = []
         if self._holds(MAINTENANCE):
             done.append(await self._attempt(MAINTENANCE, MAINTENANCE, self._maintain))
-        done += await asyncio.gather(*self._start_due())
+        due = self._due()
+        done.append(await self._attempt(_IDLE, _IDLE, partial(self._pass_idle, due)))
+        done += await asyncio.gather(*self._start_due(due))
         for each in done:
             if isinstance(each, Exception):
                 raise each
@@ -219,7 +230,10 @@ class RollupWorker:
             self._start(MAINTENANCE, MAINTENANCE, self._maintain)
         if now_us - self._looked_us >= _PARTITIONS_EVERY_US:
             self._start(_PARTITIONS, _PARTITIONS, self.look_at_partitions)
-        self._start_due()
+        due = self._due()
+        # Where it fails, each shard has a pass of its own.
+        await self._attempt(_IDLE, _IDLE, partial(self._pass_idle, due))
+        self._start_due(due)
         return 0
 
     async def _maintain(self) -> int:
@@ -240,15 +254,15 @@ class RollupWorker:
     def _holds_shard(self, key: _Shard) -> bool:
         return self._leases is None or self._leases.holds(slot_of(*key))
 
-    def _start_due(self) -> list[_Task]:
-        """Start a pass over each shard that has a closed window, the longest behind first.
+    def _due(self) -> list[_Due]:
+        """The shards that have a closed window and no pass under way, the longest behind first.
 
         Raises StoreUnavailableError where no window may be closed by what is known of namespaces.
         """
         self._check_namespaces()
         now_us = self._clock.now_us()
         ours: set[_Key] = set()
-        due: list[tuple[int, _Shard, Namespace]] = []
+        due: list[_Due] = []
         for namespace in self._namespaces.all():
             if namespace.settings.counter_type is CounterType.BEST_EFFORT:
                 continue
@@ -260,18 +274,68 @@ class RollupWorker:
                 ours.add(key)
                 passed_us = self._passed_us.get(key, 0)
                 if passed_us < closed_us and key not in self._under_way:
-                    due.append((passed_us, key, namespace))
+                    due.append(_Due(passed_us, key, namespace.name))
         # What is no longer ours is no longer our trouble.
         self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
         self._windows = {key: number for key, number in self._windows.items() if key in ours}
         self._shards = len(ours)
         for key in [key for key in self._troubles if key not in ours and isinstance(key, tuple)]:
             del self._troubles[key]
-        due.sort(key=lambda each: each[0])
+        due.sort(key=lambda each: each.passed_us)
+        return due
+
+    def _start_due(self, due: Sequence[_Due]) -> list[_Task]:
+        """Start a pass over each shard of *due* that :meth:`_pass_idle` did not pass."""
         return [
-            self._start(key, f"{namespace.name}/{key[1]}", partial(self._pass, namespace.name, key))
-            for _, key, namespace in due
+            self._start(key, f"{name}/{key[1]}", partial(self._pass, name, key))
+            for passed_us, key, name in due
+            if self._passed_us.get(key, 0) == passed_us
         ]
+
+    async def _pass_idle(self, due: Sequence[_Due]) -> int:
+        """Pass the shards of *due* that have no marks, those of a namespace together."""
+        shards: dict[str, list[_Shard]] = {}
+        for _, key, name in due:
+            shards.setdefault(name, []).append(key)
+        if not shards:
+            return 0
+        now_us = await self._store.fence()
+        done = await asyncio.gather(
+            *(self._pass_idle_of(name, keys, now_us) for name, keys in shards.items()),
+            return_exceptions=True,
+        )
+        for each in done:
+            if each is not None:
+                raise each
+        return 0
+
+    async def _pass_idle_of(self, name: str, keys: Sequence[_Shard], now_us: int) -> None:
+        """The same for one namespace. The order matters: clock, watermark, marks.
+
+        A watermark as last seen here will do: up to it all is rolled up, and it never moves back.
+        Of a shard whose watermark was not seen yet all marks are asked for, because a crash may
+        have left some to drop.
+        """
+        namespace = self._namespaces.get(name)
+        self._check_clock(namespace, now_us)
+        closed_us = closed_through(namespace, now_us)
+        passed_us = {
+            shard: self._passed_us.get((namespace_id, shard), 0)
+            for namespace_id, shard in keys
+            if namespace_id == namespace.id
+            and self._passed_us.get((namespace_id, shard), 0) < closed_us
+        }
+        if not passed_us:
+            return
+        after_us = min(passed_us.values())
+        marked = await self._store.marked(
+            namespace, list(passed_us), after_us=after_us, through_us=closed_us
+        )
+        idle = sorted(passed_us.keys() - set(marked))
+        if idle:
+            await self._store.advance(namespace, idle, closed_us)
+            self._passed_us.update({(namespace.id, shard): closed_us for shard in idle})
+            self.tally["passes"] += len(idle)
 
     def _start(self, key: _Key, name: str, work: Callable[[], Awaitable[int]]) -> _Task:
         task = self._under_way.get(key)
@@ -347,10 +411,7 @@ class RollupWorker:
         watermark is read anew each time: another worker may have moved it.
         """
         now_us = await self._store.fence()
-        # A clock that is ahead would close windows that events still land in.
-        if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
-            raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
-        self._check_namespaces()
+        self._check_clock(namespace, now_us)
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
         watermark_us = (await self._store.watermarks(namespace))[shard]
         closed_us = closed_through(namespace, now_us)
@@ -364,7 +425,7 @@ class RollupWorker:
             if some.through_us is None:
                 break
             watermark_us = some.through_us
-            await self._store.advance(namespace, shard, watermark_us)
+            await self._store.advance(namespace, [shard], watermark_us)
             # The first time in any case: a crash may have left some.
             if some.marks or key not in self._passed_us:
                 await self._store.drop_marks(namespace, shard, watermark_us)
@@ -373,6 +434,13 @@ class RollupWorker:
         self.tally["passes"] += 1
         self._passed_us[key] = watermark_us
         return written
+
+    def _check_clock(self, namespace: Namespace, now_us: int) -> None:
+        """Raise UnavailableError where no window may be closed by *now_us*, which was just read."""
+        # A clock that is ahead would close windows that events still land in.
+        if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
+            raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
+        self._check_namespaces()
 
     def _windows_of(self, key: _Shard) -> int:
         return self._windows.get(key, _WINDOWS_FIRST)

@@ -313,7 +313,7 @@ async def test_what_is_written_after_its_purge_stays_hidden(stores: Stores) -> N
     while await one.purge(NOW):
         pass
     await fill(other, doomed, ["c"])
-    await other.advance(doomed, 0, NOW + HOUR)
+    await other.advance(doomed, [0], NOW + HOUR)
     assert await rows_of(one, doomed) == {}
 
 

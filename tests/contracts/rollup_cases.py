@@ -174,6 +174,26 @@ class MarkCases(StoreCases):
             assert {mark.counter for mark in await marks(store, namespace, shard)} == expected
             assert await marks(store, other, shard) == []
 
+    @pytest.mark.parametrize(
+        ("asked", "after_us", "through_us", "holding"),
+        [
+            ([0, 1, 2, 3], T0 - 1, T0 + WINDOW, {0, 2}),
+            ([2, 3], T0 - 1, T0 + WINDOW, {2}),
+            ([0, 1], T0, T0 + WINDOW, set()),
+            ([1, 2], T0 - 1, T0 + WINDOW - 1, set()),
+            ([0, 1], T0 - 1, T0, {0}),
+        ],
+    )
+    async def test_shards_with_marks_of_a_time(
+        self, store: Store, asked: list[int], after_us: int, through_us: int, holding: set[int]
+    ) -> None:
+        """After the one instant and through the other; or all shards that were asked for."""
+        namespace = await make_namespace(store, shards=4)
+        names = {shard_of(name, 4): name for name in "abcdefghijklmnop"}
+        await store.mark(namespace, [Mark(T0, names[0]), Mark(T0 + WINDOW, names[2])])
+        found = await store.marked(namespace, asked, after_us=after_us, through_us=through_us)
+        assert set(found) in (holding, set(asked))
+
     async def test_dropped_marks_are_forgotten(self, store: Store) -> None:
         """Through the instant, recounts too, in the one shard; later ones and new ones stand."""
         namespace = await make_namespace(store, shards=2)
@@ -206,11 +226,13 @@ class WatermarkCases(StoreCases):
         namespace = await make_namespace(store, shards=2)
         other = await make_namespace(store, "other", shards=2)
         first = first_watermark(DATASET, SETTINGS, NOW)
-        await store.advance(namespace, 1, end(3))
+        await store.advance(namespace, [1], end(3))
         assert list(await store.watermarks(namespace)) == [first, end(3)]
-        await store.advance(namespace, 1, end(2))
-        await store.advance(namespace, 0, end(1))
+        await store.advance(namespace, [1], end(2))
+        await store.advance(namespace, [0], end(1))
         assert list(await store.watermarks(namespace)) == [end(1), end(3)]
+        await store.advance(namespace, [1, 0], end(2))
+        assert list(await store.watermarks(namespace)) == [end(2), end(3)]
         assert list(await store.watermarks(other)) == [first, first]
 
     async def test_the_fence_is_a_clock_reading(self, store: Store, clock: FakeClock) -> None:

@@ -49,3 +49,26 @@ async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pas
     for _ in range(2):
         await worker.tick()
     assert await world.rolled_up(namespace) == {"c": 11}
+
+
+async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passed() -> None:
+    """An add may land in it after it was asked for."""
+    world = World()
+    namespace = await world.begin(shards=2)
+    worker = world.process().worker
+    world.clock.advance(CLOSING)
+    await worker.tick()
+    world.clock.advance(2 * WINDOW)
+    marked = world.store.marked
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        found = await marked(*arguments, **named)
+        await world.add("c", 10)
+        world.clock.advance(CLOSING)
+        return found
+
+    with patch.object(world.store, "marked", slowly):
+        await worker.tick()
+    assert await world.rolled_up(namespace) == {}
+    await worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 10}

@@ -1,6 +1,7 @@
 """Slices are made, retired and dropped once, whoever looks after them, and never too early."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -116,10 +117,10 @@ async def test_a_shard_that_lags_behind_holds_the_slices_back() -> None:
     a = world.process()
     works = world.store.advance
 
-    async def fails_for_one(of: object, shard: int, through_us: int) -> None:
-        if shard == 1:
+    async def fails_for_one(of: object, shards: Sequence[int], through_us: int) -> None:
+        if 1 in shards:
             raise StoreUnavailableError("a planted fault")
-        await works(namespace, shard, through_us)
+        await works(namespace, shards, through_us)
 
     with patch.object(world.store, "advance", fails_for_one):
         for _ in range(12):

@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.errors import StoreUnavailableError
 from counter.limits import SECOND
+from counter.partitions import shard_of
 from counter.reading import CountReader, read_partitions
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Pending, WindowRow
+from counter.windows import closed_through
+from tests.rollup.test_giving_up import failing
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
 from tests.support.waiting import eventually
 
@@ -41,13 +45,15 @@ async def test_two_workers_share_the_counters() -> None:
     assert min(shares) > 50
 
 
-@given(st.integers(0, 2**32), st.integers(1, 5))
-def test_workers_that_know_nothing_of_each_other_count_right(seed: int, reads: int) -> None:
+@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([2, 6]))
+def test_workers_that_know_nothing_of_each_other_count_right(
+    seed: int, reads: int, shards: int
+) -> None:
     """All of them roll up everything, at once, each at its own pace."""
 
     async def play() -> None:
         world = World()
-        namespace = await world.begin(shards=2)
+        namespace = await world.begin(shards=shards)
         expected: dict[str, int] = {}
         processes = [world.process(seed=seed + each) for each in range(3)]
         for number in range(4):
@@ -435,3 +441,79 @@ async def test_a_shard_that_is_behind_takes_turns_with_the_others() -> None:
         assert await world.rolled_up(healthy) == {"c": 5}
         await a.worker.tick()
     assert await world.rolled_up(behind) == {"c": 6}
+
+
+async def test_shards_without_marks_share_one_read_and_one_write() -> None:
+    """From the first look of a process on, and at every later one."""
+    world = World()
+    namespace = await world.begin()
+    a = world.process()
+    world.clock.advance(CLOSING)
+    marked, advance = AsyncMock(wraps=world.store.marked), AsyncMock(wraps=world.store.advance)
+    with (
+        patch.multiple(world.store, marked=marked, advance=advance),
+        patch.object(world.store, "dirty", side_effect=AssertionError),
+        patch.object(world.store, "dirty_atomic", side_effect=AssertionError),
+    ):
+        for looks in (1, 2):
+            await a.worker.tick()
+            assert [marked.await_count, advance.await_count] == [looks, looks]
+            closed_us = closed_through(namespace, world.clock.now_us())
+            assert await world.store.watermarks(namespace) == [closed_us] * 16
+            assert set(a.worker.passed_through().values()) == {closed_us}
+            world.clock.advance(WINDOW)
+
+
+async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed_them() -> None:
+    """By the next process's first pass: shards without any share theirs."""
+    world = World()
+    namespace = await world.begin()
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    a, b = world.process(), world.process()
+    error = StoreUnavailableError("a planted crash")
+    with failing(world.store, "drop_marks", error, 1), pytest.raises(StoreUnavailableError):
+        await a.worker.tick()
+    world.clock.advance(WINDOW)
+    drop_marks = AsyncMock(wraps=world.store.drop_marks)
+    with patch.object(world.store, "drop_marks", drop_marks):
+        await b.worker.tick()
+    assert [call.args[1] for call in drop_marks.await_args_list] == [shard_of("c", 16)]
+    assert await world.rolled_up(namespace) == {"c": 5}
+
+
+async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> None:
+    """No other shard has."""
+    world = World()
+    namespace = await world.begin()
+    a = world.process()
+    world.clock.advance(CLOSING)
+    await a.worker.tick()
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    dirty = AsyncMock(wraps=world.store.dirty)
+    with patch.object(world.store, "dirty", dirty):
+        await a.worker.tick()
+    assert await world.rolled_up(namespace) == {"c": 5}
+    assert {call.args[1] for call in dirty.await_args_list} == {shard_of("c", 16)}
+    assert len(set(await world.store.watermarks(namespace))) == 1
+
+
+@pytest.mark.parametrize("method", ["marked", "advance", "fence"])
+async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str) -> None:
+    """It is told, and over when they can be again."""
+    world = World()
+    namespace = await world.begin()
+    a = world.process()
+    world.clock.advance(CLOSING)
+    await a.worker.tick()
+    await world.add("c", 5)
+    world.clock.advance(CLOSING)
+    error = StoreUnavailableError("a failure that a test planted")
+    with failing(world.store, method, error, 1), pytest.raises(StoreUnavailableError):
+        await a.worker.tick()
+    assert a.worker.trouble == error.detail
+    assert await world.rolled_up(namespace) == {"c": 5}
+    assert len(set(await world.store.watermarks(namespace))) == 1
+    await a.worker.tick()
+    assert a.worker.trouble is None

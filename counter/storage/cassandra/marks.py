@@ -10,7 +10,7 @@ its window.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -187,10 +187,17 @@ class CassandraMarks(CassandraWrites):
             read = self._watermarks[namespace.id] = Coalesced(read_now)
         return await read()
 
-    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         insert = await self._to_write(namespace.dataset, _ADVANCE)
-        values = (namespace.id, shard, through_us, through_us)
-        await self._connection.one(insert.bind(values))
+        await self._connection.rows(
+            [insert.bind((namespace.id, shard, through_us, through_us)) for shard in shards]
+        )
+
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        """All of *shards*: each window of a shard is a partition of its own."""
+        return shards
 
     async def dirty(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, islice
 
-from counter.storage.memory.tables import Counts, Part
+from counter.storage.memory.tables import Counts, Part, Shard
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -52,6 +52,17 @@ class MemoryRollups(Part):
         found = (mark for mark in marks if after_us < mark.window_us <= through_us)
         return sorted(found, key=_window)
 
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        space = self._space(namespace)
+
+        def holds(each: Shard) -> bool:
+            marks: Iterable[Mark | AtomicMark] = chain(each.marks, each.atomic_marks)
+            return any(after_us < mark.window_us <= through_us for mark in marks)
+
+        return [shard for shard in shards if holds(space.shards[shard])]
+
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         partitions = self._space(namespace).counts
         return [_head(partitions.get(counter)) for counter in counters]
@@ -74,9 +85,11 @@ class MemoryRollups(Part):
         for update in updates:
             _apply(space.counts_of(update.counter), update, through_us)
 
-    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        each = self._space(namespace).shards[shard]
-        each.watermark_us = max(each.watermark_us, through_us)
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        space = self._space(namespace)
+        for shard in shards:
+            each = space.shards[shard]
+            each.watermark_us = max(each.watermark_us, through_us)
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         each = self._space(namespace).shards[shard]

@@ -10,7 +10,7 @@ name costs a page of the index, and there would be four of them for each counter
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -98,6 +98,20 @@ class SqliteRollups(SqliteBase):
     ) -> Sequence[AtomicMark]:
         """None ever: one transaction writes all of an atomic add or nothing."""
         return ()
+
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        # One search of the index for each shard, however many marks there are.
+        sql = (
+            "SELECT json_group_array(j.value) FROM json_each(?) j WHERE EXISTS (SELECT 1"
+            " FROM marks WHERE namespace = ? AND shard = j.value AND start > ? AND start <= ?)"
+        )
+        parameters = (to_json(shards), namespace.id, after_us, through_us)
+        found: Collection[int] = await self._read(
+            self._scanner, lambda connection: one_json(connection, sql, parameters)
+        )
+        return found
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         if len(counters) == 1:
@@ -201,11 +215,12 @@ class SqliteRollups(SqliteBase):
 
         return {**marked, **await self._write(change)}
 
-    async def advance(self, namespace: Namespace, shard: int, through_us: int) -> None:
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
             connection.execute(
-                "UPDATE watermarks SET through = max(through, ?) WHERE namespace = ? AND shard = ?",
-                (through_us, namespace.id, shard),
+                "UPDATE watermarks SET through = max(through, ?)"
+                " WHERE namespace = ? AND shard IN (SELECT value FROM json_each(?))",
+                (through_us, namespace.id, to_json(shards)),
             )
             # On this thread, because it alone changes the tail. What was passed before this is
             # forgotten only now: reads that began before it are done by then.
@@ -214,7 +229,8 @@ class SqliteRollups(SqliteBase):
         await self._write(change)
         through = self._watermarks.get(namespace.id)
         if through is not None:
-            through[shard] = max(through[shard], through_us)
+            for shard in shards:
+                through[shard] = max(through[shard], through_us)
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         await self._write(
