@@ -180,8 +180,8 @@ def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Val
 
     async def within() -> _Value:
         log = AdminLog(settings.audit_log, clock)
-        async with opened_keys(settings, clock) as store:
-            return await work(KeyAdmin(store, clock), log)
+        async with opened_keys(settings, clock) as (store, guard):
+            return await work(KeyAdmin(store, clock, guard), log)
 
     return asyncio.run(within())
 

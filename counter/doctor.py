@@ -237,7 +237,7 @@ async def _cache(settings: Settings, clock: Clock) -> list[Finding]:
 
 async def _keys(settings: Settings, clock: Clock) -> list[Finding]:
     try:
-        async with opened_keys(settings, clock) as store:
+        async with opened_keys(settings, clock) as (store, _):
             keys = await store.api_keys()
     except (CounterError, StartupError) as error:
         return [Finding("keys", "wrong", _text(error), "look at the store; nobody gets in without")]

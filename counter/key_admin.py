@@ -27,6 +27,7 @@ from counter.keys import (
     new_secret,
 )
 from counter.limits import DAY, SECOND
+from counter.skew import ClockGuard, checked_now_us
 
 if TYPE_CHECKING:
     from counter.ports import Clock
@@ -72,9 +73,10 @@ class KeyAdmin:
     """Changes what is on record. Any number of processes may do so at once: each change is a
     compare-and-set."""
 
-    def __init__(self, store: KeyStore, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._guard = guard
 
     async def all(self) -> Sequence[ApiKey]:
         """All keys on record, in the order they were made."""
@@ -82,10 +84,11 @@ class KeyAdmin:
 
     async def create(self, rights: Rights) -> Issued:
         """Make a key. Raises InvalidParameterError where *rights* are none, and
-        PreconditionFailedError where there are too many keys."""
+        PreconditionFailedError where there are too many keys. Raises ClockSkewError if this
+        machine's clock is not known to be right."""
         check_rights(rights)
         standing = await self._store.api_keys()
-        now_us = self._clock.now_us()
+        now_us = await self._checked_now_us()
         if sum(not _is_forgettable(each, now_us) for each in standing) >= KEYS_MAX:
             raise PreconditionFailedError(
                 f"{len(standing)} keys are on record; at most {KEYS_MAX} may be: revoke some, which"
@@ -117,7 +120,8 @@ class KeyAdmin:
         the new one, and the old one as it is now.
 
         A lifetime begins anew. Raises NotFoundError, InvalidParameterError, and
-        PreconditionFailedError for a key that was revoked or rotated before.
+        PreconditionFailedError for a key that was revoked or rotated before. Raises ClockSkewError
+        if this machine's clock is not known to be right.
         """
         if not 0 <= grace_us <= GRACE_MAX_US:
             raise InvalidParameterError(
@@ -127,7 +131,7 @@ class KeyAdmin:
             )
         old = await self.find(name)
         _must_rotate(old)
-        now_us = self._clock.now_us()
+        now_us = await self._checked_now_us()
         expires_us = old.expires_at_us
         lifetime_us = None if expires_us is None else expires_us - old.created_at_us
         issued = await self._issue(
@@ -159,6 +163,7 @@ class KeyAdmin:
             key = await self.find(name)
             if key.revoked_at_us is not None:
                 return key, False
+            # By any clock: a key that was revoked is refused, whenever that was.
             revoked = replace(key, revoked_at_us=self._clock.now_us())
             # Else it was rotated meanwhile, or revoked: a key is not changed often.
             if await self._store.change_api_key(key, revoked):
@@ -172,6 +177,12 @@ class KeyAdmin:
             if each.id == key_id:
                 return each
         raise NotFoundError(_unknown(name, key_id, known))
+
+    async def _checked_now_us(self) -> int:
+        """The time by which keys begin and end for every process."""
+        if self._guard is not None:
+            await self._guard.measure()
+        return checked_now_us(self._clock, self._guard)
 
     async def _forget(self, now_us: int) -> None:
         """Forget the keys that ended long ago. Where the store fails, the next new key does it: the

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError
@@ -22,7 +23,7 @@ from counter.limits import (
     SECOND,
 )
 from counter.ports import Clock, Store
-from counter.types import Dataset
+from counter.types import ClockReading, Dataset
 
 _log = logging.getLogger("counter.clock")
 _READINGS: Final = 3
@@ -52,6 +53,18 @@ class _Measured(NamedTuple):
     at: _Pair
 
 
+class ClockSource(Protocol):
+    """What of :class:`counter.ports.Store` a clock is compared with."""
+
+    async def datasets(self) -> Sequence[Dataset]:
+        """As there."""
+        ...
+
+    async def read_clock(self) -> ClockReading:
+        """As there."""
+        ...
+
+
 class ClockGuard:
     """Compares the wall clock with the store's now and then, and knows in between.
 
@@ -61,7 +74,7 @@ class ClockGuard:
     since, and the time between two readings here.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ClockSource, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._measured: _Measured | None = None

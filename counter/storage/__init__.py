@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from counter.patience import Patience
+from counter.skew import ClockGuard
 
 if TYPE_CHECKING:
     from counter.config import Settings
@@ -31,22 +32,25 @@ def open_store(settings: Settings, clock: Clock) -> Store:
 
 
 @asynccontextmanager
-async def opened_keys(settings: Settings, clock: Clock) -> AsyncIterator[KeyStore]:
+async def opened_keys(
+    settings: Settings, clock: Clock
+) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
     """The API keys of the store that *settings* name, which others may be using: a data directory
-    that a process serves from too. Raises StartupError and UnavailableError."""
+    that a process serves from too. With the guard of *clock*, not measured yet, if the store has a
+    clock of its own. Raises StartupError and UnavailableError."""
     if settings.store == "cassandra":
         from counter.storage.cassandra import KeysAlone, options_of
 
         keys = KeysAlone(options_of(settings), clock)
         await Patience(settings.start_timeout).through(keys.open)
         try:
-            yield keys
+            yield keys, ClockGuard(keys, clock)
         finally:
             await keys.close()
         return
     from counter.storage.sqlite import SqliteKeys
 
-    yield SqliteKeys(settings.data)
+    yield SqliteKeys(settings.data), None
 
 
 def open_cache(settings: Settings, clock: Clock) -> Cache:

@@ -105,6 +105,8 @@ async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) 
         await alone.open()
         key = ApiKey(new_id(), "", digest_of(b""), ("*",), Scope.ADMIN, 1)
         assert await alone.create_api_key(key)
+        assert list(await alone.datasets()) == list(await store.datasets())
+        assert abs((await alone.read_clock()).offset_us) < MINUTE
         await alone.close()
         assert list(await store.api_keys()) == [key]
         await store._connection.ddl(f"DROP TABLE {options.keyspace}.api_keys")

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from counter.errors import (
+    ClockSkewError,
     InvalidParameterError,
     NotFoundError,
     PreconditionFailedError,
@@ -16,7 +18,9 @@ from counter.errors import (
 from counter.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
 from counter.keys import ApiKey, KeyRing, Scope, key_text, new_secret
 from counter.limits import DAY, HOUR
+from counter.skew import ClockGuard
 from counter.storage.memory import MemoryStore
+from counter.types import ClockReading
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
@@ -48,6 +52,28 @@ class World:
         ring = KeyRing(self.store, self.clock)
         await ring.refresh()
         return ring.find(text.encode()) is not None
+
+
+async def test_a_key_begins_and_ends_by_a_clock_that_is_known_to_be_right(world: World) -> None:
+    """Others would refuse the new key, or take one that ended; a key can always be revoked."""
+    guard = ClockGuard(world.store, world.clock)
+    admin = KeyAdmin(world.store, world.clock, guard)
+    old = await admin.create(RIGHTS)
+    standing = await world.store.api_keys()
+    for read in (
+        AsyncMock(return_value=ClockReading(HOUR, 1)),
+        AsyncMock(side_effect=StoreUnavailableError("down")),
+    ):
+        wrong = KeyAdmin(world.store, world.clock, ClockGuard(world.store, world.clock))
+        with patch.object(world.store, "read_clock", read):
+            with pytest.raises(ClockSkewError):
+                await wrong.create(RIGHTS)
+            with pytest.raises(ClockSkewError):
+                await wrong.rotate(old.key.id, HOUR)
+            assert await world.store.api_keys() == standing
+    with patch.object(world.store, "read_clock", read):
+        assert (await wrong.revoke(old.key.id))[1]
+    assert not await world.lets_in(old.text)
 
 
 @pytest.fixture

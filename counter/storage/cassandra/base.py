@@ -7,6 +7,7 @@ is dropped is missing, and to miss a table is an error, never "not found".
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, Final
 from cassandra import ConsistencyLevel
 
 from counter.errors import NamespaceUnknownError, SliceMissingError, StoreUnavailableError
-from counter.limits import TIME_MAX_US
+from counter.limits import MILLISECOND, TIME_MAX_US
 from counter.partitions import slice_of
 from counter.ports import Clock
 from counter.storage.cassandra.coalesced import Coalesced
@@ -24,7 +25,7 @@ from counter.storage.cassandra.documents import dataset_of, slice_from
 from counter.storage.cassandra.ground import ControlKeyspace
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.tables import events_table, keyspace_of
-from counter.types import Dataset, Namespace, Placement, Slice
+from counter.types import ClockReading, Dataset, Namespace, Placement, Slice
 from counter.windows import settling_time
 
 #: The write timestamp of what is deleted for ever, whatever is written after it: ids of namespaces
@@ -34,6 +35,7 @@ FOR_EVER: Final = TIME_MAX_US
 _SLICES: Final = "SELECT start, document, dropped_before FROM {control}.slices WHERE dataset = ?"
 #: DISTINCT: the static column alone, not past the tombstones of all the slices that were dropped.
 _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
+_CLOCKS_AT_ONCE: Final = 3
 _DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
 
 
@@ -73,10 +75,33 @@ class CassandraBase:
         self._gone: set[int] = set()
         #: When this process first saw that a namespace is deleted, by id and its boot clock.
         self._seen_gone_us: dict[int, int] = {}
+        self._clocks_read = 0
 
     def queues(self) -> Mapping[str, int]:
         """Statements that wait because too many are under way."""
         return {"store_statements": self._connection.waiting}
+
+    async def datasets(self) -> Sequence[Dataset]:
+        await self._load_datasets()
+        return [shelf.dataset for _, shelf in sorted(self._shelves.items())]
+
+    async def read_clock(self) -> ClockReading:
+        """The clock that is farthest off, of some of the nodes; of others the next time."""
+        nodes = self._connection.near_nodes()
+        if not nodes:
+            raise StoreUnavailableError("no Cassandra node can be asked for the time")
+        first = self._clocks_read % len(nodes)
+        self._clocks_read += _CLOCKS_AT_ONCE
+        asked = (nodes[first:] + nodes[:first])[:_CLOCKS_AT_ONCE]
+        answers = await asyncio.gather(
+            *(self._connection.clock_of(node, self._clock.now_us) for node in asked),
+            return_exceptions=True,
+        )
+        readings = [_reading(*each) for each in answers if not isinstance(each, BaseException)]
+        for each in answers:
+            if isinstance(each, BaseException) and not readings:
+                raise each
+        return max(readings, key=_surely_off)
 
     # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
     # that starts at *start_us*. They are remembered: the second time costs a look-up.
@@ -234,3 +259,14 @@ class CassandraBase:
 def unknown(namespace: Namespace) -> NamespaceUnknownError:
     """The error for a namespace that was deleted."""
     return NamespaceUnknownError(f"namespace {namespace.name!r} (id {namespace.id}) was deleted")
+
+
+def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
+    """A node counts milliseconds: it is half of one ahead of what it says, give or take as much."""
+    offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
+    return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)
+
+
+def _surely_off(reading: ClockReading) -> tuple[int, int]:
+    """How far it is off at least; where that is nothing, the surest is the most."""
+    return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us

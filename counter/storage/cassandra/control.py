@@ -69,10 +69,6 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         self._asked: list[tuple[int, int, asyncio.Future[TokenBlock]]] = []
         self._lease = Coalesced(self._lease_all)
 
-    async def datasets(self) -> Sequence[Dataset]:
-        await self._load_datasets()
-        return [shelf.dataset for _, shelf in sorted(self._shelves.items())]
-
     async def namespaces(self) -> Sequence[Namespace]:
         before = set(self._standing)
         rows = await self._control.read(_ALL)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
-from counter.errors import StartupError, StoreUnavailableError
-from counter.limits import MILLISECOND
-from counter.ports import Clock
+from counter.errors import StartupError
 from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.counts import CassandraCounts
 from counter.storage.cassandra.crowds import CassandraCrowds
@@ -16,10 +13,8 @@ from counter.storage.cassandra.events import CassandraEvents
 from counter.storage.cassandra.keys import CassandraKeys
 from counter.storage.cassandra.leases import CassandraLeases
 from counter.storage.cassandra.marks import CassandraMarks
-from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.placing import check_overlap, replicas_in
 from counter.storage.cassandra.schema import check_version
-from counter.types import ClockReading
 
 #: No namespace has this id.
 _NOBODY: Final = 0
@@ -27,7 +22,6 @@ _PING: Final = (
     "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, 0, 'ping')"
     " USING TTL 60 AND TIMESTAMP ?"
 )
-_CLOCKS_AT_ONCE: Final = 3
 
 
 class CassandraStore(
@@ -42,10 +36,6 @@ class CassandraStore(
 ):
     """:class:`counter.ports.Store` over a cluster, without transactions. Any number of processes
     share it."""
-
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
-        self._clocks_read = 0
 
     async def open(self) -> None:
         await self._connection.open()
@@ -71,24 +61,6 @@ class CassandraStore(
         statements = [await self._to_write(shelf.dataset, _PING) for shelf in shelves]
         await self._connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
 
-    async def read_clock(self) -> ClockReading:
-        """The clock that is farthest off, of some of the nodes; of others the next time."""
-        nodes = self._connection.near_nodes()
-        if not nodes:
-            raise StoreUnavailableError("no Cassandra node can be asked for the time")
-        first = self._clocks_read % len(nodes)
-        self._clocks_read += _CLOCKS_AT_ONCE
-        asked = (nodes[first:] + nodes[:first])[:_CLOCKS_AT_ONCE]
-        answers = await asyncio.gather(
-            *(self._connection.clock_of(node, self._clock.now_us) for node in asked),
-            return_exceptions=True,
-        )
-        readings = [_reading(*each) for each in answers if not isinstance(each, BaseException)]
-        for each in answers:
-            if isinstance(each, BaseException) and not readings:
-                raise each
-        return max(readings, key=_surely_off)
-
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
         standing = {shelf.dataset.name for shelf in self._shelves.values()}
@@ -111,14 +83,3 @@ class CassandraStore(
             home = self._options.local_datacenter
             check_overlap(shelf.dataset.name, shelf.placement, replicas, home)
             shelf.is_spread = sum(count > 0 for count in replicas.values()) > 1
-
-
-def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
-    """A node counts milliseconds: it is half of one ahead of what it says, give or take as much."""
-    offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
-    return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)
-
-
-def _surely_off(reading: ClockReading) -> tuple[int, int]:
-    """How far it is off at least; where that is nothing, the surest is the most."""
-    return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us
