@@ -105,11 +105,14 @@ def resolutions_paid() -> Iterator[None]:
     if held is None:
         yield
         return
-    before = ALLOWANCE.set(_ResolutionsPaid(held))
+    paid = _ResolutionsPaid(held)
+    before = ALLOWANCE.set(paid)
     try:
         yield
     finally:
-        ALLOWANCE.reset(before)
+        # A coroutine that is closed while it waits may end in another context.
+        if ALLOWANCE.get() is paid:
+            ALLOWANCE.reset(before)
 
 
 def reserve() -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from counter.windows import settling_time
 from tests.http.direct_cases import CASES
 from tests.support.app import store_that_fails
 from tests.support.bytes_on_wire import (
@@ -352,10 +353,12 @@ def test_a_body_over_a_limit_that_was_set_low_is_refused_alike(pair: Pair) -> No
 
 
 def test_a_namespace_that_was_made_and_deleted_is_known_and_unknown_at_once(pair: Pair) -> None:
-    sent = add(3_600, namespace="brief", time_us=pair.now_us()) + get(namespace="brief") + LAST
     path, kind = "/v1/namespaces/brief", b'{"counter_type": "ACCURATE"}'
     make = request("PUT", path, JSON, f"content-length: {len(kind)}", body=kind)
     for _ in range(2):
+        sent = add(3_600, namespace="brief", time_us=pair.now_us()) + get(namespace="brief") + LAST
         assert statuses(pair.tell(sent)) == [404, 404, 200]
         assert statuses(pair.tell(make + sent)) == [201, 200, 200, 200]
         assert statuses(pair.tell(request("DELETE", path) + LAST)) == [204, 200]
+        # Until then the name is not free.
+        pair.advance(settling_time(pair.direct.app.application.settings.dataset()) + SECOND)

@@ -1,11 +1,16 @@
 """Token buckets."""
 
+import asyncio
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from counter.errors import RateLimitedError
-from counter.rate_limits import TokenBucket
+from counter.rate_limits import ALLOWANCE, Allowance, TokenBucket, resolutions_paid
 
 _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))
 #: Steps of a clock, in seconds: none at all, short ones, long ones.
@@ -85,3 +90,17 @@ def test_after_the_wait_that_it_names_it_gives_again(rate: float, amount: int) -
     bucket = TokenBucket("adds", rate)
     assert bucket.take(amount, 50.0)
     assert bucket.take(1, 50.0 + bucket.wait_s(50.0) + 1e-6)
+
+
+def test_a_request_that_waits_for_late_tokens_can_be_closed_in_another_context() -> None:
+    """Regression: at the end of a process the event loop closes what still waits."""
+
+    async def waits() -> None:
+        ALLOWANCE.set(cast(Allowance, SimpleNamespace(reserve=None)))
+        with resolutions_paid():
+            await asyncio.sleep(0)
+
+    request = waits()
+    copy_context().run(request.send, None)
+    request.close()
+    assert ALLOWANCE.get() is None
