@@ -30,7 +30,7 @@ def check_problem(problem: Mapping[str, Any]) -> None:
     assert problem["title"]
     assert isinstance(problem["detail"], str)
     assert problem["detail"]
-    assert 400 <= problem["status"] < 500 or problem["status"] in (500, 503)
+    assert 400 <= problem["status"] < 500 or problem["status"] in (500, 501, 503)
     assert problem["code"] == problem["code"].lower()
     assert problem["applied"] in (True, False, None)
     assert problem["retry"] in ("same_token", "new_token", "never")
