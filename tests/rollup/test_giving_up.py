@@ -154,6 +154,8 @@ async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
     """A week of short windows is not one read."""
     world = World()
     namespace = await world.begin(shards=1)
+    # Without marks it would be passed in one step, without a read of any window.
+    await world.add("c", 5)
     world.clock.advance(20_000 * WINDOW)
     worker, spans = world.process().worker, list[int]()
     works = world.store.dirty_atomic

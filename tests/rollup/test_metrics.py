@@ -125,6 +125,7 @@ async def test_shards_that_were_not_seen_yet_are_told() -> None:
     broken = StoreUnavailableError("planted")
     with (
         patch.object(world.store, "watermarks", side_effect=broken),
+        patch.object(world.store, "marked", side_effect=broken),
         pytest.raises(StoreUnavailableError),
     ):
         await worker.worker.tick()
