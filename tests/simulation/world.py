@@ -388,6 +388,7 @@ def deterministic(seed: int) -> Iterator[list[str]]:
             patch("counter.storage.cassandra.counts.random", Random(f"stamps {seed}")),
             patch("counter.storage.cassandra.sequences.random", Random(f"turns {seed}")),
             patch("rollup.leases.random", Random(f"leases {seed}")),
+            patch("counter.storage.cassandra.strict.random", Random(f"strict {seed}")),
             # What is done every second by every process would be most of the run.
             patch("counter.storage.cassandra.marks._LEFT_BEHIND", 3),
             patch("counter.namespaces._READ_EVERY_S", 3.0),
