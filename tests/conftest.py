@@ -1,7 +1,6 @@
 """Fixtures every test may use, and the profiles of the property tests."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.app import App, running
+from tests.support.app import App, forget_applications, running
 from tests.support.cluster import (
     allow_time_to_start,
     breakable,
@@ -54,13 +53,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def forget_applications() -> Iterator[None]:
-    """FastAPI caches what kind of callable each route's handler is, and a handler of ours holds its
-    application: without this, thousands of applications stay in memory."""
+def no_application_is_kept() -> Iterator[None]:
+    """After each test, whichever way it made its applications."""
     yield
-    for cached in vars(sys.modules.get("fastapi.dependencies.models", object)).values():
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
+    forget_applications()
 
 
 @pytest.fixture

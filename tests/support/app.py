@@ -3,6 +3,7 @@
 Nothing runs in the background: the test moves the clock and drives the rollup.
 """
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -27,6 +28,14 @@ SMALL: dict[str, Any] = {
     "write_timeout": "500ms",
     "rollup_window": "1s",
 }
+
+
+def forget_applications() -> None:
+    """FastAPI caches what kind of callable each route's handler is, and a handler of ours holds its
+    application: without this, thousands of applications stay in memory."""
+    for cached in vars(sys.modules.get("fastapi.dependencies.models", object)).values():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 class App:
@@ -73,6 +82,7 @@ class App:
         """Run its end."""
         await self.http.aclose()
         await self._lifespan.stop()
+        forget_applications()
 
     async def restart(self) -> None:
         """Another service over the same data: what was only in its memory is gone."""
