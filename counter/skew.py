@@ -77,6 +77,7 @@ class ClockGuard:
     def __init__(self, store: ClockSource, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._measuring = asyncio.Lock()
         self._measured: _Measured | None = None
         self._bound_us: int | None = None
         self._failures = 0
@@ -121,7 +122,16 @@ class ClockGuard:
         self._refuse(self.trouble)
 
     async def measure(self) -> None:
-        """Compare the clocks. Failures are counted and told, not raised."""
+        """Compare the clocks. Failures are counted and logged, not raised.
+
+        One comparison runs at a time: the result of the newest one is what stays.
+        """
+        async with self._measuring:
+            await self._compare()
+            self._tell()
+
+    async def _compare(self) -> None:
+        """Compare the wall clock with the store's."""
         try:
             before = self._surest_pair()
             async with asyncio.timeout(_TIMEOUT_S):
@@ -145,7 +155,6 @@ class ClockGuard:
                 # Set meanwhile, this clock was compared before it or after: nobody knows.
                 error_us += abs(_walked(before, after)) + before.width_us + after.width_us
             self._take(_Measured(best.offset_us, error_us, after))
-        self._tell()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Measure every few seconds until *stop* is set."""
@@ -268,9 +277,8 @@ class StepGuard(ClockGuard):
     def followed_us(self) -> int:
         return self._followed_us
 
-    async def measure(self) -> None:
-        """Compare the clocks, and the wall clock with the latest time that is stored. Failures are
-        counted and logged, not raised."""
+    async def _compare(self) -> None:
+        """Compare the wall clock with the latest time that is stored."""
         try:
             reading = await self._store.read_clock()
         except CounterError as error:
@@ -280,7 +288,6 @@ class StepGuard(ClockGuard):
         else:
             self._failures = 0
             self._stored_us = self._clock.wall_us() + reading.offset_us if reading.offset_us else 0
-        self._tell()
 
     def _read(self) -> _Pair:
         before_us = self._clock.boottime_us()

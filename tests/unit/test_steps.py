@@ -1,9 +1,11 @@
 """A clock that is set while the service runs over SQLite, or between two starts of it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -11,6 +13,7 @@ from counter import doctor
 from counter.clock import SystemClock, to_rfc3339
 from counter.errors import ClockSkewError
 from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
+from counter.types import ClockReading
 from tests.support.app import App
 from tests.support.rest import fresh
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, START_US
@@ -260,3 +263,23 @@ async def test_a_directory_that_a_wrong_clock_counted_in_says_so(fast_dir: Path)
         assert (found.part, found.state) == ("clock", "wrong")
         assert "When the clock was wrong" in found.do
     assert doctor._stored_times(fast_dir / "none", app.clock).state == "ok"
+
+
+async def test_a_measurement_that_began_before_another_does_not_end_after_it(app: App) -> None:
+    """Its older result must not replace the newer one."""
+    guard, store = app.application.guard, app.application.store
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answers_late() -> ClockReading:
+        asked.set()
+        await go_on.wait()
+        return ClockReading(0, 0)
+
+    with patch.object(store, "read_clock", answers_late):
+        first = asyncio.create_task(guard.measure())
+        await asked.wait()
+    with patch.object(store, "read_clock", AsyncMock(return_value=ClockReading(MINUTE, 0))):
+        second = asyncio.create_task(guard.measure())
+        go_on.set()
+        await asyncio.gather(first, second)
+    assert guard.trouble is not None
