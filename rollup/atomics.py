@@ -130,7 +130,7 @@ class AtomicSettler:
     ) -> list[tuple[int, TokenPendingError]]:
         """Resolve each that is not found whole, or about which something was decided.
 
-        None of the items found included: the batch log may still land them.
+        This includes adds of which no item is found: a write of them may still land.
         """
         if not marks:
             return []

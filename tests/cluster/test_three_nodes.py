@@ -28,12 +28,12 @@ from counter.storage.cassandra.tables import (
     SCHEMA_VERSION,
     table_id,
 )
-from counter.types import Event, Mark, Namespace, Placement, Slice
+from counter.types import Event, Mark, Namespace, Placement, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
 from scripts.demo_process import free_ports
-from tests.contracts.cases import SETTINGS, WINDOW
+from tests.contracts.cases import SETTINGS, WINDOW, atomic, written_atomic
 from tests.rollup.processes import Worker, desk_over, flags_for, settings_over, worker
 from tests.support.cassandra import (
     DATASET,
@@ -236,6 +236,38 @@ async def test_a_node_that_says_nothing_holds_up_nobody(
             await all_works(other, namespace, 5)
         breakable.cassandra[1].resume()
         await all_works(store, namespace, 6)
+
+
+async def test_atomic_adds_are_answered_while_a_node_says_nothing(
+    breakable: Cluster, options: CassandraOptions
+) -> None:
+    """All are sent before any node can know that the silent one is down, so the others wait for it
+    wherever they need more than a quorum."""
+    adds = 20
+    async with opened(options) as store:
+        namespace = await namespace_in(store)
+        await all_works(store, namespace, 1)
+        start_us = slice_of_now().start_us
+        lists = [
+            atomic((f"a{number}", 1), (f"b{number}", 2), at=start_us + number, number=number)
+            for number in range(2, adds + 2)
+        ]
+        # So that each statement is prepared.
+        await told(lambda: written_atomic(store, namespace, lists[0]))
+        breakable.cassandra[1].pause()
+        outcomes = await asyncio.gather(
+            *(written_atomic(store, namespace, events) for events in lists), return_exceptions=True
+        )
+        refused = [each for each in outcomes if isinstance(each, BaseException)]
+        # On a busy machine a few may time out, as single adds do.
+        assert len(refused) < adds / 2, f"{len(refused)} of {adds}: {refused[0]!r}"
+        answered = [
+            event
+            for events, outcome in zip(lists, outcomes, strict=True)
+            if isinstance(outcome, Written)
+            for event in events
+        ]
+        assert list(await told(lambda: store.find(namespace, answered))) == answered
 
 
 async def test_a_worker_survives_an_outage_of_the_whole_cluster(

@@ -153,7 +153,7 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
 async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is_passed() -> (
     None
 ):
-    """The batch log may still land it, half today and half tomorrow: it must be hidden by then."""
+    """A write that was given up may still land, in part and late: it must be hidden by then."""
     world = World()
     namespace = await world.begin(shards=1)
     token, works = world.token(), world.store.append_atomic

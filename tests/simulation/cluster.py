@@ -148,9 +148,9 @@ class Cluster:
                 )
             )
             return
-        logged = False
         if isinstance(statement, BatchStatement):
-            logged = statement.batch_type is BatchType.LOGGED
+            if statement.batch_type is BatchType.LOGGED:
+                raise NotImplementedError("a logged batch: it needs more nodes than a quorum")
             bounds = [(query, values) for _, query, values in statement._statements_and_parameters]
         else:
             bounds = [(statement.prepared_statement.query_id, statement.values)]
@@ -175,7 +175,7 @@ class Cluster:
                         node.apply(write)
                 reply(None)
             else:
-                self._write(writes, logged, abandons, reply)
+                self._write(writes, abandons, reply)
 
     def _writes_of(self, bounds: Sequence[Bound], stamp_us: int = 0) -> list[Write]:
         """What the statements write, those of one partition as one."""
@@ -191,17 +191,8 @@ class Cluster:
 
     # Plain writes.
 
-    def _write(self, writes: list[Write], logged: bool, abandons: bool, reply: Done) -> None:
-        weather, random = self.weather, self._random
-        if logged and (abandons or weather.happens(weather.abandoned)):
-            # The coordinator is gone: others find its batch log, if it was written, much later.
-            if random.random() < 0.7:
-                for write in writes:
-                    if random.random() < 0.4:
-                        self._send_to_all(write, 0)
-                    self._send_to_all(write, weather.later())
-            self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
-            return
+    def _write(self, writes: list[Write], abandons: bool, reply: Done) -> None:
+        weather = self.weather
         acknowledged_us = 0
         for write in writes:
             acks = self._send(write, abandons)

@@ -19,6 +19,7 @@ READS = 20
 Do = Callable[[SimulatedStore, Namespace], Awaitable[object]]
 
 EVENT = add(delta=7)
+ITEMS = atomic(("c", 1), ("d", 2))
 ROLLED_UP = update(row(1, 7), through=1, count=7)
 
 
@@ -27,9 +28,14 @@ async def found(store: SimulatedStore, namespace: Namespace) -> Event | None:
     return event
 
 
-#: By table: what is written, how it is read, and what is read then.
+async def found_items(store: SimulatedStore, namespace: Namespace) -> list[Event | None]:
+    return list(await store.find(namespace, ITEMS))
+
+
+#: By what is kept: what is written, how it is read, and what is read then.
 KEPT: dict[str, tuple[Do, Do, object]] = {
     "events": (lambda store, ns: store.append(ns, [EVENT]), found, EVENT),
+    "items": (lambda store, ns: store.append_atomic(ns, ITEMS), found_items, ITEMS),
     "marks": (lambda store, ns: store.mark(ns, [Mark(NOW, "c")]), marks, [Mark(NOW, "c")]),
     "counts": (
         lambda store, ns: apply(store, ns, ROLLED_UP),

@@ -168,16 +168,12 @@ class Gatherer(Generic[_K, _T, _R]):
             self._make_ready(lane)
 
 
-def batch_of(statements: Sequence[Any], *, logged: bool = False) -> BatchStatement:
-    """Bound *statements* as one that is idempotent, at the consistency of the first.
+def batch_of(statements: Sequence[Any]) -> BatchStatement:
+    """Return bound *statements* as one that is idempotent, at the consistency of the first.
 
-    Those of one partition are done all or none. Where they are of several, only a *logged* batch
-    is; it is dearer.
+    Those of one partition are done all or none; those of several are not.
     """
-    batch = BatchStatement(
-        BatchType.LOGGED if logged else BatchType.UNLOGGED,
-        consistency_level=statements[0].consistency_level,
-    )
+    batch = BatchStatement(BatchType.UNLOGGED, consistency_level=statements[0].consistency_level)
     batch.is_idempotent = True
     for statement in statements:
         batch.add(statement)
