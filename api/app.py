@@ -144,20 +144,24 @@ class Application:
         await self.keys.refresh()
         await self.service.namespaces.refresh()
         await self._have_default_namespace()
-        now_us = self.clock.now_us()
         datasets = await self.store.datasets()
+        # While the clock is wrong none is made: the worker does so when it is right.
+        if self.guard.trouble is None:
+            await self._have_slices(datasets)
+        self._tell_what_stands(datasets)
+
+    async def _have_slices(self, datasets: Sequence[Dataset]) -> None:
+        """Have the slices that adds need; the rest is left to the worker where each costs a table,
+        because a long stop may have left thousands missing."""
+        maintenance = self.worker.maintenance
+        if self.store.transactional:
+            await maintenance.run_once()
+            return
+        now_us = self.clock.now_us()
         for dataset in datasets:
             slices = await self.store.slices(dataset)
-            if self.guard.trouble is not None:
-                # The worker makes them when the clock is right.
-                break
-            if self.store.transactional or not any(
-                each.start_us <= now_us < each.end_us for each in slices
-            ):
-                # Else a worker looks after them, one for all.
-                await self.worker.maintenance.run_once()
-                break
-        self._tell_what_stands(datasets)
+            if not any(each.start_us <= now_us < each.end_us for each in slices):
+                await maintenance.make_slices(dataset, past_max=0)
 
     async def _have_default_namespace(self) -> None:
         """Make it at the first start on a data directory, which is the one that finds no slice

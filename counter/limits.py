@@ -103,6 +103,8 @@ STORE_CALLS_WAITING_MAX: Final = 10_000
 WINDOWS_PER_RETENTION_MAX: Final = 100_000
 #: Slices are made this many ahead of the one that holds now.
 SLICES_AHEAD: Final = 2
+#: Missing slices of the past that one step of maintenance makes: over Cassandra each costs a table.
+PAST_SLICES_PER_STEP: Final = 16
 SHARDS_MAX: Final = 1_024
 #: Namespaces that one key may have, and shards of all namespaces: a shard costs every process some
 #: memory and its worker some work, with or without events.

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from counter.errors import NamespaceUnknownError
-from counter.limits import MINUTE, SLICES_AHEAD
+from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SLICES_AHEAD
 from counter.namespaces import Namespaces
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Dataset, Namespace, Slice
+from counter.windows import closing_lag
 from rollup.partitions import Partitions
 
 _log = logging.getLogger("counter.maintenance")
@@ -53,38 +54,44 @@ class Maintenance:
         if is_due and not await self._store.purge(now_us - followed_us):
             self._purged_at_us = now_us
 
-    async def make_slices(self, dataset: Dataset) -> None:
-        """Have every slice from retention before now to SLICES_AHEAD ahead of now.
+    async def make_slices(self, dataset: Dataset, *, past_max: int = PAST_SLICES_PER_STEP) -> None:
+        """Make the slices that adds need, up to SLICES_AHEAD ahead of now, and at most *past_max*
+        of those that are missing in the past, earliest first: each may cost a table.
 
-        None is made before the first one that exists. Where there is none yet, the first one is the
-        slice before now's: no accept limit is longer than a slice. Those that retention has passed
-        already are left out, because what became of their tokens is not known any more anyway.
+        The past ones hold closed windows only, so nothing can be written there any more; a token of
+        such a time cannot be resolved before its slice exists. Slices that retention has passed are
+        left out, because what became of their tokens is not known any more anyway. None is made
+        before the first one that ever existed: at the first start, the slice before now's.
         """
         now_us = checked_now_us(self._clock, self._guard, dataset)
         size_us = dataset.slice_us
         slices = await self._store.slices(dataset)
+        dropped_us = await self._store.dropped_before(dataset)
         this_us = slice_start(now_us, size_us)
-        writable_us = this_us - size_us
-        from_us = max(
-            slices[0].start_us if slices else writable_us,
-            slice_start(now_us - dataset.retention_us, size_us),
-            await self._store.dropped_before(dataset),
-        )
+        # No accept limit is longer than a slice: every window before this one's start is closed.
+        open_us = slice_start(now_us - size_us - closing_lag(dataset), size_us)
+        first_us = dropped_us or (slices[0].start_us if slices else this_us - size_us)
+        from_us = max(first_us, slice_start(now_us - dataset.retention_us, size_us))
         span = (from_us, this_us + (SLICES_AHEAD + 1) * size_us)
         # Where several processes make the slices, two could make such long ones overlap.
-        whole_before_us = writable_us if self._store.transactional else 0
+        whole_before_us = open_us if self._store.transactional else 0
+        missing = list(_missing(slices, span, size_us, whole_before_us))
+        past = [each for each in missing if each[1] <= open_us]
         last = slices[-1] if slices else None
         made: list[Slice] = []
-        for start_us, end_us in _missing(slices, span, size_us, whole_before_us):
+        for start_us, end_us in missing[len(past) :]:
             event_buckets = await self._partitions.next_buckets(dataset, last)
             last = Slice(start_us, end_us, dataset.time_bucket_us, event_buckets)
             made.append(last)
+        parts = (dataset.time_bucket_us, dataset.event_buckets)
+        made += [Slice(start_us, end_us, *parts) for start_us, end_us in past[:past_max]]
         if made:
             await self._store.make_slices(dataset, *made)
             self.tally["made"] += len(made)
             _log.info(
                 "made %d slices of dataset %s: from %d to %d",
-                *(len(made), dataset.name, made[0].start_us, made[-1].end_us),
+                *(len(made), dataset.name),
+                *(min(each.start_us for each in made), max(each.end_us for each in made)),
             )
 
     async def _drop_slices(self, dataset: Dataset) -> None:

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.errors import StoreUnavailableError, TokenTooOldError
-from counter.limits import MINUTE, SLICES_AHEAD
+from counter.audit import Auditor, State
+from counter.errors import SliceMissingError, StoreUnavailableError, TokenTooOldError
+from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SECOND, SLICES_AHEAD
+from counter.partitions import slice_of, slice_start
 from counter.storage.memory import MemoryStore
 from counter.types import CounterType, Dataset, Slice
+from counter.windows import closing_lag
 from rollup.maintenance import Maintenance
-from tests.rollup.world import CLOSING, DATASET, SETTINGS, World
+from tests.rollup.world import CLOSING, DATASET, SETTINGS, Process, World
 from tests.support.app import running
 from tests.support.clock import FakeClock
 from tests.support.rest import fresh
@@ -189,6 +192,94 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 7}
     assert await world.store.dropped_before(DATASET) > 0
+
+
+async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
+    """Until its slice exists a token of the gap has no answer; from then on it is void, for ever.
+    Watermarks, recounts, the audit and the drop of old slices need no slice of the gap."""
+    dataset = replace(DATASET, retention_us=400 * MINUTE, slice_us=MINUTE, time_bucket_us=MINUTE)
+    world = World(dataset)
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    first = await world.store.slices(dataset)
+    world.clock.advance(300 * MINUTE)
+    token = world.token(age_us=100 * MINUTE)
+    a = world.process()
+    calls: list[list[Slice]] = []
+    works = world.store.make_slices
+
+    async def noted(of: Dataset, *slices: Slice) -> None:
+        calls.append(list(slices))
+        await works(of, *slices)
+
+    with patch.object(world.store, "make_slices", noted):
+        await a.worker.tick()
+        before = await world.store.slices(dataset)
+        past = calls[0][-PAST_SLICES_PER_STEP:]
+        assert calls[0][: -len(past)] == list(before[-SLICES_AHEAD - 3 :])
+        assert past == list(before[len(first) :][: len(past)])
+        assert min(await world.store.watermarks(namespace)) > token.generation_time_us
+        with pytest.raises(SliceMissingError) as missing:
+            await world.api.add(namespace, "c", 1, token)
+        assert missing.value.applied is None
+        await world.add("c", 2)
+        await world.api.recount(namespace, "c", 0, 2**60)
+        [verdict] = await Auditor(world.store).audit(namespace, ["c"])
+        assert verdict.state is not State.WRONG
+        assert [each.count for each in await world.api.get(namespace, ["c"], 0)] == [7]
+        while len(before) < len(after := await _after_a_tick(world, a, dataset)):
+            before = after
+    assert max(map(len, calls)) <= PAST_SLICES_PER_STEP + SLICES_AHEAD + 3
+    assert sum(map(len, calls)) + len(first) == len(before)
+    assert all(one.end_us == other.start_us for one, other in pairwise(before))
+    for _ in range(2):
+        with pytest.raises(TokenTooOldError) as too_old:
+            await world.api.add(namespace, "c", 1, token)
+        assert too_old.value.applied is False
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+    [verdict] = await Auditor(world.store).audit(namespace, ["c"])
+    assert verdict.state is State.RIGHT
+    assert await world.rolled_up(namespace) == {"c": 7}
+
+
+async def _after_a_tick(world: World, process: Process, dataset: Dataset) -> Sequence[Slice]:
+    await process.worker.tick()
+    return await world.store.slices(dataset)
+
+
+async def test_a_gap_is_filled_though_the_slices_before_it_are_dropped() -> None:
+    """A start makes only what adds need, and a worker may come much later."""
+    world = World()
+    await world.begin(shards=1)
+    old = await world.store.slices(DATASET)
+    world.clock.advance(DATASET.retention_us)
+    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    await maintenance.make_slices(DATASET, past_max=0)
+    for each in old:
+        await world.store.drop_slice(DATASET, each.start_us)
+    dropped_us = await world.store.dropped_before(DATASET)
+    assert (await world.store.slices(DATASET))[0].start_us > dropped_us > 0
+    await maintenance.make_slices(DATASET)
+    slices = await world.store.slices(DATASET)
+    assert slices[0].start_us == dropped_us
+    assert all(one.end_us == other.start_us for one, other in pairwise(slices))
+
+
+@pytest.mark.parametrize("past_us", [0, SECOND])
+async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int) -> None:
+    """A process whose clock is behind, or whose write takes long, may need one slice more: a reader
+    that knows the slices around it would not look for another between them."""
+    world = World()
+    await world.begin(shards=1)
+    size_us, lag_us = DATASET.slice_us, closing_lag(DATASET)
+    now_us = world.clock.now_us()
+    world.clock.advance(DATASET.retention_us + size_us - now_us % size_us + past_us)
+    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    await maintenance.make_slices(DATASET, past_max=0)
+    slices = await world.store.slices(DATASET)
+    oldest_us = world.clock.now_us() - size_us - lag_us
+    assert slice_of(slices, oldest_us).start_us == slice_start(oldest_us, size_us)
 
 
 async def test_a_hole_between_slices_is_filled() -> None:

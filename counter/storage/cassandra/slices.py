@@ -46,14 +46,15 @@ class CassandraSlices(CassandraBase):
         return list((await self._reload_slices(dataset)).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        for each in slices:
-            await self._make_slice(dataset, each)
-
-    async def _make_slice(self, dataset: Dataset, each: Slice) -> None:
         shelf = await self._reload_slices(dataset)
-        is_there = any(standing.start_us == each.start_us for standing in shelf.slices)
-        if is_there or each.end_us <= shelf.dropped_before_us:
-            return
+        known = {each.start_us for each in shelf.slices}
+        for each in slices:
+            if each.start_us not in known and each.end_us > shelf.dropped_before_us:
+                await self._make_slice(shelf, each)
+        await shelf.reload()
+
+    async def _make_slice(self, shelf: Shelf, each: Slice) -> None:
+        dataset = shelf.dataset
         table = events_table(each.start_us)
         await self._connection.ddl(create_table(shelf.keyspace, table, events_of(dataset)))
         op = os.urandom(16)
@@ -73,7 +74,6 @@ class CassandraSlices(CassandraBase):
                 )
             # Dropped by another process meanwhile, its table perhaps before this one made it anew.
             await self._drop_table(shelf, each.start_us)
-        await shelf.reload()
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         key = (dataset.id, start_us)
