@@ -16,6 +16,12 @@ ADD = "/v1/namespaces/default/counters/c/add"
 ONE_MEBIBYTE = 1024 * 1024
 
 
+@pytest.fixture
+def storage() -> str:
+    """Nothing here depends on the store."""
+    return "memory"
+
+
 @pytest.fixture(autouse=True)
 async def nothing_is_written(rest: Rest, app: App) -> AsyncIterator[None]:
     """Around every test here: the one event that was there is the only one afterwards."""

@@ -24,6 +24,12 @@ PATHS = (
 )
 
 
+@pytest.fixture
+def storage() -> str:
+    """Nothing here depends on the store."""
+    return "memory"
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_it_has_the_head_of_a_get_and_no_body(rest: Rest, app: App, path: str) -> None:
     await rest.add("c", 1, fresh(app.clock.now_us()))
