@@ -10,42 +10,42 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from api.call import AsgiScope, Receive, Send
-from api.connections import Connections
-from api.counters import CounterRoutes
-from api.door import Door
-from api.exposition import Exposition
-from api.front import Front, Route
-from api.gate import Gate
-from api.health import Health
-from api.insight import InsightRoutes
-from api.live import LiveRoutes
-from api.metrics import Metrics
-from api.namespaces import NamespaceRoutes
-from api.observing import Observer
-from api.reports import ReportRoutes
-from api.request_log import RequestLog
-from api.request_metrics import RequestMetrics
-from api.site import Site
-from counter.admin_log import AdminLog
+from api.http.auth import Gate
+from api.http.call import AsgiScope, Receive, Route, Send
+from api.http.connections import Connections
+from api.http.hooks import Observer
+from api.http.load_shedding import Door
+from api.http.router import Front
+from api.routes.counters import CounterRoutes
+from api.routes.insight import InsightRoutes
+from api.routes.live import LiveRoutes
+from api.routes.namespaces import NamespaceRoutes
+from api.routes.reports import ReportRoutes
+from api.routes.site import Site
+from api.telemetry.exposition import Exposition
+from api.telemetry.health import Health
+from api.telemetry.metrics import Metrics
+from api.telemetry.request_log import RequestLog
+from api.telemetry.request_metrics import RequestMetrics
 from counter.clock import SystemClock
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard, guard_of
+from counter.core.service import CounterService
 from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
-from counter.host_rule import HostRule
-from counter.keys import KeyRing, Scope
 from counter.limits import SECOND
-from counter.patience import Patience
 from counter.ports import Cache, Clock, Store
-from counter.service import CounterService
-from counter.skew import ClockGuard, guard_of
+from counter.security.audit_log import AdminLog
+from counter.security.host_rule import HostRule
+from counter.security.keys import KeyRing
 from counter.storage import open_cache, open_store
-from counter.tracing import Tracing, open_tracing
-from counter.types import Dataset
+from counter.storage.shared.startup_retry import Patience
+from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
+from counter.telemetry.tracing import Tracing, open_tracing
+from counter.types import Dataset, Scope
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
-from rollup.store_metrics import ClockMetrics, StoreMetrics
 from rollup.worker import RollupWorker
 
 #: How long background work may take for its end even where answering took all of the drain.
@@ -300,7 +300,7 @@ def _worker(
 def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:
     observers: list[Observer] = [RequestLog(settings.log_requests)]
     if tracing.tracer is not None:
-        from api.request_spans import RequestSpans
+        from api.telemetry.request_traces import RequestSpans
 
         observers.append(RequestSpans(tracing.tracer))
     return observers

@@ -14,18 +14,18 @@ from typing import Final
 import uvicorn
 
 from api.app import Application, create_app
-from api.cors import Cors, with_cors
-from api.direct import direct_protocol
-from api.listening import check_exposure, connections_max, listen, say_where
-from api.server import Server
-from api.sharing import Board
-from api.tls import Certificates
-from api.workers import Parent, supervise
-from counter.config import Settings
-from counter.config_values import PORT_MAX
+from api.fastlane.lane import direct_protocol
+from api.http.cors import Cors, with_cors
+from api.server.server import Server
+from api.server.sockets import check_exposure, connections_max, listen, say_where
+from api.server.tls import Certificates
+from api.telemetry.multiprocess_metrics import Board
+from api.workers import Parent, Work, supervise
+from counter.config.settings import Settings
+from counter.config.values import PORT_MAX
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter.logs import load_soon
+from counter.telemetry.logs import load_soon
 
 #: How long a thread may hold the interpreter while another waits for it. The default of 5 ms would
 #: make the writer thread wait that long for a busy event loop, several times a commit.
@@ -37,8 +37,12 @@ _TALKATIVE: Final = ("debug", "info")
 _LOAD_LOGS_S: Final = 1.0
 
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was accepted. Raises StartupError."""
+def serve(settings: Settings, work: Work) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was accepted. Raises StartupError.
+
+    Where several processes are to share the port, each of them does *work*, which calls
+    :func:`serve_as_worker`.
+    """
     own = settings.metrics_port
     if own is not None and own <= settings.port < own + settings.workers:
         raise StartupError(
@@ -55,7 +59,7 @@ def serve(settings: Settings) -> None:
         if settings.workers == 1:
             _run(settings, [listener, *_own(settings, 0)], lambda: say_where(listener, settings))
             return
-        code = supervise(settings, listener, lambda: say_where(listener, settings))
+        code = supervise(settings, listener, lambda: say_where(listener, settings), work)
     if code:
         raise SystemExit(code)
 

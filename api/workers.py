@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Protocol
 
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import SECOND
 
@@ -40,7 +40,7 @@ _GRACE_S: Final = 5.0
 class Parent:
     """A worker's end of the pipe to its supervisor.
 
-    *folder* is where the workers lay what they counted: see :mod:`api.sharing`.
+    The workers share their metrics in *folder*: see :mod:`api.telemetry.multiprocess_metrics`.
     """
 
     def __init__(self, pipe: Connection, number: int, folder: Path) -> None:
@@ -198,7 +198,7 @@ def supervise(
     settings: Settings,
     listener: socket.socket,
     ready: Callable[[], None],
-    work: Work | None = None,
+    work: Work,
 ) -> int:
     """Run ``settings.workers`` processes that do *work* on *listener* until SIGTERM or SIGINT.
 
@@ -218,7 +218,7 @@ def supervise(
         ours, theirs = context.Pipe()
         with theirs:
             process = context.Process(
-                target=work or work_as_one,
+                target=work,
                 args=(settings, listener, number, theirs, Path(folder.name)),
                 name=f"counter-{number}",
             )
@@ -241,19 +241,6 @@ def supervise(
 
     with folder:
         return asyncio.run(keep())
-
-
-def work_as_one(
-    settings: Settings, listener: socket.socket, number: int, pipe: Connection, folder: Path
-) -> None:
-    """What a spawned process does: serve, and tell why where it cannot."""
-    from api.serve import serve_as_worker
-    from counter.cli import told
-    from counter.logs import log_to_stderr
-
-    log_to_stderr(settings)
-    with told():
-        serve_as_worker(settings, listener, Parent(pipe, number, folder))
 
 
 async def _either(*events: asyncio.Event) -> None:

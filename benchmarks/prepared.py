@@ -16,7 +16,7 @@ from typing import Final
 
 from api.app import create_app
 from benchmarks.harness import Bench, check
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.limits import DAY, SECOND
 from counter.storage.sqlite.schema import events_table
 from counter.types import CounterType, Namespace, Slice

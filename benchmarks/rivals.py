@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from counter.core.coalescing import Done as Told
+from counter.core.results import Added
+from counter.core.service import CounterService
 from counter.errors import CounterError
-from counter.outcomes import Added
-from counter.service import CounterService
-from counter.storage.cassandra.rows import INSERT_NEW, cells_of, form_of, key_of, place_of
+from counter.storage.cassandra.connection import Done
 from counter.storage.cassandra.store import CassandraStore
-from counter.storage.cassandra.stream import Done
-from counter.turns import Done as Told
+from counter.storage.cassandra.tables import INSERT_NEW, cells_of, form_of, key_of, place_of
 from counter.types import Event, Namespace, Slice, Written
 
 NATIVE_TABLE: Final = (

@@ -25,9 +25,9 @@ from benchmarks.prepared import (
 )
 from benchmarks.results import Figure, Report, median, ratios
 from counter.clock import SystemClock
+from counter.core.namespaces import Namespaces
+from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
-from counter.namespaces import Namespaces
-from counter.reading import CountReader
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.tokens import TokenGenerator

@@ -30,27 +30,27 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from api import serve
 from api.app import Application, create_app
-from api.call import Call, Reply
-from api.connections import Connections
-from api.front import Front, Route
-from api.metrics import Metrics
-from api.protocol import TimedProtocol, timed_protocol
-from api.request_metrics import RequestMetrics
-from counter.best_effort import Answered, BestEffort
-from counter.cli_flags import ServeFlags
+from api.http.call import Call, Reply, Route
+from api.http.connections import Connections
+from api.http.router import Front
+from api.server.protocol import TimedProtocol, timed_protocol
+from api.telemetry.metrics import Metrics
+from api.telemetry.request_metrics import RequestMetrics
+from counter.cli.commands.serve import serve_one
+from counter.cli.flags import ServeFlags
 from counter.clock import SystemClock
-from counter.config import Settings
-from counter.config_report import load
+from counter.config.report import load
+from counter.config.settings import Settings
+from counter.core.best_effort import Answered, BestEffort
+from counter.core.clock_guard import ClockGuard
+from counter.core.coalescing import Done
+from counter.core.results import Add, Added, Credential
+from counter.core.service import CounterService
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
-from counter.keys import Scope
-from counter.outcomes import Add, Added, Credential
 from counter.ports import Cache, Clock, Store
-from counter.service import CounterService
-from counter.skew import ClockGuard
 from counter.storage.cassandra.options import options_of
-from counter.tallies import Histogram, StoreTally
-from counter.turns import Done
-from counter.types import Event, Namespace, Token, Written
+from counter.telemetry.metrics import Histogram, StoreTally
+from counter.types import Event, Namespace, Scope, Token, Written
 
 
 class UnstoredCounters(BestEffort):
@@ -203,7 +203,7 @@ def serve_with(make: Callable[[Settings], Application], settings: Settings | Non
     """Serve what *make* wires exactly as ``counter serve`` would serve the real thing; over SQLite
     in a folder of its own unless *settings* say otherwise."""
     with tempfile.TemporaryDirectory() as folder, patch("api.serve.create_app", make):
-        serve.serve(settings or Settings(port=0, data=Path(folder)))
+        serve.serve(settings or Settings(port=0, data=Path(folder)), serve_one)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ _EXIT_INTERRUPTED: Final = 130
 def main() -> None:
     """Run the command line."""
     try:
-        from counter.cli import main as run
+        from counter.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

@@ -184,3 +184,7 @@ invariant(
 invariant(CLOCK_STEP_MAX_US < CLOCK_HOLD_US, "a step of the clock is held longer than it is wide")
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")
+
+
+#: What a partition should stay below: Cassandra reads and repairs one as a whole.
+PARTITION_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
 from typing import NamedTuple
 
 
@@ -262,3 +262,47 @@ class Guarded(Enum):
     OTHER = "other"
     #: The guard cannot be reached.
     UNTOLD = "untold"
+
+
+class Scope(IntEnum):
+    """What a key allows; each holds the ones before it."""
+
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as it is on record. Rates are per second and process; 0 is any number, and None what
+    the settings say.
+
+    ``digest`` is the SHA-256 of the secret. ``namespaces`` are names, beginnings of names that end
+    in ``*``, or ``*``. ``replaced_by`` is the id of the key that this one was rotated to.
+    """
+
+    id: str
+    label: str
+    digest: bytes = field(repr=False)
+    namespaces: tuple[str, ...]
+    scope: Scope
+    created_at_us: int
+    expires_at_us: int | None = None
+    revoked_at_us: int | None = None
+    #: To about two minutes. Not a part of what the key is: it does not count when two are compared.
+    last_used_us: int | None = field(default=None, compare=False)
+    requests_per_s: float | None = None
+    adds_per_s: float | None = None
+    reservations_per_s: float | None = None
+    resolutions_per_s: float | None = None
+    replaced_by: str | None = None
+
+    def ends_at_us(self) -> int | None:
+        """The instant from which it is no longer valid; None where there is none."""
+        ends = [each for each in (self.expires_at_us, self.revoked_at_us) if each is not None]
+        return min(ends, default=None)
+
+    def is_valid_at(self, now_us: int) -> bool:
+        """Whether it is neither revoked nor expired."""
+        expires_us = self.expires_at_us
+        return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)

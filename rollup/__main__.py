@@ -2,6 +2,6 @@
 
 import sys
 
-from counter.cli import app
+from counter.cli.app import app
 
 app(["rollup", *sys.argv[1:]])

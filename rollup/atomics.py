@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from counter.core.resolve import Resolver
 from counter.errors import (
     SliceMissingError,
     StoreUnavailableError,
@@ -15,7 +16,6 @@ from counter.errors import (
 )
 from counter.limits import MINUTE
 from counter.ports import Clock, Store
-from counter.resolution import Resolver
 from counter.types import AtomicMark, Namespace
 from rollup.batches import in_groups
 from rollup.limiter import Limiter

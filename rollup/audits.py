@@ -17,15 +17,15 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from counter.audit import Auditor, Verdict
-from counter.audit_run import Pace, Summary, audited, described
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.namespaces import Namespaces
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import HOUR, MINUTE, SECOND
-from counter.namespaces import Namespaces
+from counter.ops.audit import Auditor, Verdict
+from counter.ops.audit_run import Pace, Summary, audited, described
 from counter.ports import Clock, Store
+from counter.telemetry.families import counter, gauge
 from counter.types import CounterType, Namespace
-from rollup.families import counter, gauge
 
 _log = logging.getLogger("counter.audit")
 #: Counters of one round, and the fewest of one namespace.

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
+from counter.core.read import EMPTY_HEAD, read_partitions
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Cache, Store
-from counter.reading import EMPTY_HEAD, read_partitions
-from counter.tallies import NUMBER_BOUNDS, Histogram
-from counter.tracing import NoTracing, Tracing
+from counter.telemetry.metrics import NUMBER_BOUNDS, Histogram
+from counter.telemetry.tracing import NoTracing, Tracing
 from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
 from rollup.limiter import Limiter
 from rollup.partitions import Partitions

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import CounterError, OriginRefusedError, StartupError
-from counter.host_rule import HostRule
 from counter.ports import Cache, Clock, Store
-from counter.skew import ClockGuard
-from counter.troubles import Trouble, Troubles
-from rollup.exposition import Exposition
+from counter.security.host_rule import HostRule
+from counter.telemetry.exposition import Exposition
+from counter.telemetry.incidents import Trouble, Troubles
+from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.leases import Leases
 from rollup.metrics import RollupMetrics
-from rollup.store_metrics import ClockMetrics, StoreMetrics
 from rollup.worker import RollupWorker
 
 _HEAD_BYTES_MAX: Final = 8 * 1024

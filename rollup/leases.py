@@ -20,11 +20,10 @@ from typing import Final
 
 import xxhash
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import UnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
-from counter.ports import Clock
-from counter.ports_control import LeaseStore
-from counter.skew import ClockGuard
+from counter.ports import Clock, LeaseStore
 
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.namespaces import Namespaces
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SLICES_AHEAD
-from counter.namespaces import Namespaces
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
-from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Dataset, Namespace, Slice
 from counter.windows import closing_lag
 from rollup.partitions import Partitions

@@ -10,9 +10,9 @@ from prometheus_client.core import Metric
 
 from counter.limits import SECOND
 from counter.ports import Clock
+from counter.telemetry.families import counter, counters, gauge, gauges, histogram
 from counter.windows import closed_through
 from rollup.audits import audit_families
-from rollup.families import counter, counters, gauge, gauges, histogram
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 

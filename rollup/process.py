@@ -19,16 +19,16 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from counter.clock import SystemClock
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
 from counter.durations import format_duration
 from counter.errors import StartupError, UnavailableError
-from counter.host_rule import HostRule
 from counter.limits import SECOND
-from counter.namespaces import Namespaces
-from counter.patience import Patience
-from counter.skew import ClockGuard
+from counter.security.host_rule import HostRule
 from counter.storage import open_cache, open_store
-from counter.tracing import open_tracing
+from counter.storage.shared.startup_retry import Patience
+from counter.telemetry.tracing import open_tracing
 from rollup.audits import audits_of
 from rollup.health import Health, listening
 from rollup.leases import Leases, worker_id

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from counter.folding import fold_rows
-from counter.reading import recounts_of
+from counter.core.read import recounts_of
+from counter.folds import fold_rows
 from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, WindowRow
 
 

@@ -14,6 +14,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.namespaces import Namespaces
+from counter.core.resolve import Resolver
 from counter.errors import (
     ClockSkewError,
     NamespaceUnknownError,
@@ -22,10 +25,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import DRAIN_TIMEOUT_US, MILLISECOND, MINUTE, ROLLUP_CONCURRENCY, SECOND
-from counter.namespaces import Namespaces
 from counter.ports import Cache, Clock, Store
-from counter.resolution import Resolver
-from counter.skew import ClockGuard, checked_now_us
 from counter.types import CounterType, Mark, Namespace
 from counter.windows import closed_through, window_of
 from rollup.atomics import AtomicSettler

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from counter.cli import app
-from counter.config import Settings
+from counter.cli.app import app
+from counter.config.settings import Settings
 
 _SETTINGS: Final = frozenset(f"--{name.replace('_', '-')}" for name in Settings.model_fields)
 _FLAG: Final = re.compile(r"^\* `(--[a-z0-9-]+)")

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from api.explained import EXPLAINED
-from api.problem_page import example_text, shapes
-from api.problems import problem_types
+from api.document.problem_page import EXPLAINED, example_text, shapes
+from api.http.problems import problem_types
 from counter.errors import CounterError
 
 #: Where more is said of some of them.

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from api.app import create_app
-from api.documents import documents_of
-from api.front import Route
-from api.problems import problem_types
-from api.schemas import DURATION, PROBLEM
+from api.document.documents import documents_of
+from api.document.schemas import DURATION, PROBLEM
+from api.http.call import Route
+from api.http.problems import problem_types
 from counter.clock import SystemClock
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.storage.memory import MemoryStore

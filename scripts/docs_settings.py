@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from counter.config import DatasetSettings, Settings
-from counter.config_report import is_duration, toml_value
+from counter.config.report import is_duration, toml_value
+from counter.config.settings import DatasetSettings, Settings
 
 _DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 #: What is never a flag: process lists show those.

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from api.problems import problem_types
-from counter.config import Settings
+from api.http.problems import problem_types
+from counter.config.settings import Settings
 from counter.durations import format_duration
 from counter.errors import CounterError, TokenTooOldError
 from tests.support.app import running

@@ -70,8 +70,8 @@ def test_what_they_point_at_is_there(text: str, home: Path) -> None:
 
 def test_what_the_checklist_names_are_settings_and_flags() -> None:
     """A setting that was renamed would leave operators with advice that they cannot follow."""
-    from counter.cli_key import NewKey
-    from counter.config import Settings
+    from counter.cli.commands.key import NewKey
+    from counter.config.settings import Settings
 
     checklist = SECURITY.partition("## Hardening checklist")[2].partition("\n## ")[0]
     flags = {each.replace("-", "_") for each in re.findall(r"`--([a-z-]+)`", checklist)}

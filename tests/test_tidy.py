@@ -6,9 +6,11 @@ each and see it caught.
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,31 +19,82 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("counter", "rollup", "api")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
-#: The one file that speaks to a terminal, and the one in counter/ that may reach up.
-COMMAND_LINE = "counter/cli.py"
-REACHES_UP = "counter/cli_serve.py"
-SDK = "counter/client/"
-#: The one file besides the stores' that may use a driver, and only the standard library's: what a
+MODULES_MAX = 15
+#: The one module that prints.
+PRINTS = "counter/cli/terminal.py"
+#: The modules that hold the application of the command line.
+COMMAND_LINE = "counter/cli/app.py"
+SDK = "counter/client"
+#: The one module besides the stores that may use a driver, and only the standard library's: what a
 #: client keeps on its own disk. It cannot be in counter/storage/, which the SDK must not carry.
 SPOOL = "counter/client/spool.py"
 
 FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
 DRIVERS = ("sqlite3", "_sqlite3", "cassandra", "pymemcache")
-SERVER_PARTS = (
-    "counter.cli",
-    "counter.config",
-    "counter.key_admin",
-    "counter.keys",
-    "counter.namespaces",
-    "counter.planner",
-    "counter.ports",
-    "counter.ports_control",
-    "counter.reading",
-    "counter.resolution",
-    "counter.service",
-    "counter.storage",
-    "counter.writing",
+#: The words of the core that the SDK uses too, and may.
+SHARED_WITH_THE_SDK = (
+    *("counter.clock", "counter.errors", "counter.limits", "counter.names", "counter.tokens"),
+    "counter.types",
 )
+#: Which rooms the modules of a room may import, besides each other: a room is a folder, and one
+#: that ends in "." and a module's name is that module alone. Imports go down only.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "counter": (),
+    "counter/client": SHARED_WITH_THE_SDK,
+    "counter/core": ("counter",),
+    "counter/config": ("counter", "counter/core"),
+    "counter/telemetry": ("counter", "counter/core", "counter/config"),
+    "counter/security": ("counter", "counter/core", "counter/telemetry"),
+    "counter/storage/shared": ("counter",),
+    "counter/storage/memory": ("counter",),
+    "counter/storage/memcached": ("counter", "counter/telemetry"),
+    "counter/storage/sqlite": (
+        *("counter", "counter/telemetry", "counter/storage/shared"),
+        "counter/storage/memory",
+    ),
+    "counter/storage/cassandra": (
+        *("counter", "counter/config", "counter/telemetry", "counter/storage/shared"),
+    ),
+    "counter/storage": (
+        *("counter", "counter/core", "counter/config", "counter/storage/shared"),
+        *("counter/storage/memory", "counter/storage/sqlite"),
+        *("counter/storage/cassandra", "counter/storage/memcached"),
+    ),
+    "counter/ops": (
+        *("counter", "counter/client", "counter/core", "counter/config", "counter/storage"),
+        *("counter/storage/shared", "counter/storage/sqlite"),
+    ),
+    "counter/cli": ("counter", "counter/client", "counter/config", "counter/telemetry"),
+    "rollup": (
+        *("counter", "counter/core", "counter/config", "counter/telemetry", "counter/security"),
+        *("counter/ops", "counter/storage", "counter/storage/shared"),
+    ),
+    "api/http": ("counter", "counter/core", "counter/telemetry", "counter/security"),
+    "api/console": ("counter", "api/http"),
+    "api/document": ("counter", "counter/core", "api/http"),
+    "api/telemetry": (
+        *("counter", "counter/core", "counter/telemetry", "counter/security", "rollup"),
+        "api/http",
+    ),
+    "api/routes": (
+        *("counter", "counter/core", "counter/config", "counter/security", "rollup", "api/http"),
+        *("api/console", "api/document", "api/telemetry"),
+    ),
+    "api/server": ("counter", "counter/config", "api/http"),
+    "api/fastlane": ("counter", "counter/core", "api/http", "api/server"),
+    "api": (
+        *("counter", "counter/core", "counter/config", "counter/telemetry", "counter/security"),
+        *("counter/storage", "counter/storage/shared", "rollup"),
+        *("api/http", "api/routes", "api/telemetry", "api/server", "api/fastlane"),
+    ),
+    "counter/cli/commands": (
+        *("counter", "counter/client", "counter/core", "counter/config", "counter/telemetry"),
+        *("counter/security", "counter/ops", "counter/storage", "counter/storage/shared"),
+        *("counter/storage/cassandra", "counter/storage/memory", "counter/cli", "rollup", "api"),
+    ),
+}
+#: ``python -m`` begins with the command line.
+ENTRIES = ("counter/__main__.py", "rollup/__main__.py")
 
 MUTABLE_LITERALS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 MUTABLE_TYPES = "list dict set bytearray defaultdict deque OrderedDict Counter WeakValueDictionary"
@@ -122,16 +175,43 @@ def is_in(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-def imports_upwards(source: Source) -> Iterator[str]:
-    above = {"counter": ("api", "rollup", *FRAMEWORKS), "rollup": ("api", *FRAMEWORKS)}
-    for line, name, late in imports(source):
-        allowed = source.path == REACHES_UP and late
-        if is_in(name, above.get(source.package, ())) and not allowed:
-            yield source.at(
-                line,
-                f"imports {name}; {source.package} must not know it (only {REACHES_UP} may, "
-                "inside a function)",
-            )
+def room_of(name: str) -> str:
+    """The room of the module or package *name*; for a name in a module, that of the module."""
+    path = ROOT / name.replace(".", "/")
+    while not path.is_dir():
+        path = path.parent
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_of(name: str) -> str:
+    """The module that *name* is, or is in."""
+    while "." in name:
+        path = ROOT / name.replace(".", "/")
+        if path.is_dir() or path.with_suffix(".py").is_file():
+            return name
+        name = name.rpartition(".")[0]
+    return name
+
+
+def imports_the_wrong_room(source: Source) -> Iterator[str]:
+    room = Path(source.path).parent.as_posix()
+    allowed = ROOMS.get(room)
+    if allowed is None:
+        yield source.at(1, f"{room} is no room of ROOMS: say there what it may import")
+        return
+    for line, name, _ in imports(source):
+        if not is_in(name, SHIPPED):
+            continue
+        other, module = room_of(name), module_of(name)
+        if other == room or other in allowed or module in allowed or source.path in ENTRIES:
+            continue
+        yield source.at(line, f"imports {name}; ROOMS lets {room} import {', '.join(allowed)}")
+
+
+def imports_a_framework(source: Source) -> Iterator[str]:
+    for line, name, _ in imports(source):
+        if source.package != "api" and is_in(name, FRAMEWORKS):
+            yield source.at(line, f"imports {name}; only api/ may know a web framework")
 
 
 def imports_a_driver(source: Source) -> Iterator[str]:
@@ -142,10 +222,20 @@ def imports_a_driver(source: Source) -> Iterator[str]:
             yield source.at(line, f"imports {name}; only counter/storage/ may know a driver")
 
 
-def sdk_imports_the_server(source: Source) -> Iterator[str]:
-    for line, name, _ in imports(source):
-        if source.path.startswith(SDK) and is_in(name, SERVER_PARTS):
-            yield source.at(line, f"imports {name}; the SDK must not carry server code")
+def circles(found: tuple[Source, ...]) -> list[list[str]]:
+    """Every set of modules that import each other, directly or by others of them."""
+    graph = {}
+    for source in found:
+        name = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        graph[name] = {
+            module_of(each) for _, each, _ in imports(source) if is_in(each, SHIPPED)
+        } - {name}
+    order = TopologicalSorter(graph)
+    try:
+        order.prepare()
+    except CycleError as error:
+        return [error.args[1]]
+    return []
 
 
 def is_too_long(source: Source) -> Iterator[str]:
@@ -174,8 +264,8 @@ def asserts(source: Source) -> Iterator[str]:
 def prints(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree()):
         match node:
-            case ast.Call(func=ast.Name(id="print")) if source.path != COMMAND_LINE:
-                yield source.at(node.lineno, f"print; only {COMMAND_LINE} speaks to a terminal")
+            case ast.Call(func=ast.Name(id="print")) if source.path != PRINTS:
+                yield source.at(node.lineno, f"print; only {PRINTS} speaks to a terminal")
 
 
 def called_name(node: ast.expr) -> str:
@@ -243,19 +333,40 @@ def names_an_address(source: Source) -> Iterator[str]:
             yield source.at(number, f"a lock names packages and hashes, no address: {line.strip()}")
 
 
-def test_imports_go_one_way() -> None:
-    """counter knows neither rollup nor api nor a web framework, and rollup does not know api."""
-    must_hold(imports_upwards, shipped())
+def test_imports_go_down_only() -> None:
+    """Each module imports the rooms that ROOMS allows."""
+    must_hold(imports_the_wrong_room, shipped())
+
+
+def test_rooms_form_no_circle() -> None:
+    """ROOMS itself has an order from the bottom to the top."""
+    below = {room: {each for each in allowed if each in ROOMS} for room, allowed in ROOMS.items()}
+    assert set(TopologicalSorter(below).static_order()) == set(ROOMS)
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is no import circle, not even one that only type checkers or functions close."""
+    assert circles(shipped()) == []
+
+
+def test_rooms_stay_small() -> None:
+    """No package holds more than MODULES_MAX modules besides __init__ and __main__."""
+    sizes = Counter(
+        Path(each.path).parent.as_posix()
+        for each in shipped()
+        if not Path(each.path).name.startswith("__")
+    )
+    assert {room: size for room, size in sizes.items() if size > MODULES_MAX} == {}
+
+
+def test_only_the_api_knows_a_web_framework() -> None:
+    """Nothing outside api/ imports FastAPI, Starlette or uvicorn."""
+    must_hold(imports_a_framework, shipped())
 
 
 def test_only_storage_knows_a_driver() -> None:
     """Nothing outside counter/storage/ imports a database or cache driver."""
     must_hold(imports_a_driver, shipped())
-
-
-def test_the_sdk_carries_no_server_code() -> None:
-    """counter/client/ imports nothing that only a server needs."""
-    must_hold(sdk_imports_the_server, shipped())
 
 
 def test_files_stay_small() -> None:
@@ -274,7 +385,7 @@ def test_shipped_code_never_asserts() -> None:
 
 
 def test_only_the_command_line_prints() -> None:
-    """Nothing but counter/cli.py writes to the terminal with print."""
+    """Nothing but counter/cli/terminal.py writes to the terminal with print."""
     must_hold(prints, shipped())
 
 
@@ -310,21 +421,18 @@ def names(cases: Cases) -> list[str]:
 
 
 PLANTED: Cases = [
-    (imports_upwards, "counter/service.py", "import api.app"),
-    (imports_upwards, "counter/cli_serve.py", "from rollup import worker"),
-    (imports_upwards, "counter/cli.py", "def serve():\n    from api.app import create_app"),
     (
-        imports_upwards,
-        "counter/errors.py",
-        "def f():\n    from starlette import status",
+        imports_the_wrong_room,
+        "counter/core/service.py",
+        "def f():\n    from api.app import create_app",
     ),
-    (imports_upwards, "rollup/worker.py", "from api.app import create_app"),
+    (imports_the_wrong_room, "counter/nowhere/made.py", "import json"),
+    (imports_a_framework, "counter/errors.py", "def f():\n    from starlette import status"),
+    (imports_a_framework, "rollup/worker.py", "import fastapi"),
     (imports_a_driver, "api/app.py", "import sqlite3"),
-    (imports_a_driver, "counter/service.py", "from cassandra.cluster import Cluster"),
+    (imports_a_driver, "counter/core/service.py", "from cassandra.cluster import Cluster"),
     (imports_a_driver, "counter/client/sync.py", "import sqlite3"),
     (imports_a_driver, "counter/client/spool.py", "from cassandra.cluster import Cluster"),
-    (sdk_imports_the_server, "counter/client/sync.py", "from counter.storage.sqlite import Store"),
-    (sdk_imports_the_server, "counter/client/sync.py", "from counter import service"),
     (is_too_long, "api/app.py", "\n" * (FILE_LINES_MAX + 1)),
     (has_a_long_function, "api/app.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (asserts, "rollup/windows.py", "def f(x):\n    assert x"),
@@ -350,10 +458,31 @@ def test_a_planted_violation_is_caught(rule: Rule, path: str, text: str) -> None
     assert violations(rule, (Source(path, text),)).startswith(f"{path}:")
 
 
+def test_a_wrong_import_in_any_room_is_caught() -> None:
+    """A module of every room that imports any module that ROOMS does not let it import."""
+    names = [
+        each.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for each in shipped()
+    ]
+    text = "\n".join(f"import {name}" for name in names)
+    for room, allowed in ROOMS.items():
+        caught = violations(imports_the_wrong_room, (Source(f"{room}/scratch.py", text),))
+        wrong = {name for name in names if f"imports {name};" in caught}
+        may = {name for name in names if room_of(name) in (room, *allowed) or name in allowed}
+        assert wrong == set(names) - may, room
+
+
+def test_a_circle_is_caught() -> None:
+    """Also one that only a function closes."""
+    one = Source("counter/types.py", "from counter import limits")
+    other = Source("counter/limits.py", "def f():\n    from counter.types import Slice")
+    assert circles((one, other)) == [["counter.types", "counter.limits", "counter.types"]]
+
+
 ALLOWED: Cases = [
-    (imports_upwards, "counter/cli_serve.py", "def serve():\n    from api.app import create_app"),
-    (imports_upwards, "api/app.py", "from counter.service import Service\nimport fastapi"),
-    (imports_upwards, "counter/service.py", "from counter import apiary, rollups"),
+    (imports_the_wrong_room, "counter/cli/commands/serve.py", "from api.app import create_app"),
+    (imports_the_wrong_room, "counter/client/sync.py", "from counter.types import Slice"),
+    (imports_a_framework, "api/app.py", "import fastapi"),
     (imports_a_driver, "counter/storage/sqlite.py", "import sqlite3"),
     (imports_a_driver, "counter/client/spool.py", "import sqlite3"),
     (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),

@@ -9,8 +9,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from api.answers import problem_reply
-from api.call import AsgiScope, Reply, header_of
+from api.http.answers import problem_reply
+from api.http.call import AsgiScope, Reply, header_of
 from counter.errors import MethodNotAllowedError, NotFoundError
 
 PATH: Final = "/console"

@@ -23,14 +23,14 @@ from rich.table import Table
 
 from benchmarks.capacity.measure import COUNTERS, EMBEDDED, Figure, Run, measure
 from benchmarks.capacity.processes import BenchError
-from counter.cli import EXIT_INTERRUPTED, remark, tell, told
-from counter.cli_ending import ending_in_order
-from counter.cli_flags import StoreFlags
+from counter.cli.commands.backup import ending_in_order
+from counter.cli.flags import StoreFlags
+from counter.cli.terminal import EXIT_INTERRUPTED, remark, tell, told
 from counter.clock import SystemClock, to_rfc3339
-from counter.config import Settings
-from counter.config_report import load, toml_value
+from counter.config.report import load, toml_value
+from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.planner_rates import SUBJECT
+from counter.ops.measured_rates import SUBJECT
 
 EXIT_WRONG: Final = 1
 _SECONDS_MAX: Final = 3_600

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from benchmarks.capacity.load import Done, Job, counter_name
 from benchmarks.capacity.processes import Api, BenchError, Process, free_port, load, running
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.durations import format_duration
 from counter.limits import SECOND, WINDOWS_PER_RETENTION_MAX
 
@@ -241,7 +241,7 @@ class _Idle:
 def _node_figure(run: Run, adds: Figure) -> Figure:
     """What a node of Cassandra takes, at least: copies written, shared among the nodes."""
     from counter.storage.cassandra import options_of
-    from counter.storage.cassandra.nodes import count_nodes
+    from counter.storage.cassandra.connection import count_nodes
 
     nodes = asyncio.run(count_nodes(options_of(run.settings)))
     copies = sum(number for _, number in run.settings.placements()["default"].replication)

@@ -16,8 +16,7 @@ from counter.client.answers import (
     Point,
     Resolved,
 )
-from counter.client.async_buffer import AsyncBuffer
-from counter.client.buffer import Buffer
+from counter.client.buffer import AsyncBuffer, Buffer
 from counter.client.failures import (
     BufferFullError,
     ClosedError,

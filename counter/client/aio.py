@@ -12,17 +12,15 @@ from typing import Any, TypeVar
 
 from counter.client import answers
 from counter.client.addresses import checked_urls
-from counter.client.async_buffer import AsyncBuffer
+from counter.client.buffer import AsyncBuffer
 from counter.client.buffering import Bounds
 from counter.client.calls import PAGE, Call, Calls, Settings, namespaces, tokens
 from counter.client.delivery import Delivery
 from counter.client.failures import Unfinished, UnknownOutcomeError, unfinished_of
-from counter.client.given import Items
-from counter.client.live import Course, Told
 from counter.client.options import Options
 from counter.client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
-from counter.client.tokens import Credential, Token
-from counter.client.transport import AsyncTransport
+from counter.client.tokens import Credential, Items, Token
+from counter.client.transport import AsyncTransport, Course, Told
 from counter.errors import CounterError, TokenTooOldError
 
 T = TypeVar("T")

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from counter import limits
-from counter.client.backlog import Backlog
 from counter.client.calls import Calls
-from counter.client.delivery import Delivery
+from counter.client.delivery import Backlog, Delivery
 from counter.client.failures import ClosedError, Rejected, RejectedError, UnsentError
-from counter.client.given import checked_name
 from counter.client.options import Flush, check_number, tell
 from counter.client.retrying import Policy
 from counter.client.spool import LOOK_S, Spool
+from counter.client.tokens import checked_name
 from counter.errors import InvalidParameterError
 
 DELTA_MIN: Final = limits.INT64_MIN

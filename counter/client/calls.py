@@ -20,8 +20,11 @@ from counter.client.failures import (
     error_of_problem,
     unexpected,
 )
-from counter.client.given import (
+from counter.client.tokens import (
+    Credential,
     Items,
+    Key,
+    Token,
     check_delta,
     checked_items,
     checked_name,
@@ -29,8 +32,8 @@ from counter.client.given import (
     checked_namespace,
     checked_token,
     moment_text,
+    text_of,
 )
-from counter.client.tokens import Credential, Key, Token, text_of
 from counter.clock import to_rfc3339
 from counter.errors import CounterError, InvalidParameterError
 from counter.tokens import format_nonce

@@ -25,8 +25,7 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, ClassVar, Final
 
-from counter.client.backlog import Backlog
-from counter.client.delivery import Item, Renewed
+from counter.client.delivery import Backlog, Item, Renewed
 from counter.client.failures import ClosedError, Rejected, SpoolBusyError
 from counter.client.tokens import Token
 from counter.errors import CounterError, InvalidParameterError, StoreUnavailableError

@@ -3,33 +3,148 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import ssl
+import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
+import httpcore
 import httpx
 
 from counter import limits
-from counter.client.addresses import authorization, by_proxy, direct
+from counter.client import answers
+from counter.client.addresses import Places, authorization, by_proxy, direct
 from counter.client.calls import Reply, Request
-from counter.client.deadlines import Deadline
 from counter.client.failures import (
     ClosedError,
     UnexpectedAnswerError,
     UnreachableError,
     error_of_answer,
+    error_of_problem,
     too_large,
+    unexpected,
 )
-from counter.client.live import HEADERS, SILENCE_S
 from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, tell
-from counter.client.places import Places
-from counter.client.retrying import Answer, Budget, Send
-from counter.client.tls import context_of
+from counter.client.retrying import Answer, Budget, Policy, Send
+from counter.errors import CounterError, InvalidParameterError
+
+#: What is written at once: between two of these the time is looked at.
+_PIECE_BYTES: Final = 65_536
+
+
+class Deadline(threading.local):
+    """Until when the attempt may wait that a thread is at, by ``time.perf_counter``."""
+
+    end_s: float | None = None
+
+    @contextmanager
+    def at(self, end_s: float) -> Iterator[None]:
+        """Have what this thread waits for meanwhile end at *end_s*."""
+        before, self.end_s = self.end_s, end_s
+        try:
+            yield
+        finally:
+            self.end_s = before
+
+    def left_s(self, timeout: float | None, late: type[Exception]) -> float | None:
+        """What is left of *timeout*. Raises *late* where nothing is."""
+        if self.end_s is None:
+            return timeout
+        left_s = self.end_s - time.perf_counter()
+        if left_s <= 0:
+            raise late("the time of the attempt is over")
+        return left_s if timeout is None else min(left_s, timeout)
+
+    def keep(self, http: httpx.Client) -> None:
+        """Have all connections of *http*, which has none yet, keep it."""
+        # Only httpcore has a parameter for that, and httpx does not pass it on. Where another
+        # version names it otherwise, each wait is bounded by itself, as httpx has it.
+        for each in (http._transport, *http._mounts.values()):
+            pool = getattr(each, "_pool", None)
+            backend = getattr(pool, "_network_backend", None)
+            if isinstance(backend, httpcore.NetworkBackend):
+                pool._network_backend = _Backend(backend, self)  # type: ignore[union-attr]
+
+
+class _Backend(httpcore.NetworkBackend):
+    """Makes connections that keep a deadline."""
+
+    def __init__(self, inner: httpcore.NetworkBackend, deadline: Deadline) -> None:
+        self._inner = inner
+        self._deadline = deadline
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = self._deadline.left_s(timeout, httpcore.ConnectTimeout)
+        stream = self._inner.connect_tcp(host, port, left_s, local_address, socket_options)
+        return _Stream(stream, self._deadline)
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection that keeps a deadline."""
+
+    def __init__(self, inner: httpcore.NetworkStream, deadline: Deadline) -> None:
+        self._inner = inner
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._inner.read(max_bytes, self._deadline.left_s(timeout, httpcore.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for at in range(0, len(buffer), _PIECE_BYTES):
+            left_s = self._deadline.left_s(timeout, httpcore.WriteTimeout)
+            self._inner.write(buffer[at : at + _PIECE_BYTES], left_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = self._deadline.left_s(timeout, httpcore.ConnectTimeout)
+        return _Stream(self._inner.start_tls(ssl_context, server_hostname, left_s), self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+def context_of(options: Options) -> ssl.SSLContext | None:
+    """The context of the files in *options*; None where there are none, and httpx's own will do.
+
+    Raises InvalidParameterError, naming the files that cannot be used.
+    """
+    ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
+    if ca is None and cert is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            # Without a password of ours OpenSSL would ask the terminal for one.
+            context.load_cert_chain(cert, key, password=lambda: "")
+    except OSError as error:
+        raise InvalidParameterError(
+            f"tls_ca {ca}, tls_cert {cert} and tls_key {key} cannot be used:"
+            f" {getattr(error, 'reason', None) or error.strerror}; they must be PEM files, and the"
+            " key that of the certificate, with no password"
+        ) from error
+    return context
+
 
 #: Adaptive hedges: how many of the latest answers are looked at, and how many it takes.
 _SEEN_MAX: Final = 200
@@ -462,3 +577,78 @@ def _weight(request: Request, answer: Answer) -> int:
         return _DECIDES
     # A write that one refused the other may have been counted by.
     return _REFUSES if request.operation in _WRITES else _DECIDES
+
+
+#: The service breaks a silence every 15 s; after so long nobody is there any more.
+SILENCE_S: Final = 40.0
+#: What a stream is asked for with.
+HEADERS: Final = (("Accept", "text/event-stream"),)
+Told = answers.Count | CounterError
+
+
+class Course:
+    """What is known of one counter's stream, from one connection to the next."""
+
+    def __init__(self, request: Request, policy: Policy) -> None:
+        self.request = request
+        self.number = 0
+        self._policy = policy
+        self._failures = 0
+        self._heard_s = policy.now_s()
+        self._event = self._data = ""
+
+    def line(self, text: str) -> Told | None:
+        """What *text*, the next line of the stream, tells of the count: it, or why it cannot be
+        told now. Raises the CounterError of a definite end."""
+        self._heard_s, self._failures = self._policy.now_s(), 0
+        name, _, value = text.partition(":")
+        if name == "event":
+            self._event = value.strip()
+        elif name == "data":
+            self._data += value.strip()
+            if len(self._data) > limits.ANSWER_ONE_BYTES_MAX:
+                raise too_large(limits.ANSWER_ONE_BYTES_MAX, "an event of a stream")
+        elif not text:
+            event, data = self._event, self._data
+            self._event = self._data = ""
+            return _told(event, data)
+        return None
+
+    def pause_s(self, error: CounterError | None) -> float:
+        """How long to wait before the next connection: after *error*, or where the service ended
+        the stream in order. Raises *error* where it will not get better, or where nothing was heard
+        for as long as a call may take."""
+        self.number += 1
+        self._event = self._data = ""
+        if error is None:
+            return self._policy.draw(self._policy.options.backoff_first_s)
+        silent_s = self._policy.now_s() - self._heard_s
+        # What the service asks to wait for is silence, too.
+        silent_s += (error.retry_after_us or 0) / 1e6
+        is_over = silent_s >= self._policy.options.deadline_s
+        if error.retry == "never" or is_over:
+            raise error
+        self._failures += 1
+        return self._policy.pause_s(self._failures, error)
+
+
+def _told(event: str, data: str) -> Told | None:
+    if event not in ("count", "problem"):
+        return None
+    try:
+        body = json.loads(data)
+        if event == "count":
+            return answers.count_of(body)
+        error = error_of_problem(body)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as broken:
+        raise unexpected(200, data.encode()) from broken
+    if error.retry == "never":
+        raise error
+    return error

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from counter.patience import Patience
-from counter.skew import ClockGuard
+from counter.core.clock_guard import ClockGuard
+from counter.storage.shared.startup_retry import Patience
 
 if TYPE_CHECKING:
-    from counter.config import Settings
-    from counter.ports import Cache, Clock, Store
-    from counter.ports_control import KeyStore
+    from counter.config.settings import Settings
+    from counter.ports import Cache, Clock, KeyStore, Store
 
 
 def open_store(settings: Settings, clock: Clock) -> Store:

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.capacity import measure
 from benchmarks.capacity.measure import Run, check_counts
 from benchmarks.capacity.processes import Api, BenchError
-from counter.config import Settings
-from counter.planner_rates import read_rates
-from counter.storage.cassandra.documents import is_deleted
+from counter.config.settings import Settings
+from counter.ops.measured_rates import read_rates
+from counter.storage.cassandra.control_keyspace import is_deleted
 from scripts.cluster_nodes import Cluster
 from tests.support.server import ROOT
 from tests.support.waiting import eventually

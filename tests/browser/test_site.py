@@ -16,12 +16,11 @@ import yaml
 from cyclopts import App
 from playwright.sync_api import expect
 
-from api.explained import EXPLAINED
-from api.problem_page import problems_page
-from api.problems import problem_types
+from api.document.problem_page import EXPLAINED, problems_page
+from api.http.problems import problem_types
 from counter import client
-from counter.cli import app
-from counter.config import Settings
+from counter.cli.app import app
+from counter.config.settings import Settings
 from scripts.docs_routes import anchor, openapi
 from tests.browser.visits import Visits
 from tests.support.server import ROOT

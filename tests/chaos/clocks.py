@@ -46,7 +46,7 @@ def _main() -> None:
     setattr(time, "time_ns", time_ns)  # noqa: B010
     setattr(time, "time", lambda: time_ns() / 1e9)  # noqa: B010
     # Only now: nobody must have taken the true one.
-    from counter.cli import main
+    from counter.cli.app import main
 
     main()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from counter.cli import app
+from counter.cli.app import app
 
 
 class Shell:

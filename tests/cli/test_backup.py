@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from counter import backup as backups
-from counter.cli import app
+from counter.cli.app import app
 from counter.clock import SystemClock
+from counter.core.service import CounterService
 from counter.errors import StartupError
-from counter.service import CounterService
+from counter.ops import backup as backups
 from counter.storage.memory import MemoryCache
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
 from tests.support.waiting import eventually
@@ -334,7 +334,7 @@ def test_a_restore_that_was_broken_off_is_not_served(
     def pulled(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("counter.backup.begin_new_life", pulled)
+    monkeypatch.setattr("counter.ops.backup.begin_new_life", pulled)
     assert run(["restore", "copy", "--data=half"]) == 130
     monkeypatch.undo()
     monkeypatch.chdir(place)

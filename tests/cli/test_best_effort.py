@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from counter.cli_service import ServiceFlags, tell_unfinished
+from counter.cli.client import ServiceFlags, tell_unfinished
 from counter.client import Token, Unfinished
 from tests.cli.shell import Shell
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from counter.cli import app
-from counter.cli_flags import RollupFlags, ServeFlags, StoreFlags
-from counter.config import DatasetSettings, Settings
+from counter.cli.app import app
+from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags
+from counter.config.settings import DatasetSettings, Settings
 from counter.durations import format_duration
 
 #: Settings that are no flags: a process list shows those, and tables do not fit on a line.

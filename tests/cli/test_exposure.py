@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from api.listening import check_exposure, say_where
-from counter.cli import app as command
-from counter.config import Settings
-from counter.config_report import load
+from api.server.sockets import check_exposure, say_where
+from counter.cli.app import app as command
+from counter.config.report import load
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from tests.support.certificates import Authority, Signed
 from tests.support.server import refused

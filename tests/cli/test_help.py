@@ -10,8 +10,8 @@ from inspect import signature
 import pytest
 from cyclopts import App
 
-from counter.cli import app
-from counter.keys import id_in
+from counter.cli.app import app
+from counter.security.keys import id_in
 
 #: They print nothing, or a script; what is served logs JSON with --log-format.
 NO_JSON = {"serve", "rollup", "completion", "namespace delete"}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from counter.clock import SystemClock
-from counter.config import Settings
-from counter.keys import KeyRing
+from counter.config.settings import Settings
+from counter.security.keys import KeyRing
 from counter.storage import open_store
 from tests.cli.shell import Shell
 

@@ -1,12 +1,13 @@
 """Where a process cannot listen, it says what is wrong: the port or the address."""
 
 import socket
+from unittest.mock import Mock
 
 import pytest
 
-from api.listening import listen
 from api.serve import serve
-from counter.config import Settings
+from api.server.sockets import listen
+from counter.config.settings import Settings
 from counter.errors import StartupError
 
 
@@ -47,7 +48,7 @@ def test_it_listens_where_it_can(host: str) -> None:
 def test_a_process_has_no_port_of_its_own_that_all_share() -> None:
     settings = Settings(port=9001, metrics_port=9001)
     with pytest.raises(StartupError, match="metrics_port 9001 and port 9001 meet"):
-        serve(settings)
+        serve(settings, Mock())
 
 
 def test_each_process_has_a_port_that_there_is() -> None:
@@ -56,4 +57,4 @@ def test_each_process_has_a_port_that_there_is() -> None:
         store="cassandra", contact_points=("127.0.0.1",), port=0, workers=3, metrics_port=65_534
     )
     with pytest.raises(StartupError, match="up to 65536; choose 65533 or a lower one"):
-        serve(settings)
+        serve(settings, Mock())

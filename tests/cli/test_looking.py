@@ -8,7 +8,7 @@ from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
-from counter.cli_screen import Screen
+from counter.cli.drawing import Screen
 from counter.client import Count, CounterClient, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.server import Server
@@ -40,7 +40,7 @@ def test_each_change_is_a_line_where_nobody_looks(shell: Shell, service: Server,
 def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> None:
     screen = io.StringIO()
     console = Screen(file=screen, force_terminal=True, width=200)
-    with patch("counter.cli_watch.Screen", return_value=console):
+    with patch("counter.cli.commands.watch.Screen", return_value=console):
         assert shell.said("watch", name, "--count", "1") == ""
     assert f"{name}  0  +0.0/s  \u2581" in screen.getvalue()
     assert "accurate as of" in screen.getvalue()
@@ -72,7 +72,7 @@ def test_a_watch_ends_with_what_will_not_get_better(shell: Shell, name: str) -> 
             error.retry = "never"
             raise error
 
-    with patch("counter.cli_watch.AsyncCounterClient", Elsewhere):
+    with patch("counter.cli.commands.watch.AsyncCounterClient", Elsewhere):
         code, _ = shell.run("watch", name, "--for", "5s")
     assert (code, asked) == (2, [name])
     assert "a page" in shell.err
@@ -105,7 +105,7 @@ def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:
 
 
 def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
-    with patch("counter.cli_top.time.sleep", side_effect=[None, KeyboardInterrupt()]):
+    with patch("counter.cli.commands.top.time.sleep", side_effect=[None, KeyboardInterrupt()]):
         code, out = shell.run("top", "--live", "--json")
     assert (code, len(out.splitlines())) == (130, 2)
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import counter.cli_recount
-from api import listening
-from counter.cli import app
+import counter.cli.commands.recount
+from api.server import sockets as listening
+from counter.cli.app import app
 from counter.client import CounterClient, Options
-from counter.doctor import FILES_BESIDES
 from counter.durations import parse_duration
 from counter.errors import CounterError
 from counter.limits import CONNECTIONS_SPARE
+from counter.ops.doctor import FILES_BESIDES
 from tests.support.server import Server, served
 from tests.support.waiting import eventually
 
@@ -199,7 +199,7 @@ def test_a_recount_that_changed_a_count_says_so(
     def opened(_: Any) -> Iterator[Mended]:
         yield Mended()
 
-    monkeypatch.setattr(counter.cli_recount, "opened", opened)
+    monkeypatch.setattr(counter.cli.commands.recount, "opened", opened)
     assert run("recount", "seen") == 1
     assert "its count is 7, and it was 9, which was wrong" in capsys.readouterr().out
 

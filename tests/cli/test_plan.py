@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from counter.cli import app
-from counter.cli_plan import ClusterFlags
-from counter.config import Settings
+from counter.cli.app import app
+from counter.cli.commands.plan import ClusterFlags
+from counter.config.settings import Settings
 from counter.durations import format_duration
 from counter.quantities import parse_count
 
@@ -48,7 +48,7 @@ def test_each_says_what_it_does_and_ends_with(command: str, capsys: Captured) ->
 
 def test_they_are_imported_only_when_they_are_run() -> None:
     """A service that starts has no use for them."""
-    code = "import sys, counter.cli; sys.exit(any('plan' in name for name in sys.modules))"
+    code = "import sys, counter.cli.app; sys.exit(any('plan' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -3,11 +3,9 @@
 import io
 from unittest.mock import patch
 
-from counter.cli_plots import plot, sparkline
-from counter.cli_progress import progress
-from counter.cli_screen import Screen
-from counter.cli_shown import table
-from counter.cli_watch import Course
+from counter.cli.commands.watch import Course
+from counter.cli.drawing import Screen, plot, progress, sparkline
+from counter.cli.terminal import table
 
 
 def test_the_highest_is_a_whole_block_and_what_there_is_is_seen() -> None:
@@ -59,7 +57,7 @@ def test_a_file_may_be_named_like_markup() -> None:
     screen = io.StringIO()
     console = Screen(file=screen, force_terminal=True, width=100)
     with (
-        patch("counter.cli_progress.Screen", return_value=console),
+        patch("counter.cli.drawing.Screen", return_value=console),
         progress("reading [/x].csv", 1) as bar,
     ):
         bar.go_on(1)

@@ -13,11 +13,11 @@ import pytest
 from cyclopts import App
 
 from counter.__main__ import main
-from counter.cli import tell
-from counter.cli_service import ServiceFlags, ended, exit_code, finishing, opened
+from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened
+from counter.cli.terminal import tell
 from counter.client import Token, Unfinished, UnknownOutcomeError
 from counter.client.failures import UnreachableError
-from counter.config_report import load
+from counter.config.report import load
 from counter.errors import (
     BadRequestError,
     CounterError,
@@ -201,7 +201,7 @@ def test_an_interrupt_before_a_command_begins_is_no_trace(monkeypatch: pytest.Mo
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("counter.cli.main", interrupted)
+    monkeypatch.setattr("counter.cli.app.main", interrupted)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 130

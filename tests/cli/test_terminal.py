@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.live import Live
 from rich.text import Text
 
-from counter.cli import printable, remark, tell
-from counter.cli_screen import Screen
+from counter.cli.drawing import Screen
+from counter.cli.terminal import printable, remark, tell
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from api.workers import supervise
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from tests.support.certificates import Authority
 from tests.support.needs import miss
@@ -238,4 +238,4 @@ def test_a_start_without_a_folder_to_write_to_says_what_to_do() -> None:
         patch("api.workers.TemporaryDirectory", side_effect=full),
         pytest.raises(StartupError, match=r"No space left.*TMPDIR"),
     ):
-        supervise(settings, Mock(), Mock())
+        supervise(settings, Mock(), Mock(), Mock())

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter import limits
-from counter.client.backlog import Backlog
 from counter.client.buffer import Buffer
 from counter.client.buffering import Bounds
 from counter.client.calls import Calls, Reply
-from counter.client.delivery import Delivery, Item
+from counter.client.delivery import Backlog, Delivery, Item
 from counter.client.failures import UnknownOutcomeError, UnsentError
 from counter.client.options import Options
 from counter.client.retrying import Answer, Budget, Policy, Send

@@ -9,7 +9,7 @@ import pytest
 from counter.client import AsyncCounterClient, Count, CounterClient, CounterError, Options
 from counter.client.calls import Calls
 from counter.client.failures import UnexpectedAnswerError, UnreachableError
-from counter.client.live import Course
+from counter.client.transport import Course
 from counter.errors import (
     InvalidParameterError,
     NamespaceUnknownError,

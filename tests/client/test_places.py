@@ -2,7 +2,7 @@
 
 import pytest
 
-from counter.client.places import Places
+from counter.client.addresses import Places
 
 URLS = ("a", "b", "c")
 

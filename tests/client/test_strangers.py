@@ -17,7 +17,7 @@ from counter.client import (
 from counter.client.addresses import by_proxy
 from counter.client.calls import Calls
 from counter.client.failures import error_of_answer
-from counter.client.live import Course
+from counter.client.transport import Course
 from tests.client.script import Script, added_body
 from tests.client.stranger import http, stranger
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.problems import problem_bytes, problem_of, problem_types
+from api.http.problems import problem_bytes, problem_of, problem_types
 from counter import limits, tokens
 from counter.client import CounterClient, Key, Options, Token, Unfinished
 from counter.client.failures import error_of_answer, error_of_problem

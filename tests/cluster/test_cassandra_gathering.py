@@ -10,11 +10,11 @@ import pytest
 
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.cassandra import CassandraOptions, stream
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra import connection as driver_connection
+from counter.storage.cassandra.connection import Connection, Stream
 from counter.storage.cassandra.gathering import Batch, Gatherer
-from counter.storage.cassandra.stream import Stream
-from counter.tallies import Calls
+from counter.telemetry.metrics import Calls
 
 _Batch = Batch[str, int, str]
 _Put = Coroutine[Any, Any, list[str | BaseException | None]]
@@ -212,7 +212,7 @@ async def test_writes_and_those_that_failed_are_tallied() -> None:
 
 async def test_no_more_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait, and go in order as room is made."""
-    monkeypatch.setattr(stream, "IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(driver_connection, "STREAM_IN_FLIGHT_MAX", 2)
     driver, ends = Driver(), list[BaseException | None]()
     writes = Stream(driver.send)
     for name in "abcd":

@@ -67,7 +67,7 @@ async def test_names_that_were_forgotten_are_listed_again(
 ) -> None:
     """What is kept in memory is bounded, and forgetting costs a write at most."""
     store, _ = stores
-    monkeypatch.setattr("counter.storage.cassandra.marks._NAMES_MAX", 3)
+    monkeypatch.setattr("counter.storage.cassandra.rollups._NAMES_MAX", 3)
     for _ in range(2):
         await store.mark(namespace, [Mark(NOW, name) for name in "abcde"])
         assert len(store._listed) == 3

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from counter.clock import SystemClock
+from counter.core.service import CounterService
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
-from counter.service import CounterService
 from counter.storage.cassandra import CassandraStore
 from counter.storage.memory.cache import MemoryCache
 from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Placement

@@ -2,7 +2,7 @@
 
 from contextlib import AsyncExitStack
 
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.storage import open_cache
 from counter.types import Checkpoint
 from scripts.cluster_nodes import Cluster

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.crowds import EVENT_BYTES, Crowd
+from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
-from counter.service import CounterService
+from counter.partition_sizes import EVENT_BYTES, Crowd
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, PayloadCheck, Placement, Token

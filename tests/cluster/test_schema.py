@@ -8,9 +8,8 @@ import pytest
 
 from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError
-from counter.keys import ApiKey, Scope, digest_of, new_id
 from counter.limits import DAY, MINUTE, SECOND
-from counter.patience import Patience
+from counter.security.keys import digest_of, new_id
 from counter.storage.cassandra import CassandraOptions, CassandraStore, KeysAlone
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.tables import (
@@ -19,7 +18,8 @@ from counter.storage.cassandra.tables import (
     create_table,
     events_of,
 )
-from counter.types import Placement, Slice
+from counter.storage.shared.startup_retry import Patience
+from counter.types import ApiKey, Placement, Scope, Slice
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import (
     DATASET,

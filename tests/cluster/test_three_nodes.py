@@ -20,7 +20,6 @@ from counter.clock import SystemClock
 from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
-from counter.patience import Patience
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
@@ -28,6 +27,7 @@ from counter.storage.cassandra.tables import (
     SCHEMA_VERSION,
     table_id,
 )
+from counter.storage.shared.startup_retry import Patience
 from counter.types import Event, Mark, Namespace, Placement, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from counter.clock import SystemClock
+from counter.core.service import CounterService
 from counter.errors import CounterError, StartupError
 from counter.limits import MINUTE, SECOND
-from counter.service import CounterService
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, PayloadCheck, Placement, Token

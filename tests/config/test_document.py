@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from counter.config import DatasetSettings, Settings
-from counter.config_report import is_duration, load, toml_value
+from counter.config.report import is_duration, load, toml_value
+from counter.config.settings import DatasetSettings, Settings
 from counter.errors import StartupError
 from tests.support.server import ROOT
 

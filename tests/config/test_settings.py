@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from counter.config import Settings
-from counter.config_report import load
-from counter.config_rules import warnings_of
-from counter.config_values import endpoint, memcached_servers
+from counter.config.report import load
+from counter.config.settings import Settings, warnings_of
+from counter.config.values import endpoint, memcached_servers
 from counter.errors import StartupError
 from counter.types import Dataset, PayloadCheck, Placement
 from tests.support.times import DAY, HOUR, MILLISECOND, SECOND

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from counter.audit import Auditor, Damage, State, Verdict
+from counter.core.namespaces import Namespaces
+from counter.core.read import CountReader
+from counter.core.resolve import Resolver
 from counter.errors import NamespaceUnknownError
 from counter.limits import MILLISECOND, MINUTE, SECOND
-from counter.namespaces import Namespaces
+from counter.ops.audit import Auditor, Damage, State, Verdict
 from counter.ports import Store
-from counter.reading import CountReader
-from counter.resolution import Resolver
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
 from rollup.worker import RollupWorker

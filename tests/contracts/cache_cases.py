@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from counter.errors import CacheUnavailableError
-from counter.ports import Cache
-from counter.prompt import PromptCache, PromptCounters
+from counter.ports import Cache, PromptCache, PromptCounters
 from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 from tests.contracts.cases import (
     DATASET,

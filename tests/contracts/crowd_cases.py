@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from counter.crowds import Crowd, PartitionedStore
+from counter.partition_sizes import Crowd, PartitionedStore
 from counter.ports import Store
 from counter.types import Event, Namespace
 from tests.contracts.cases import (

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from counter.keys import ApiKey, Scope, digest_of, new_id
 from counter.ports import Store
+from counter.security.keys import digest_of, new_id
+from counter.types import ApiKey, Scope
 from tests.contracts.cases import NOW, StoreCases
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from counter.busiest import busiest
+from counter.core.hot_counters import busiest
 from counter.limits import MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.ports import Store
@@ -106,7 +106,7 @@ class MarkCases(StoreCases):
         """And it is told since when, or that not all counters were looked at."""
         for name in ("EVENTS_MAX", "_FEW", "_MANY"):
             monkeypatch.setattr(f"counter.busiest.{name}", 4)
-        monkeypatch.setattr("counter.busiest.LOOKED_AT_MAX", 1)
+        monkeypatch.setattr("counter.core.hot_counters.LOOKED_AT_MAX", 1)
         now = namespace.created_at_us + MINUTE
         ages = range(1, 7)
         for name in ("a", "b"):

@@ -13,7 +13,7 @@ import pytest
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.storage.cassandra.counts import WINDOW as WINDOW_KIND
+from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
 from counter.types import Decision, Fold, Namespace, Outcome, Placement, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
@@ -200,7 +200,7 @@ class TestAudit(OnCassandra, suites.AuditCases):
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Down to one window, which the nodes sum where it alone is too much to read at once."""
-        monkeypatch.setattr("counter.storage.cassandra.folds.WINDOW_ROWS_MAX", rows)
+        monkeypatch.setattr("counter.storage.cassandra.event_reads.WINDOW_ROWS_MAX", rows)
         windows = [NOW + n * WINDOW for n in (0, 1, 3, 7)]
         events = [
             add(at=at + n, number=100 * k + n, delta=10**k)

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from counter.cli import app
+from counter.cli.app import app
 from counter.tokens import TokenGenerator
 from tests.support.rest import Rest, item
 from tests.support.server import Server, serving

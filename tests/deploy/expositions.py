@@ -9,15 +9,15 @@ from typing import Any, cast
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.sharing import Board
+from api.telemetry.multiprocess_metrics import Board
+from counter.core.clock_guard import ClockGuard
 from counter.ports import Cache, Store
-from counter.skew import ClockGuard
 from counter.storage.memcached import MemcachedCache
-from counter.tallies import StoreTally
-from rollup.exposition import Exposition, text_of
+from counter.telemetry.exposition import Exposition, text_of
+from counter.telemetry.metrics import StoreTally
+from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.metrics import RollupMetrics
 from rollup.partitions import Outlook
-from rollup.store_metrics import ClockMetrics, StoreMetrics
 from tests.rollup.world import CLOSING, World
 from tests.support.clock import FakeClock
 from tests.support.server import serving

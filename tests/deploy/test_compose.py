@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from api.listening import check_exposure
-from counter.config import Settings
+from api.server.sockets import check_exposure
+from counter.config.settings import Settings
 from scripts.cluster_jars import CASSANDRA
 from tests.support.server import ROOT
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from counter.cli import app
+from counter.cli.app import app
 from tests.cli.shell import Shell
 from tests.support.documents import page
 from tests.support.server import Server, served

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from counter.client import Token
-from counter.config import Settings
+from counter.config.settings import Settings
 from tests.support.documents import page, python_of, save_programs
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
 from tests.test_readme import WRITTEN_URL, compare, defaults, steps

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+from counter.core.namespaces import Namespaces
+from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
-from counter.namespaces import Namespaces
 from counter.ports import Store
-from counter.service import CounterService
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.sqlite import SqliteStore
 from counter.types import Namespace, Token

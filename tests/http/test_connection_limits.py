@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
-from api.listening import connections_max
-from api.protocol import TimedProtocol
-from counter.config import Settings
+from api.server.protocol import TimedProtocol
+from api.server.sockets import connections_max
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import CONNECTIONS_MAX, URL_BYTES_MAX
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post, request

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from counter.config_report import load
+from counter.config.report import load
 from counter.errors import StartupError
 from tests.support.bytes_on_wire import CLOSE, add, get, request
 from tests.support.wire import Wire, statuses, wired

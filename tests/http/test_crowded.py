@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from api.connections import Connections, peer_of
+from api.http.connections import Connections, peer_of
 from counter.limits import FIRST_REQUEST_US, SECOND
 from tests.support.bytes_on_wire import CLOSE, LAST, get, request
 from tests.support.certificates import Authority, Signed
@@ -109,7 +109,7 @@ def test_a_health_check_gets_in_when_all_are_used(run: Run, wire: Wire) -> None:
 
 def test_so_many_health_checks_and_no_more(run: Run, wire: Wire) -> None:
     async def check() -> None:
-        with patch("api.protocol.CONNECTIONS_SPARE", 2):
+        with patch("api.server.protocol.CONNECTIONS_SPARE", 2):
             used = [await wire.connect() for _ in range(CONNECTIONS)]
             for _, writer in used:
                 writer.write(get()[:-2])
@@ -193,7 +193,7 @@ def test_connections_without_a_handshake_lock_nobody_out(
     """The oldest goes for each new one; those that have sent nothing before others."""
 
     async def check() -> None:
-        with patch("api.tls.HANDSHAKES_MAX", FEW):
+        with patch("api.server.tls.HANDSHAKES_MAX", FEW):
             held = [await secure.connect() for _ in range(3 * FEW)]
             for _, writer in held:
                 writer.write(begun)

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.openapi import DOCS
+from api.document.openapi import DOCS
 from tests.support.app import App
 from tests.support.problems import problem_of
 from tests.support.rest import Rest

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.keys import Scope
+from counter.types import Scope
 from tests.support.app import App
 from tests.support.keys import hand_out, made
 from tests.support.rest import Rest, fresh, item, on_wire

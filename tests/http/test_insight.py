@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from counter.keys import Scope
 from counter.limits import SECOND
+from counter.types import Scope
 from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem

@@ -8,12 +8,12 @@ from unittest.mock import Mock, patch
 import httpx
 from fastapi import FastAPI
 
-from api.problem_page import problems_page
-from api.site import Site
+from api.document.problem_page import problems_page
+from api.routes.site import Site
 
 LOOK = """
 import sys
-import api.serve, counter.cli
+import api.serve, counter.cli.app
 late = ("fastapi", "starlette", "structlog", "opentelemetry")
 print(sorted(each for each in late if each in sys.modules))
 """
@@ -40,7 +40,7 @@ async def test_what_readers_are_given_is_made_once() -> None:
     """It takes as long as dozens of adds, and who reads it need not have a key."""
     with (
         patch.object(FastAPI, "openapi", autospec=True, side_effect=FastAPI.openapi) as made,
-        patch("api.documents.problems_page", side_effect=problems_page) as shown,
+        patch("api.document.documents.problems_page", side_effect=problems_page) as shown,
     ):
         transport = httpx.ASGITransport(Site((), Mock(), Mock(), Mock()))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

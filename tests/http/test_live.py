@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.keys import Scope
 from counter.limits import SECOND
+from counter.types import Scope
 from tests.support.app import App, running, store_that_fails
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
@@ -206,7 +206,7 @@ async def test_silence_is_broken_by_a_comment(tmp_path: Path) -> None:
         seconds = iter(range(10**9))
         with (
             patch.object(live, "_now_s", lambda: float(next(seconds))),
-            patch("api.live._AGAIN_S", 1e9),
+            patch("api.routes.live._AGAIN_S", 1e9),
         ):
             async with watching(app) as watcher:
 

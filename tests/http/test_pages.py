@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.keys import Scope
+from counter.types import Scope
 from tests.support.bytes_on_wire import CLOSE, JSON, add_body, one
 from tests.support.keys import hand_out
 from tests.support.wire import Wire, wired

@@ -9,9 +9,9 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from api.problem_page import POLICY, problems_page, shapes
-from api.problems import problem_of, problem_types
-from api.schemas import PROBLEM
+from api.document.problem_page import POLICY, problems_page, shapes
+from api.document.schemas import PROBLEM
+from api.http.problems import problem_of, problem_types
 from counter.errors import CounterError
 
 PAGE = problems_page().decode()

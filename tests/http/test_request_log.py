@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.call import Call, Reply
-from api.front import Route
-from api.request_log import RequestLog
-from counter.keys import Scope
+from api.http.call import Call, Reply, Route
+from api.telemetry.request_log import RequestLog
 from counter.limits import INT64_MAX
+from counter.types import Scope
 from tests.support.app import App, running, store_that_fails
 from tests.support.keys import hand_out
 from tests.support.rest import Rest, fresh, item
@@ -145,7 +144,7 @@ async def test_it_is_quiet_unless_asked(
 
 
 async def test_what_is_logged_meanwhile_names_the_request(tmp_path: Path) -> None:
-    from counter.logs import REQUEST_ID
+    from counter.telemetry.logs import REQUEST_ID
 
     seen: list[str] = []
     async with running("memory", tmp_path) as app:

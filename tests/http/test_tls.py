@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from api.expiry import ends_at_s
-from api.tls import Certificates, server_context
+from api.server.tls import Certificates, ends_at_s, server_context
 from counter.client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import InvalidParameterError, StartupError
 from tests.support.bytes_on_wire import LAST, add, get
 from tests.support.certificates import Authority, Signed

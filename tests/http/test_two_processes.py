@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from api.app import create_app
-from counter.config import Settings
+from counter.config.settings import Settings
 from tests.support.app import App, running
 from tests.support.lifespan import Lifespan
 from tests.support.problems import assert_problem

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from api.connections import Connections, ReadQueue
-from api.live import LiveRoutes
-from api.protocol import TimedProtocol
+from api.http.connections import Connections, ReadQueue
+from api.routes.live import LiveRoutes
+from api.server.protocol import TimedProtocol
+from counter.core.admission import Bounded
 from counter.limits import HEAD_BYTES_MAX, HEADERS_MAX
-from counter.overload import Bounded
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, one, post, request
 from tests.support.certificates import Authority
 from tests.support.problems import check_problem

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter.errors import InvariantError
-from counter.storage.cassandra.codec import (
+from counter.storage.cassandra.rollups import (
     pack_checkpoint,
     pack_items,
     pack_row,

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from counter.logs import LateFormatter
+from counter.telemetry.logs import LateFormatter
 
 #: Surrogates too: a body in JSON can hold lone ones.
 TEXTS = st.text(st.characters(codec=None, exclude_categories=[]))

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from counter import limits, planner
+from counter import limits
 from counter.durations import parse_duration, parse_iso_duration, spell_duration
-from counter.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
-from counter.planner_cluster import ClusterNeed, ClusterPlan, Step, plan_cluster
+from counter.ops import planner
+from counter.ops.cluster_planner import ClusterNeed, ClusterPlan, Step, plan_cluster
+from counter.ops.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
 from counter.quantities import (
     format_share,
     parse_count,
@@ -65,8 +66,8 @@ def test_a_dedup_plan_keeps_to_its_bounds(need: DedupNeed) -> None:
     assert 0 <= plan.collision_probability <= 1
     assert plan.keys * limits.SECOND >= need.rate_per_s * (need.ttl_us or 0)
     assert plan.shards & (plan.shards - 1) == 0
-    assert plan.bytes_held <= plan.shards * planner.PARTITION_BYTES_MAX
-    assert plan.shards == 1 or plan.bytes_held > plan.shards // 2 * planner.PARTITION_BYTES_MAX
+    assert plan.bytes_held <= plan.shards * limits.PARTITION_BYTES_MAX
+    assert plan.shards == 1 or plan.bytes_held > plan.shards // 2 * limits.PARTITION_BYTES_MAX
     assert plan.keys_per_shard * plan.shards >= plan.keys
 
 

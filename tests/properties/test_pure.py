@@ -13,7 +13,7 @@ from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
 from counter.errors import InvalidParameterError, SliceMissingError
-from counter.folding import apply_fold, fingerprint, fold_events, fold_rows
+from counter.folds import apply_fold, fingerprint, fold_events, fold_rows
 from counter.partitions import event_bucket_of, shard_of, slice_of, slice_start
 from counter.tokens import TokenGenerator, derive, format_nonce, nonce_of_key, token_of_uuid7
 from counter.types import Event, Slice, Token, WindowRow

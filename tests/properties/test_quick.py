@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from api.counters import token_of
-from api.models import AddBody, BatchAddBody
-from api.quick import read_add, read_batch, read_change
+from api.http.fast_json import read_add, read_batch, read_change
+from api.http.models import AddBody, BatchAddBody
+from api.routes.counters import token_of
 from counter.clock import to_rfc3339
 from counter.errors import CounterError
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, TIME_MAX_US, TIME_MIN_US

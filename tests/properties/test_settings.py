@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from counter.config import Settings
-from counter.config_report import Loaded, effective, load
+from counter.config.report import Loaded, effective, load
+from counter.config.settings import Settings
 from counter.durations import format_duration
 from counter.errors import StartupError
 from tests.support.times import DAY, HOUR, MILLISECOND, MINUTE, SECOND

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.counters import token_of
-from api.models import TokenBody
-from api.problems import problem_bytes, problem_types, retry_after_s
-from api.reports import _event_of_page, _page, _place, history_points
+from api.http.models import TokenBody
+from api.http.problems import problem_bytes, problem_types, retry_after_s
+from api.routes.counters import token_of
+from api.routes.reports import _event_of_page, _page, _place, history_points
 from counter import limits
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError, TokenTooOldError
-from counter.folding import fold_rows
+from counter.folds import fold_rows
 from counter.types import Checkpoint, Event, Token, WindowRow
 from tests.support.problems import check_problem
 from tests.support.rest import on_wire

@@ -16,9 +16,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from counter.clock import SystemClock
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
-from counter.service import CounterService
 from counter.storage.cassandra import CassandraStore, options_of
 from counter.storage.cassandra.schema import apply_schema
 from counter.storage.memory import MemoryCache

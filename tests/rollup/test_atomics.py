@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.resolve import Resolver
 from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
-from counter.folding import fingerprint
+from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
-from counter.resolution import Resolver
 from counter.types import AtomicMark, Decision, Event, Namespace, Outcome
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World

@@ -6,9 +6,9 @@ import logging
 import pytest
 from prometheus_client.core import Metric
 
+from counter.core.namespaces import Namespaces
 from counter.errors import StoreUnavailableError
 from counter.limits import SECOND
-from counter.namespaces import Namespaces
 from counter.types import CounterType, CounterUpdate, Namespace
 from rollup.audits import Audits, audit_families
 from tests.rollup.world import CLOSING, Process, World
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks follow each other without a pause: nothing goes on meanwhile."""
-    monkeypatch.setattr("counter.audit.PAUSE_US", 0)
+    monkeypatch.setattr("counter.ops.audit.PAUSE_US", 0)
 
 
 def tallied(audits: Audits) -> dict[str, float]:

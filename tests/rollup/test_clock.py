@@ -5,9 +5,9 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import ClockSkewError
 from counter.limits import DAY, LEASE_LOOK_US, MINUTE, SECOND
-from counter.skew import ClockGuard
 from counter.types import ClockReading
 from rollup.leases import MAINTENANCE, SLOTS, Leases
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, World

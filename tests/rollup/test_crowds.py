@@ -7,10 +7,10 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.crowds import EVENT_BYTES, Counted
 from counter.limits import MINUTE, SECOND
+from counter.partition_sizes import EVENT_BYTES, Counted
 from counter.types import Era, Namespace
-from rollup.crowds import CrowdTally
+from rollup.partitions import CrowdTally
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.times import START_US
 
@@ -97,7 +97,7 @@ def test_the_busiest_counters_are_remembered() -> None:
     """However many there are."""
     tally = CrowdTally(TARGET)
     counted = counting(tally)
-    with patch("rollup.crowds._COUNTERS_MAX", 100):
+    with patch("rollup.partitions._COUNTERS_MAX", 100):
         for number in range(1_000):
             counted(f"c{number}", T0, 1)
             counted("hot", T0 + number % WINDOWS * SECOND, 2)

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import StartupError, StoreUnavailableError
-from counter.host_rule import HostRule
 from counter.limits import SECOND
-from counter.skew import ClockGuard
+from counter.security.host_rule import HostRule
 from counter.storage.memory import MemoryCache
 from rollup.health import Health, listening
 from rollup.leases import SLOTS

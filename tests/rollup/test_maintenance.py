@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.audit import Auditor, State
 from counter.errors import SliceMissingError, StoreUnavailableError, TokenTooOldError
 from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SECOND, SLICES_AHEAD
+from counter.ops.audit import Auditor, State
 from counter.partitions import slice_of, slice_start
 from counter.storage.memory import MemoryStore
 from counter.types import CounterType, Dataset, Slice

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.config import Settings
-from counter.crowds import EVENT_BYTES, Crowd
+from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
+from counter.partition_sizes import EVENT_BYTES, Crowd
 from counter.partitions import shard_of, slice_start
 from counter.storage import open_store
 from counter.types import Namespace, Slice

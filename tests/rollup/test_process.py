@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.config import Settings
+from counter.config.settings import Settings
 from scripts.cluster_nodes import Cluster
 from scripts.demo_process import free_ports
 from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, worker

@@ -14,8 +14,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from counter.core.namespaces import Namespaces
 from counter.errors import CounterError
-from counter.namespaces import Namespaces
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
 from rollup.worker import RollupWorker

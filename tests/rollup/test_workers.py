@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.core.read import CountReader, read_partitions
 from counter.errors import StoreUnavailableError
 from counter.limits import SECOND
 from counter.partitions import shard_of
-from counter.reading import CountReader, read_partitions
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Pending, WindowRow
 from counter.windows import closed_through

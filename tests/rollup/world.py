@@ -10,11 +10,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
+from counter.core.service import CounterService
 from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
-from counter.namespaces import Namespaces
 from counter.ports import Store
-from counter.service import CounterService
-from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck, Token
 from rollup.leases import Leases

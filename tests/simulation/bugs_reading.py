@@ -1,7 +1,7 @@
 """Bugs of reads."""
 
-from counter import reading
-from counter.storage.cassandra import folds
+from counter.core import read as reading
+from counter.storage.cassandra import event_reads
 from counter.types import Fold
 from tests.simulation.bugs import Bug
 from tests.simulation.mutate import Edit, Swap
@@ -76,7 +76,7 @@ BUGS = (
         "sums wrap at 64 bits",
         (
             Edit(
-                folds.EventFolds._fold,
+                event_reads.EventFolds._fold,
                 "Fold(False, total)",
                 "Fold(False, (total + 2**63) % 2**64 - 2**63)",
             ),
@@ -85,14 +85,14 @@ BUGS = (
     Bug(
         "clear-by-arrival",
         "a clear erases whatever was in its window",
-        (Swap(folds, "fold_events", lambda _: Fold(True, 0)),),
+        (Swap(event_reads, "fold_events", lambda _: Fold(True, 0)),),
     ),
     Bug(
         "clear-per-partition",
         "a clear erases only what is in its own partition",
         (
             Edit(
-                folds.EventFolds._fold,
+                event_reads.EventFolds._fold,
                 "folds[(counter, span)] = fold_events(events)",
                 "from counter.partitions import event_bucket_of\n"
                 "            buckets = {}\n"

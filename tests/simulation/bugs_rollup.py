@@ -1,8 +1,8 @@
 """Bugs of the rollup."""
 
-from counter import reading
+from counter.core import read as reading
 from counter.storage.cassandra import slices
-from counter.storage.cassandra.counts import CassandraCounts
+from counter.storage.cassandra.rollups import CassandraCounts
 from rollup import atomics, roller, worker
 from rollup.maintenance import Maintenance
 from tests.simulation.bugs import Bug

@@ -1,6 +1,6 @@
 """Bugs of consistency: what the cluster is asked for too little."""
 
-from counter.storage.cassandra import marks, rows
+from counter.storage.cassandra import rollups, tables
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 from tests.simulation.bugs import Bug
@@ -31,7 +31,7 @@ BUGS = (
         "events are written with a time that no void reaches",
         (
             Edit(
-                rows.insert_of,
+                tables.insert_of,
                 "event.event_time_us)",
                 "event.event_time_us + 10_000_000_000)",
             ),
@@ -53,7 +53,7 @@ BUGS = (
         "only the earliest dirty window of a pass is read",
         (
             Edit(
-                marks.CassandraMarks._windows,
+                rollups.CassandraMarks._windows,
                 "through_us + 1, size_us)",
                 "through_us + 1 - size_us, size_us)",
             ),

@@ -1,9 +1,13 @@
 """Bugs of adds and of resolutions."""
 
-from counter import listed, resolution, service, windows, writing
+from counter import windows
+from counter.core import bulk as listed
+from counter.core import resolve as resolution
+from counter.core import service
+from counter.core import write as writing
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
 from counter.limits import SECOND
-from counter.namespaces import Namespaces
-from counter.skew import ClockGuard
 from counter.storage.cassandra import base
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents

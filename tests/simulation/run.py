@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from counter.audit import Auditor, State
 from counter.limits import SECOND, SLICES_AHEAD
+from counter.ops.audit import Auditor, State
 from counter.types import CounterType
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients

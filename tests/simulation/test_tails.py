@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard
+from counter.core.service import CounterService
 from counter.errors import InvalidBodyError, TokenInFutureError
 from counter.limits import DAY, FUTURE_LIMIT_MAX_US, MILLISECOND, SECOND
-from counter.service import CounterService
-from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache
 from counter.types import ClockReading, Slice, Token
 from tests.simulation.cluster import Cluster

@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
-from counter.namespaces import Namespaces
 from counter.ports import Clock
-from counter.skew import ClockGuard
 from counter.storage.memory import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
@@ -385,15 +385,15 @@ def deterministic(seed: int) -> Iterator[list[str]]:
         with (
             patch("os.urandom", source.randbytes),
             patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
-            patch("counter.storage.cassandra.counts.random", Random(f"stamps {seed}")),
-            patch("counter.storage.cassandra.sequences.random", Random(f"turns {seed}")),
+            patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),
+            patch("counter.storage.cassandra.control_keyspace.random", Random(f"turns {seed}")),
             patch("rollup.leases.random", Random(f"leases {seed}")),
-            patch("counter.storage.cassandra.strict.random", Random(f"strict {seed}")),
+            patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
             # What is done every second by every process would be most of the run.
-            patch("counter.storage.cassandra.marks._LEFT_BEHIND", 3),
-            patch("counter.namespaces._READ_EVERY_S", 3.0),
-            patch("counter.skew._EVERY_S", 4.0),
-            patch("counter.skew._READINGS", 1),
+            patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
+            patch("counter.core.namespaces._READ_EVERY_S", 3.0),
+            patch("counter.core.clock_guard._EVERY_S", 4.0),
+            patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
             # Soon enough after a window is closed to meet what lands in it a little too late.
             patch("rollup.worker._PAUSE_MAX_US", 150 * MILLISECOND),

@@ -51,7 +51,7 @@ class App:
         **settings: Any,
     ) -> None:
         self._api = need("api.app")
-        self._settings = need("counter.config").Settings(
+        self._settings = need("counter.config.settings").Settings(
             data=directory, **{"hosts": ("test",), **(SMALL if small else WIDE), **settings}
         )
         self._tracing = tracing
@@ -136,7 +136,7 @@ def bounds_of_a_few() -> Iterator[None]:
     with (
         patch("counter.storage.sqlite.live._IDS_MAX", 2),
         patch("counter.storage.sqlite.live._SUMS_MAX", 3),
-        patch("counter.marks._REMEMBERED_MAX", 2),
+        patch("counter.core.write._REMEMBERED_MAX", 2),
         patch("rollup.worker._MARKS_PER_READ", 2),
     ):
         yield

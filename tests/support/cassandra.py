@@ -9,15 +9,14 @@ from typing import Final
 from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.partitions import slice_start
-from counter.patience import Patience
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.base import FOR_EVER
 from counter.storage.cassandra.connection import Connection
-from counter.storage.cassandra.documents import slice_text
-from counter.storage.cassandra.ground import NO_OP
-from counter.storage.cassandra.purge import FORGET
+from counter.storage.cassandra.control_keyspace import NO_OP, slice_text
 from counter.storage.cassandra.schema import apply
+from counter.storage.cassandra.slices import FORGET
+from counter.storage.shared.startup_retry import Patience
 from counter.types import Dataset, Placement, Slice
 from scripts.cluster_nodes import Cluster
 

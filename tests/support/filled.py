@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from counter.clock import SystemClock
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.service import CounterService
 from counter.limits import HOUR, MILLISECOND, MINUTE
-from counter.service import CounterService
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.types import CounterType

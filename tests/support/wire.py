@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import uvicorn
 
-from api.protocol import timed_protocol
 from api.serve import make_server
-from api.server import Server
+from api.server.protocol import timed_protocol
+from api.server.server import Server
 from tests.support.app import App
 
 #: Turns of the loop after which what was sent here has been read there.

@@ -12,10 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
-from api.listening import listen
-from api.workers import supervise, work_as_one
+from api.server.sockets import listen
+from api.workers import supervise
+from counter.cli.commands.serve import serve_one
 from counter.clock import SystemClock
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.memory import MemoryStore
 
@@ -37,7 +38,7 @@ def work(settings: Settings, listener: socket, number: int, pipe: Connection, fo
     """What a spawned process does."""
     make = fails if settings.metrics_port is None else over_memory
     with patch("api.serve.create_app", make):
-        work_as_one(settings, listener, number, pipe, folder)
+        serve_one(settings, listener, number, pipe, folder)
 
 
 def main(workers: int, port: int) -> int:

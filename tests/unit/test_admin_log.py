@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from counter.admin_log import Act, AdminLog, Who, os_user
 from counter.clock import to_rfc3339
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import InvalidBodyError, StartupError, StoreUnavailableError
+from counter.security.audit_log import Act, AdminLog, Who, os_user
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 

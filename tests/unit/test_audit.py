@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from counter.audit import Auditor, State
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
+from counter.ops.audit import Auditor, State
 from counter.ports import Store
 from counter.types import CounterUpdate, Event, Mark, Namespace, Pending, WindowRow
 from counter.windows import window_of

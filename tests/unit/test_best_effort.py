@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from counter.best_effort import BestEffort
+from counter.core.best_effort import BestEffort
+from counter.core.results import TALLIES, Added
 from counter.errors import CacheUnavailableError, CounterError
-from counter.outcomes import TALLIES, Added
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace
 from tests.contracts.cache_cases import namespace_of

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from api.call import Message, Reply
-from api.door import Door, timeout_us
+from api.http.call import Message, Reply
+from api.http.load_shedding import Door, timeout_us
+from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
-from counter.overload import Load
 from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually

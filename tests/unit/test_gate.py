@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from api.gate import Gate
-from counter.config import Settings
+from api.http.auth import Gate
+from counter.config.settings import Settings
 from counter.errors import RateLimitedError
-from counter.keys import KeyRing
+from counter.security.keys import KeyRing
 from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.types import Namespace
 from tests.support.clock import FakeClock

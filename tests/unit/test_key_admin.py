@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import (
     ClockSkewError,
     InvalidParameterError,
@@ -15,12 +16,11 @@ from counter.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from counter.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
-from counter.keys import ApiKey, KeyRing, Scope, key_text, new_secret
 from counter.limits import DAY, HOUR
-from counter.skew import ClockGuard
+from counter.security.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
+from counter.security.keys import KeyRing, key_text, new_secret
 from counter.storage.memory import MemoryStore
-from counter.types import ClockReading
+from counter.types import ApiKey, ClockReading, Scope
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
-from counter.keys import (
+from counter.limits import MINUTE, SECOND
+from counter.security.keys import (
     RING_AGE_MAX_US,
-    ApiKey,
     KeyRing,
-    Scope,
     covers,
     digest_of,
     id_in,
@@ -26,9 +26,8 @@ from counter.keys import (
     new_id,
     new_secret,
 )
-from counter.limits import MINUTE, SECOND
-from counter.skew import ClockGuard
 from counter.storage.memory import MemoryStore
+from counter.types import ApiKey, Scope
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 from tests.support.waiting import eventually
@@ -182,7 +181,7 @@ async def test_an_unknown_id_is_compared_as_a_wrong_secret_is(
         compared.append((len(one), len(other)))
         return one == other
 
-    monkeypatch.setattr("counter.keys.compare_digest", compare)
+    monkeypatch.setattr("counter.security.keys.compare_digest", compare)
     for key_id in (ID, new_id()):
         assert world.ring.find(key_text(key_id, new_secret()).encode()) is None
     assert compared == [(32, 32), (32, 32)]
@@ -249,7 +248,7 @@ async def test_keys_that_cannot_be_read_hold_for_a_bounded_time(world: World, tr
     setattr(world.store, trouble, True)
     remembered = world.ring.version
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("counter.keys._READ_EVERY_S", 0.001)
+        patched.setattr("counter.security.keys._READ_EVERY_S", 0.001)
         async with world.turning():
             world.clock.advance(RING_AGE_MAX_US)
             assert world.ring.find(world.sent) == world.key
@@ -284,7 +283,7 @@ async def test_use_is_noted_once_a_minute_and_what_could_not_be_noted_is_kept(
 ) -> None:
     ring = world.ring
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("counter.keys._READ_EVERY_S", 0.001)
+        patched.setattr("counter.security.keys._READ_EVERY_S", 0.001)
         async with world.turning():
             assert ring.find(world.sent)
             world.clock.advance(MINUTE)
@@ -313,7 +312,7 @@ async def test_a_key_is_revoked_while_uses_are_noted_for_long(world: World) -> N
     """Regression: nothing was read before the last of them was noted, one write each."""
     world.store.notes_hang = True
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("counter.keys._READ_EVERY_S", 0.001)
+        patched.setattr("counter.security.keys._READ_EVERY_S", 0.001)
         async with world.turning():
             assert world.ring.find(world.sent)
             world.clock.advance(MINUTE)

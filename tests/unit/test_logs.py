@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.config import Settings
-from counter.logs import REQUEST_ID, LateFormatter, log_to_stderr
+from counter.config.settings import Settings
+from counter.telemetry.logs import REQUEST_ID, LateFormatter, log_to_stderr
 
 CHANGED = ("", "counter", "counter.requests", "counter.audit")
 

@@ -9,7 +9,7 @@ import pytest
 
 from counter.storage.memcached.connection import Connection, NotConnectedError
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
-from counter.tallies import Calls
+from counter.telemetry.metrics import Calls
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 

@@ -7,7 +7,9 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.namespaces import Namespaces
+from counter.core.service import CounterService
 from counter.errors import (
     NamespaceUnknownError,
     PreconditionFailedError,
@@ -15,8 +17,6 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import DIRECTORY_AGE_MAX_US
-from counter.namespaces import Namespaces
-from counter.service import CounterService
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.types import CounterType, Namespace, Slice, Token
 from counter.windows import accept_limit_at, settling_time
@@ -142,7 +142,7 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
 
     await pair.one.create("each", SETTINGS)
     pair.store.meanwhile = fails
-    with patch("counter.namespaces._READ_EVERY_S", 0.001):
+    with patch("counter.core.namespaces._READ_EVERY_S", 0.001):
         running = asyncio.create_task(pair.other.run(stop))
         await eventually(seen, "the namespace is seen")
         stop.set()

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.admission import Bounded, Load
 from counter.errors import OverloadedError
 from counter.limits import (
     MILLISECOND,
@@ -12,7 +13,6 @@ from counter.limits import (
     SECOND,
     WRITE_WAIT_MAX_US,
 )
-from counter.overload import Bounded, Load
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 

@@ -7,7 +7,7 @@ import pytest
 
 from counter.errors import CounterError, StartupError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.patience import Patience
+from counter.storage.shared.startup_retry import Patience
 from tests.support.virtual import virtually
 
 

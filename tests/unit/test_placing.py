@@ -7,12 +7,12 @@ from typing import get_args
 
 import pytest
 
-from counter.config_values import ReadConsistency, WriteConsistency
+from counter.config.values import ReadConsistency, WriteConsistency
+from counter.consistency import gap_of, strict_gap_of
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.patience import Patience
-from counter.placements import gap_of, strict_gap_of
-from counter.storage.cassandra.placing import Replicas, check_overlap, replicas_in, replicas_of
+from counter.storage.cassandra.schema import Replicas, check_overlap, replicas_in, replicas_of
+from counter.storage.shared.startup_retry import Patience
 from counter.types import Placement
 from tests.support.virtual import virtually
 

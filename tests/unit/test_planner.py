@@ -4,8 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from counter import limits, planner
-from counter.planner import DedupNeed, PlanError, StorageNeed, StoragePlan
+from counter import limits
+from counter.ops import planner
+from counter.ops.planner import DedupNeed, PlanError, StorageNeed, StoragePlan
 
 MIB = 1024 * 1024
 

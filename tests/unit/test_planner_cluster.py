@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from counter import limits
-from counter.planner import PlanError
-from counter.planner_cluster import (
+from counter.config.namespace_rules import Clients
+from counter.ops.cluster_planner import (
     ClusterNeed,
     ClusterPlan,
     cluster_warnings,
     plan_cluster,
 )
-from counter.planner_rates import MEASURED, RATE_NAMES, Rate, Rates, read_rates
-from counter.planner_rules import Clients
+from counter.ops.measured_rates import MEASURED, RATE_NAMES, Rate, Rates, read_rates
+from counter.ops.planner import PlanError
 from counter.types import CounterType, PayloadCheck
 from tests.unit.test_planner_rules import dataset, settings
 

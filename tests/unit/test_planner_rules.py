@@ -8,8 +8,7 @@ import pytest
 
 from counter import limits
 from counter.client import Options
-from counter.config import Settings
-from counter.planner_rules import (
+from counter.config.namespace_rules import (
     SDK_CLIENTS,
     Clients,
     contradictions,
@@ -17,6 +16,7 @@ from counter.planner_rules import (
     lag_of,
     retry_most,
 )
+from counter.config.settings import Settings
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.core.rate_limits import ALLOWANCE, Allowance, TokenBucket, resolutions_paid
 from counter.errors import RateLimitedError
-from counter.rate_limits import ALLOWANCE, Allowance, TokenBucket, resolutions_paid
 
 _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))
 #: Steps of a clock, in seconds: none at all, short ones, long ones.

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.reading import CountReader
+from counter.core.read import CountReader
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of

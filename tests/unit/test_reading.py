@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.read import read_partitions
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.ports import Store
-from counter.reading import read_partitions
 from counter.types import Checkpoint, Head, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import WINDOW, World

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
-from api.request_metrics import RequestMetrics
+from api.telemetry.request_metrics import RequestMetrics
 from counter.errors import InvariantError
-from counter.tallies import SECONDS_BOUNDS, Calls, Histogram
-from rollup.families import histogram
+from counter.telemetry.families import histogram
+from counter.telemetry.metrics import SECONDS_BOUNDS, Calls, Histogram
 
 ADD = "POST /v1/namespaces/{ns}/counters/{c}/add"
 

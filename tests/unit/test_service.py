@@ -4,9 +4,9 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from counter.core.results import Add, Added
 from counter.errors import OverloadedError, TokenTooOldError
 from counter.limits import HOUR, MINUTE
-from counter.outcomes import Add, Added
 from tests.rollup.world import DATASET, World
 
 

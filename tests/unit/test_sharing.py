@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from api.exposition import Exposition
-from api.sharing import Board
+from api.telemetry.exposition import Exposition
+from api.telemetry.multiprocess_metrics import Board
 from counter.limits import SECOND
-from counter.tallies import Histogram
-from rollup.families import histogram
+from counter.telemetry.families import histogram
+from counter.telemetry.metrics import Histogram
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 

@@ -8,12 +8,12 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter.config import Settings
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
+from counter.core.results import Add
+from counter.core.service import CounterService
 from counter.errors import ClockSkewError, StoreUnavailableError
-from counter.namespaces import Namespaces
-from counter.outcomes import Add
-from counter.service import CounterService
-from counter.skew import ClockGuard
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
 from tests.support.clock import FakeClock

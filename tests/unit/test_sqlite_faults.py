@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.namespaces import Namespaces
 from counter.errors import NamespaceUnknownError, OverloadedError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.namespaces import Namespaces
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.lane import Lane
 from counter.types import Event, Namespace, Written

@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter import doctor
 from counter.clock import SystemClock, to_rfc3339
 from counter.errors import ClockSkewError
 from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
+from counter.ops import doctor
 from counter.types import ClockReading
 from tests.support.app import App
 from tests.support.rest import fresh

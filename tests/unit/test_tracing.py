@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from counter.config import Settings
+from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.tracing import NoTracing, open_tracing
+from counter.telemetry.tracing import NoTracing, open_tracing
 
 
 def test_traces_are_off_unless_asked_for(tmp_path: Path) -> None:

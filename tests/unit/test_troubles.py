@@ -1,7 +1,7 @@
 """Since when a part does not work."""
 
 from counter.limits import SECOND
-from counter.troubles import Troubles
+from counter.telemetry.incidents import Troubles
 from tests.support.clock import FakeClock
 from tests.support.times import START_US, rfc3339
 

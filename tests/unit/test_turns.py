@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
+from counter.core.admission import Load
+from counter.core.coalescing import Turns
+from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, StoreUnavailableError
 from counter.limits import MILLISECOND
-from counter.overload import Load
-from counter.service import CounterService
-from counter.turns import Turns
 from counter.types import CounterType, Event, Namespace, Written
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import App, running, store_that_fails

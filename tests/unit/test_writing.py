@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.results import Add, Added
 from counter.errors import UnavailableError, WriteTimeoutError
 from counter.limits import TIME_MAX_US
-from counter.outcomes import Add, Added
 from counter.types import Event, Mark, Namespace, Written
 from counter.windows import window_of
 from tests.rollup.world import WINDOW, World

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from counter.core.admission import Load
+from counter.core.clock_guard import ClockGuard
+from counter.core.namespaces import Namespaces
+from counter.core.write import EventWriter
 from counter.errors import ClockSkewError, StoreUnavailableError, WriteTimeoutError
 from counter.limits import PENDING_WRITES_MAX, SECOND
-from counter.namespaces import Namespaces
-from counter.overload import Load
-from counter.prompt import Told
-from counter.skew import ClockGuard
+from counter.ports import Told
 from counter.storage.memory import MemoryCache
 from counter.types import (
     ClockReading,
@@ -24,7 +25,6 @@ from counter.types import (
     PayloadCheck,
     Written,
 )
-from counter.writing import EventWriter
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.clock import FakeClock
 from tests.support.times import START_US

@@ -17,8 +17,7 @@ except ImportError as error:
         " install it with pip install '.[cassandra]' in its checkout"
     ) from error
 
-from counter.storage.cassandra.keys import KeysAlone
 from counter.storage.cassandra.options import CassandraOptions, options_of
-from counter.storage.cassandra.store import CassandraStore
+from counter.storage.cassandra.store import CassandraStore, KeysAlone
 
 __all__ = ["CassandraOptions", "CassandraStore", "KeysAlone", "options_of"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,11 +32,140 @@ from counter.errors import (
 )
 from counter.limits import SECOND
 from counter.storage.cassandra import driver
-from counter.storage.cassandra.bridge import Bridge, Gathering, Send
-from counter.storage.cassandra.failures import translated, untold
+from counter.storage.cassandra.driver import translated, untold
 from counter.storage.cassandra.options import CassandraOptions
-from counter.storage.cassandra.stream import Stream
-from counter.tallies import StoreTally
+from counter.telemetry.metrics import Calls, StoreTally
+
+#: Sends a statement, from the page that the paging state names.
+Send = Callable[[Any, bytes | None], ResponseFuture]
+
+_DONE: Final = -1
+
+
+class Bridge:
+    """Calls functions in one event loop, from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._woken = False
+
+    def call(self, function: Callable[[Any], None], result: Any) -> None:
+        """Have *function* called with *result* in the loop. Call from any thread."""
+        self._calls.append((function, result))
+        # Appended first, then looked: either the drain under way takes it, or a new one will.
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                # The loop is closed: nobody waits any more.
+                self._calls.clear()
+
+    def _drain(self) -> None:
+        self._woken = False
+        while self._calls:
+            function, result = self._calls.popleft()
+            function(result)
+
+
+class Gathering:
+    """The results of statements that are sent together, each with all its pages; *done* gets them
+    in the event loop.
+
+    A statement can be answered more than once: by the node that was asked first and by the one
+    that was asked when the first was slow, or by a node when its time was already over. The first
+    answer to each page counts.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        done: Callable[[list[Any]], None],
+        statements: Sequence[Any],
+        send: Send,
+    ) -> None:
+        self._bridge = bridge
+        self._done = done
+        self._statements = statements
+        self._send = send
+        self._results: list[Any] = [None] * len(statements)
+        self._pages = [0] * len(statements)
+        self._left = len(statements)
+        # The reactor, the driver's timers and the sender itself may answer at once.
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Send all of them. Never raises: an error stands in its result's place."""
+        for index in range(len(self._statements)):
+            self._ask(index, 0, None)
+
+    def _ask(self, index: int, page: int, paging_state: bytes | None) -> None:
+        try:
+            response = self._send(self._statements[index], paging_state)
+        except Exception as error:
+            self._fail(error, index, page)
+            return
+        response.add_callbacks(
+            self._succeed,
+            self._fail,
+            callback_args=(index, page, response),
+            errback_args=(index, page, response),
+        )
+
+    def _succeed(
+        self, rows: Sequence[Any] | None, index: int, page: int, response: ResponseFuture
+    ) -> None:
+        # Each page is asked for anew. The response would ask for the next one itself, but then a
+        # late answer to this page would pass for an answer to that one.
+        paging_state = response._paging_state
+        let_go(response)
+        with self._lock:
+            if self._pages[index] != page:
+                return
+            self._pages[index] = page + 1 if paging_state else _DONE
+            if rows:
+                found = self._results[index]
+                self._results[index] = rows if found is None else [*found, *rows]
+            if not paging_state:
+                self._left -= 1
+            is_last = not self._left
+        if paging_state:
+            self._ask(index, page + 1, paging_state)
+        elif is_last:
+            self._bridge.call(self._done, self._results)
+
+    def _fail(
+        self, error: BaseException, index: int, page: int, response: ResponseFuture | None = None
+    ) -> None:
+        if response is not None:
+            let_go(response)
+        with self._lock:
+            if self._pages[index] != page:
+                return
+            self._pages[index] = _DONE
+            self._results[index] = error
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._bridge.call(self._done, self._results)
+
+
+def let_go(response: ResponseFuture) -> None:
+    """Have a *response* that was answered hold nothing that holds it: its timer calls it, and its
+    callbacks may know it. Else nobody but the garbage collector would ever free it, and all that
+    it holds: at thousands of statements a second that is a good part of all work."""
+    timer, response._timer = response._timer, None
+    if timer is not None:
+        # It stays in the driver's queue until its time, and does nothing there.
+        timer.callback = _nothing
+    response._callbacks.clear()
+    response._errbacks.clear()
+
+
+def _nothing() -> None:
+    pass
+
 
 _log = logging.getLogger("counter.cassandra")
 
@@ -206,7 +336,7 @@ class Connection:
 
         It is run again, after readings that contention spoils too, for a few seconds at most. Who
         must answer sooner, whatever it is at, bounds it by
-        :func:`counter.storage.cassandra.failures.within`.
+        :func:`counter.storage.cassandra.driver.within`.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _CAS_READS * self._options.read_timeout_us / SECOND
@@ -402,3 +532,118 @@ def _writes(statement: Any) -> bool:
     prepared = getattr(statement, "prepared_statement", None)
     cql = statement.query_string if prepared is None else prepared.query_string
     return not cql.lstrip().upper().startswith("SELECT")
+
+
+async def count_nodes(options: CassandraOptions) -> int:
+    """The nodes of all data centers, up or not. Raises StartupError and UnavailableError."""
+    connection = Connection(options)
+    await connection.open()
+    try:
+        return sum(connection.nodes_by_datacenter().values())
+    finally:
+        await connection.close()
+
+
+#: Statements on their way at once; the others wait, and may become fewer by gathering.
+STREAM_IN_FLIGHT_MAX: Final = 1_024
+
+#: Begins to send a statement, which may take so many microseconds; gives the driver's response.
+SendOne = Callable[[Any, int | None], Any]
+#: Is told None when a write is done, else what became of it.
+Done = Callable[[BaseException | None], None]
+
+
+class _Sent:
+    """A write on its way. It may be answered twice: by two nodes, or when its time was over."""
+
+    __slots__ = ("began_s", "done", "ended", "response")
+
+    def __init__(self, done: Done) -> None:
+        self.began_s = time.perf_counter()
+        self.done = done
+        self.ended = False
+        self.response: Any = None
+
+
+class Stream:
+    """Sends statements, and tells the end of each in the event loop that sent it."""
+
+    def __init__(self, send: SendOne, calls: Calls | None = None) -> None:
+        """*calls* counts what was sent, and what of it failed."""
+        self._send = send
+        self._calls = calls or Calls()
+        self._waiting: deque[tuple[Any, int | None, Done]] = deque()
+        self._ended: deque[tuple[_Sent, BaseException | None]] = deque()
+        self._in_flight = 0
+        self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Set when nothing is under way, where somebody waits for that.
+        self._all_ended: asyncio.Event | None = None
+
+    def send(self, statement: Any, timeout_us: int | None, done: Done) -> None:
+        """Send *statement* as soon as there is room. *done* is called once, and never at once."""
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._waiting.append((statement, timeout_us, done))
+        self._send_waiting()
+
+    @property
+    def waiting(self) -> int:
+        """How many statements wait for room."""
+        return len(self._waiting)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until all that was sent has ended, and its end was told."""
+        while self._waiting or self._in_flight:
+            self._all_ended = self._all_ended or asyncio.Event()
+            await self._all_ended.wait()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._in_flight < STREAM_IN_FLIGHT_MAX:
+            statement, timeout_us, done = self._waiting.popleft()
+            self._in_flight += 1
+            sent = _Sent(done)
+            try:
+                response = self._send(statement, timeout_us)
+            except Exception as error:
+                self._note(error, sent)
+                continue
+            sent.response = response
+            response.add_callbacks(
+                self._succeed, self._note, callback_args=(sent,), errback_args=(sent,)
+            )
+
+    # Called by the driver's threads, or within a send.
+
+    def _succeed(self, _rows: object, sent: _Sent) -> None:
+        self._note(None, sent)
+
+    def _note(self, error: BaseException | None, sent: _Sent) -> None:
+        response, sent.response = sent.response, None
+        if response is not None:
+            let_go(response)
+        self._ended.append((sent, error))
+        # Appended first, then looked: either the drain under way takes it, or a new one will.
+        if not self._woken and self._loop is not None:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                # The loop is closed: nobody waits any more.
+                self._ended.clear()
+
+    # In the event loop again.
+
+    def _drain(self) -> None:
+        self._woken = False
+        now_s = time.perf_counter()
+        while self._ended:
+            sent, error = self._ended.popleft()
+            if not sent.ended:
+                sent.ended = True
+                self._in_flight -= 1
+                self._calls.ended(now_s - sent.began_s, error is not None)
+                sent.done(None if error is None else translated(error))
+        self._send_waiting()
+        if self._all_ended is not None and not self._in_flight:
+            self._all_ended.set()
+            self._all_ended = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.cassandra.base import CassandraBase
-from counter.storage.cassandra.failures import within
+from counter.storage.cassandra.driver import within
 from counter.types import Decision, Event, Namespace, Outcome
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
@@ -152,3 +152,25 @@ def _ttl_s(now_us: int, expires_us: int) -> int:
 
 def _vanished(what: str) -> UnavailableError:
     return UnavailableError(f"{what} changes while it is read", retry_after_us=100_000)
+
+
+_HEARTBEAT: Final = (
+    "INSERT INTO {control}.workers (everyone, worker) VALUES (0, ?) USING TTL ? AND TIMESTAMP ?"
+)
+_LEAVE: Final = "DELETE FROM {control}.workers USING TIMESTAMP ? WHERE everyone = 0 AND worker = ?"
+_WORKERS: Final = "SELECT worker FROM {control}.workers WHERE everyone = 0"
+
+
+class CassandraLeases(CassandraBase):
+    """:class:`counter.ports.LeaseStore`. A time is rounded up to whole seconds."""
+
+    async def heartbeat(self, worker: str, ttl_us: int) -> None:
+        ttl_s = max(1, -(-ttl_us // SECOND))
+        await self._control.write(_HEARTBEAT, worker, ttl_s, self._clock.now_us())
+
+    async def leave(self, worker: str) -> None:
+        # A heartbeat of the same instant loses against it.
+        await self._control.write(_LEAVE, self._clock.now_us(), worker)
+
+    async def workers(self) -> Sequence[str]:
+        return [name for (name,) in await self._control.read(_WORKERS)]

@@ -11,7 +11,7 @@ from counter.limits import STORE_TIMEOUT_US
 from counter.types import Dataset, Placement
 
 if TYPE_CHECKING:
-    from counter.config import Settings
+    from counter.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,117 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Final
 
-from counter.errors import StartupError
+from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
+from counter.ports import Clock
+from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.control import CassandraControl
-from counter.storage.cassandra.counts import CassandraCounts
-from counter.storage.cassandra.crowds import CassandraCrowds
-from counter.storage.cassandra.decisions import CassandraDecisions
+from counter.storage.cassandra.control_keyspace import NO_OP, Row
+from counter.storage.cassandra.decisions import CassandraDecisions, CassandraLeases
 from counter.storage.cassandra.events import CassandraEvents
-from counter.storage.cassandra.keys import CassandraKeys
-from counter.storage.cassandra.leases import CassandraLeases
-from counter.storage.cassandra.marks import CassandraMarks
-from counter.storage.cassandra.placing import check_overlap, replicas_in
-from counter.storage.cassandra.schema import check_version
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.rollups import CassandraCounts, CassandraMarks
+from counter.storage.cassandra.schema import check_overlap, check_version, replicas_in
+from counter.storage.cassandra.slices import CassandraCrowds
+from counter.storage.shared.key_documents import KeyReader, key_document, key_from
+from counter.types import ApiKey
+
+_ALL: Final = "SELECT id, document, used FROM {control}.api_keys WHERE everyone = 0"
+_ROW: Final = "SELECT document, op FROM {control}.api_keys WHERE everyone = 0 AND id = ?"
+_CREATE: Final = (
+    "INSERT INTO {control}.api_keys (everyone, id, document, op) VALUES (0, ?, ?, ?) IF NOT EXISTS"
+)
+_CHANGE: Final = (
+    "UPDATE {control}.api_keys SET document = ?, op = ? WHERE everyone = 0 AND id = ?"
+    " IF document = ?"
+)
+_FORGET: Final = "DELETE FROM {control}.api_keys WHERE everyone = 0 AND id = ? IF document = ?"
+#: With the use itself as write timestamp: it only moves forward. No compare-and-set looks at it.
+_USED: Final = (
+    "UPDATE {control}.api_keys USING TIMESTAMP ? SET used = ? WHERE everyone = 0 AND id = ?"
+)
+
+
+class CassandraKeys(CassandraBase):
+    """:class:`counter.ports.KeyStore`."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self._key_reader = KeyReader()
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        try:
+            rows = await self._control.read(_ALL)
+        except SliceMissingError as error:
+            raise StoreUnavailableError(
+                f"keyspace {self._control.keyspace!r} has no table of API keys:"
+                " run `counter schema apply`"
+            ) from error
+        # A use alone is what is left of a key that was forgotten meanwhile.
+        return self._key_reader.keys(row for row in rows if row[1] is not None)
+
+    async def create_api_key(self, key: ApiKey) -> bool:
+        op = os.urandom(16)
+        applied, _ = await self._control.compare(
+            _CREATE, (key.id, key_document(key), op), seen_by=(_ROW, (key.id,)), mine=op, at=1
+        )
+        return applied
+
+    async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
+        row = await self._key_row(old)
+        if row is None:
+            return False
+        op = os.urandom(16)
+        applied, _ = await self._control.compare(
+            _CHANGE,
+            (key_document(new), op, old.id, row[0]),
+            seen_by=(_ROW, (old.id,)),
+            mine=op,
+            at=1,
+        )
+        return applied
+
+    async def forget_api_key(self, key: ApiKey) -> bool:
+        row = await self._key_row(key)
+        if row is None:
+            return False
+        applied, row = await self._control.compare(
+            _FORGET, (key.id, row[0]), seen_by=(_ROW, (key.id,)), mine=NO_OP, at=1
+        )
+        return applied or row is None or row[0] is None
+
+    async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        for key_id, used_us in uses:
+            await self._control.write(_USED, used_us, used_us, key_id)
+
+    async def _key_row(self, key: ApiKey) -> Row | None:
+        """The row of *key*; None where it is not as *key* says."""
+        row = await self._control.settled(_ROW, key.id)
+        if row is None or row[0] is None or key_from(key.id, row[0], None) != key:
+            return None
+        return row
+
+
+class KeysAlone(CassandraKeys):
+    """Nothing but the keys: what a command needs."""
+
+    async def open(self) -> None:
+        """As :meth:`counter.ports.Store.open`."""
+        await self._connection.open()
+        try:
+            await check_version(self._connection, self._control)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go."""
+        await self._connection.close()
+        self._control.forget_statements()
+
 
 #: No namespace has this id.
 _NOBODY: Final = 0

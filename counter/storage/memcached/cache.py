@@ -19,7 +19,7 @@ from xxhash import xxh64_intdigest
 
 from counter import limits
 from counter.errors import CacheUnavailableError, invariant
-from counter.folding import fingerprint
+from counter.folds import fingerprint
 from counter.ports import Clock
 from counter.storage.memcached import commands
 from counter.storage.memcached.connection import Connection
@@ -31,7 +31,7 @@ from counter.storage.memcached.keys import (
     value_key,
 )
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
-from counter.tallies import CacheTally
+from counter.telemetry.metrics import CacheTally
 from counter.types import Checkpoint, Event, Guarded, Namespace
 
 _PREFIX: Final = re.compile(r"[!-~]{1,100}")

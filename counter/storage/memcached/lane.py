@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from counter import limits
 from counter.ports import Clock
 from counter.storage.memcached.connection import Connection, NotConnectedError
-from counter.tallies import Calls
+from counter.telemetry.metrics import Calls
 
 #: How long a server that failed is not asked again.
 RETRY_AFTER_US: Final = limits.SECOND

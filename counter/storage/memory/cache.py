@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from counter.folding import fingerprint
+from counter.folds import fingerprint
 from counter.ports import Clock
 from counter.types import Checkpoint, Event, Guarded, Namespace
 

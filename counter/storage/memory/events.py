@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from counter.crowds import Counted
 from counter.errors import SliceMissingError
-from counter.folding import fold_events
+from counter.folds import fold_events
+from counter.partition_sizes import Counted
 from counter.partitions import shard_of, slice_of
 from counter.storage.memory.tables import Part, Partition, insert_once
 from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from counter.keys import ApiKey
+from counter.types import ApiKey
 
 
 class MemoryKeys:
-    """:class:`counter.ports_control.KeyStore`."""
+    """:class:`counter.ports.KeyStore`."""
 
     def __init__(self) -> None:
         self._keys: dict[str, ApiKey] = {}

@@ -8,11 +8,11 @@ from typing import Final
 from counter import limits
 from counter.ports import Clock
 from counter.storage.memory.control import MemoryControl
-from counter.storage.memory.crowds import MemoryCrowds
 from counter.storage.memory.decisions import MemoryDecisions
 from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.keys import MemoryKeys
 from counter.storage.memory.leases import MemoryLeases
+from counter.storage.memory.partition_sizes import MemoryCrowds
 from counter.storage.memory.rollups import MemoryRollups
 from counter.types import ClockReading, Dataset
 

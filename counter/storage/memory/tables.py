@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from counter.crowds import Crowd
 from counter.errors import NamespaceUnknownError
+from counter.partition_sizes import Crowd
 from counter.partitions import event_bucket_of, slice_of
 from counter.ports import Clock
 from counter.types import (

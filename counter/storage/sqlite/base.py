@@ -25,7 +25,7 @@ from counter.storage.sqlite.schema import (
     create_schema,
     unavailable,
 )
-from counter.tallies import StoreTally
+from counter.telemetry.metrics import StoreTally
 from counter.types import Dataset, Slice
 
 #: Runs the jobs of one batch that share it, given the connection and the clock read within the

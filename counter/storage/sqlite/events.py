@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from counter.crowds import Counted
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX
+from counter.partition_sizes import Counted
 from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.appends import SqliteAppends
 from counter.storage.sqlite.log import (
@@ -112,7 +112,7 @@ class SqliteEvents(SqliteAppends):
     async def busiest(
         self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`counter.busiest.BusyStore`: a table of events is in the order of time."""
+        """See :class:`counter.core.hot_counters.BusyStore`: event tables are ordered by time."""
         number = namespace.dataset.id
         slices = [
             each for each in self._slices[number] if from_us < each.end_us and each.start_us < to_us

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Clock
-from counter.tallies import Calls
+from counter.telemetry.metrics import Calls
 
 #: A read that took so long had to wait, for the disk or for the processor.
 _SLOW_US: Final = 5 * MILLISECOND

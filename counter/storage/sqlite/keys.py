@@ -18,9 +18,9 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from counter.errors import StoreUnavailableError
-from counter.keys import ApiKey
-from counter.storage.key_documents import KeyReader, key_document, key_from
+from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.storage.sqlite.schema import unavailable
+from counter.types import ApiKey
 
 KEYS_FILE: Final = "keys.sqlite3"
 #: The owner's alone: it holds no secrets, but who may do what.
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class SqliteKeys:
-    """:class:`counter.ports_control.KeyStore` over a data directory, which need not be there yet:
+    """:class:`counter.ports.KeyStore` over a data directory, which need not be there yet:
     the first key makes it."""
 
     def __init__(self, directory: Path) -> None:

@@ -1,0 +1,1 @@
+"""A request and its answer: routing, authorisation, admission, bodies and problems."""

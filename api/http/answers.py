@@ -1,0 +1,151 @@
+"""The bodies of answers. Written by hand where they are hot, by ``json`` where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from math import ceil
+from typing import Any, Final
+
+from api.http.call import JSON, Reply, json_text
+from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
+from counter.clock import to_rfc3339
+from counter.core.read import Count
+from counter.core.results import Added
+from counter.durations import format_duration
+from counter.errors import CounterError, RateLimitedError
+from counter.types import Accuracy, CounterType, Namespace
+
+_REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
+_REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
+
+
+def json_reply(value: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
+    """*value* in JSON."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return Reply(status, body, JSON, tuple(headers))
+
+
+def problem_reply(error: CounterError) -> Reply:
+    """*error* as a problem document, with Retry-After where waiting helps."""
+    headers = []
+    seconds = retry_after_s(error)
+    if seconds is not None:
+        headers.append((b"retry-after", b"%d" % seconds))
+    allow = error.fields.get("allow")
+    if allow is not None:
+        headers.append((b"allow", ", ".join(allow).encode()))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="counter"'))
+    elif isinstance(error, RateLimitedError):
+        # draft-ietf-httpapi-ratelimit-headers: what is allowed, and what is left of it.
+        policy, rate = error.fields["limit"].encode(), error.fields["rate"]
+        quota, window_s = (rate, 1) if rate >= 1 else (1, ceil(1 / rate))
+        headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
+        headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
+    return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+
+
+def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
+    """An add's answer in JSON; *extra* are further members, with a comma before them."""
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        extra += ',"retry_safe":false'
+    return (
+        f'{{"namespace":"{namespace.name}","counter":{json_text(added.counter)},'
+        f'"delta":{added.delta},"event_time":"{to_rfc3339(added.event_time_us)}",'
+        f'"replayed":{_REPLAYED_TEXT[added.replayed]}{extra}}}'
+    )
+
+
+def added_texts(namespace: Namespace, outcomes: Iterable[Added | CounterError]) -> list[str]:
+    """The outcomes of many adds, each in JSON: :func:`added_text`, or a problem."""
+    # One refusal may serve many items.
+    problems: dict[int, str] = {}
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        return [_outcome_text(namespace, each, problems) for each in outcomes]
+    name = namespace.name
+    return [
+        f'{{"namespace":"{name}","counter":{json_text(each[0])},"delta":{each[1]},'
+        f'"event_time":"{to_rfc3339(each[2])}","replayed":false}}'
+        if isinstance(each, Added) and each[3] is False
+        else _outcome_text(namespace, each, problems)
+        for each in outcomes
+    ]
+
+
+def _outcome_text(
+    namespace: Namespace, outcome: Added | CounterError, problems: dict[int, str]
+) -> str:
+    if isinstance(outcome, CounterError):
+        text = problems.get(id(outcome))
+        if text is None:
+            text = problems[id(outcome)] = problem_bytes(outcome).decode()
+        return text
+    return added_text(namespace, outcome)
+
+
+def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:
+    """An add's answer."""
+    headers = (_REPLAYED_HEADER,) if added.replayed else ()
+    return Reply(200, added_text(namespace, added, extra).encode(), JSON, headers)
+
+
+def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
+    """A clear's answer."""
+    body = {
+        "namespace": namespace.name,
+        "counter": cleared.counter,
+        "event_time": to_rfc3339(cleared.event_time_us),
+        "replayed": cleared.replayed,
+    }
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        body["retry_safe"] = False
+    return json_reply(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
+
+
+def count_text(name: str, count: Count) -> str:
+    """The answer to a get in namespace *name*, in JSON."""
+    counter, value, as_of_us, accuracy = count
+    extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else ""
+    return (
+        f'{{"namespace":"{name}","counter":{json_text(counter)},'
+        f'"count":{value},"as_of":"{to_rfc3339(as_of_us)}",'
+        f'"accuracy":"{accuracy.value}"{extra}}}'
+    )
+
+
+@lru_cache(maxsize=1_024)
+def count_reply(name: str, count: Count) -> Reply:
+    """The answer to a get in namespace *name*; that of a hot counter is the same many times."""
+    return Reply(200, count_text(name, count).encode())
+
+
+def namespace_body(namespace: Namespace) -> dict[str, Any]:
+    """A namespace as its owner set it."""
+    settings = namespace.settings
+    return {
+        "namespace": namespace.name,
+        "created_at": to_rfc3339(namespace.created_at_us),
+        "counter_type": settings.counter_type,
+        "dataset": settings.dataset,
+        "accept_limit": format_duration(settings.accept_limit_us),
+        "future_limit": format_duration(settings.future_limit_us),
+        "rollup_window": format_duration(settings.rollup_window_us),
+        "shards": settings.shards,
+        "payload_check": settings.payload_check,
+        "key_ttl": format_duration(settings.key_ttl_us),
+        "cache_ttl": format_duration(settings.cache_ttl_us),
+        "requests_per_s": settings.requests_per_s,
+        "adds_per_s": settings.adds_per_s,
+    }
+
+
+def namespace_reply(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Reply:
+    """A namespace with its ETag, and *warnings* if there are any."""
+    etag = (b"etag", b'"v%d"' % namespace.version)
+    body = namespace_body(namespace)
+    if warnings:
+        body["warnings"] = list(warnings)
+    return json_reply(body, status, (etag,))

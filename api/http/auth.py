@@ -1,0 +1,345 @@
+"""Who may come in: keys, their scopes and namespaces, and how much of everything each may have.
+
+A key speaks for its namespaces alone: any other is unknown to it, whether it exists or not, and the
+answer is given before anything is looked up, so neither its words nor its time tell the two apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from counter.core.namespaces import unknown
+from counter.core.rate_limits import TokenBucket
+from counter.errors import (
+    KeyInvalidError,
+    KeyMissingError,
+    OriginRefusedError,
+    RateLimitedError,
+    ScopeInsufficientError,
+)
+from counter.security.host_rule import HostRule
+from counter.security.keys import KeyRing
+from counter.types import ApiKey, Namespace, Scope
+
+_BEARER: Final = b"bearer "
+_EVERY: Final = "*"
+#: What is limited, as keys and the RateLimit fields name it.
+LIMITED: Final = ("requests", "adds", "reservations", "resolutions")
+#: Namespaces whose rights and meters are remembered of one caller.
+_REMEMBERED_MAX: Final = 1_000
+#: Less than any scope.
+_NOTHING: Final = 0
+
+
+#: Methods that change nothing, whatever they are sent to.
+_ONLY_READ: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))
+
+
+class Meters(NamedTuple):
+    """The buckets that requests of one caller to one namespace take from."""
+
+    version: int
+    requests: tuple[TokenBucket, ...]
+    adds: tuple[TokenBucket, ...]
+    is_empty: bool
+
+
+def _meters(version: int, *holders: Mapping[str, TokenBucket]) -> Meters:
+    requests = tuple(each["requests"] for each in holders if "requests" in each)
+    adds = tuple(each["adds"] for each in holders if "adds" in each)
+    return Meters(version, requests, adds, not requests and not adds)
+
+
+class Caller:
+    """A key, or everybody where none is asked for, with what it may still have of this process."""
+
+    __slots__ = ("_allowed", "_buckets", "_gate", "_meters", "_own", "key")
+
+    def __init__(self, gate: Gate, key: ApiKey | None) -> None:
+        self._gate = gate
+        self.key = key
+        #: What it may do at most in a namespace.
+        self._allowed: dict[str, int] = {}
+        self._meters: dict[int, Meters] = {}
+        rates = {name: gate.rates.get(name) for name in LIMITED}
+        if key is not None:
+            own = {name: getattr(key, f"{name}_per_s") for name in LIMITED}
+            rates |= {name: rate for name, rate in own.items() if rate is not None}
+        self._buckets = {
+            name: TokenBucket(name, rate, self.name) for name, rate in rates.items() if rate
+        }
+        self._own = _meters(0, self._buckets)
+
+    @property
+    def name(self) -> str:
+        """As refusals and logs call it."""
+        return "a client without a key" if self.key is None else f"the key {self.key.id}"
+
+    def may(self, scope: Scope, namespace: str) -> bool:
+        """Whether it may do in *namespace* what takes *scope*."""
+        allowed = self._allowed.get(namespace)
+        return (self._allow(namespace) if allowed is None else allowed) >= scope
+
+    def sees(self, namespace: str) -> bool:
+        """Whether there is, for it, a namespace of this name."""
+        return self.may(Scope.READ, namespace)
+
+    def _allow(self, namespace: str) -> int:
+        key = self.key
+        if key is None:
+            return Scope.ADMIN
+        if len(self._allowed) >= _REMEMBERED_MAX:
+            self._allowed.clear()
+        allowed = key.scope if self._gate.ring.allows(key, namespace) else _NOTHING
+        self._allowed[namespace] = allowed
+        return allowed
+
+    def require(self, scope: Scope, namespace: str = "") -> None:
+        """Raise NamespaceUnknownError for a namespace of others, ScopeInsufficientError where the
+        key's scope is less than *scope*."""
+        key = self.key
+        if key is None:
+            return
+        if namespace and not self.sees(namespace):
+            self._gate.turned_away["namespace"] += 1
+            raise unknown(namespace)
+        if key.scope < scope:
+            self._refuse(f"has the scope {key.scope.name.lower()}, and this takes", scope)
+
+    def require_all_namespaces(self) -> None:
+        """Raise ScopeInsufficientError unless the key speaks for all namespaces."""
+        key = self.key
+        if key is not None and _EVERY not in key.namespaces:
+            self._refuse(
+                f"is for {', '.join(key.namespaces)}, and this takes one for '*', of the scope",
+                Scope.READ,
+            )
+
+    def _refuse(self, why: str, scope: Scope) -> None:
+        self._gate.turned_away["scope"] += 1
+        wanted = scope.name.lower()
+        raise ScopeInsufficientError(f"{self.name} {why} {wanted}", scope=wanted)
+
+    def reserve(self) -> None:
+        """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
+        self._take("reservations")
+
+    def resolve(self) -> None:
+        """Take one resolution of a late token. Raises RateLimitedError."""
+        self._take("resolutions")
+
+    def _take(self, name: str) -> None:
+        bucket = self._buckets.get(name)
+        if bucket is not None:
+            self._gate.take(bucket, 1)
+
+    def forget_meters(self) -> None:
+        """Ask anew what namespaces' buckets are."""
+        self._meters.clear()
+
+    def meters(self, namespace: Namespace | None) -> Meters:
+        """What a request to *namespace*, or to none, takes from."""
+        if namespace is None:
+            return self._own
+        meters = self._meters.get(namespace.id)
+        if meters is None or meters.version != namespace.version:
+            if len(self._meters) >= _REMEMBERED_MAX:
+                self._meters.clear()
+            shared = self._gate.buckets_of(namespace)
+            meters = _meters(namespace.version, self._buckets, shared)
+            self._meters[namespace.id] = meters
+        return meters
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The buckets of a namespace, which all its callers share."""
+
+    version: int
+    buckets: dict[str, TokenBucket] = field(default_factory=dict)
+
+
+class Gate:
+    """Lets requests in, or says why not. Rates hold for this process alone."""
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        rates: Mapping[str, float] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        hosts: HostRule | None = None,
+        origins: Sequence[str] = (),
+    ) -> None:
+        """Without keys, *hosts* must answer Host; and a page that writes must be of the service's
+        own origin or of *origins*."""
+        self.ring = ring
+        self._hosts = hosts or HostRule()
+        self._origins = frozenset(each.encode() for each in origins)
+        #: What a caller may have in a second where its key says nothing, by :data:`LIMITED`.
+        self.rates = rates or {}
+        self._now_s = now_s
+        #: Who sends, where no key is asked for.
+        self.anyone = Caller(self, None)
+        self._callers: dict[str, Caller] = {}
+        self._shared: dict[int, _Shared] = {}
+        #: With so many of them, those that are full are forgotten.
+        self._shared_most = _REMEMBERED_MAX
+        #: Requests that were turned away, by why.
+        self.turned_away = dict.fromkeys(("key_missing", "key_invalid", "scope", "namespace"), 0)
+        #: How often a rate was reached, by what is limited.
+        self.limited = dict.fromkeys(LIMITED, 0)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether a request needs a key: since the first one was made."""
+        return self.ring.required
+
+    def answers(self, host: bytes) -> bool:
+        """Whether a request under this Host is answered: with keys, under any."""
+        return self.ring.required or self._hosts.answers(host)
+
+    def check_page(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise OriginRefusedError for what a foreign web page may have sent, if no keys exist.
+
+        With keys a page needs one, which no browser adds by itself.
+        """
+        if self.ring.required:
+            return
+        host = origin = site = b""
+        for name, value in headers:
+            if name == b"host":
+                host = value
+                if not self.answers(host):
+                    raise OriginRefusedError(
+                        f"Host is {_shown(host)}: without API keys only localhost, loopback"
+                        " addresses and the names in hosts are answered; set hosts, create a key,"
+                        " or give --insecure"
+                    )
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+        if method in _ONLY_READ or origin in self._origins:
+            return
+        own = origin.partition(b"://")[2].lower()
+        if origin and own != host.lower():
+            raise OriginRefusedError(
+                f"Origin is {_shown(origin)}: without API keys only the service's own pages and"
+                " those of cors_origins may write; list it there, or create a key"
+            )
+        if not origin and site.strip().lower() == b"cross-site":
+            raise OriginRefusedError(
+                "Sec-Fetch-Site is cross-site: without API keys only the service's own pages and"
+                " those of cors_origins may write; list the page there, or create a key"
+            )
+
+    def caller(self, authorization: bytes | None) -> Caller:
+        """Who sent a request with this Authorization header. Raises KeyMissingError,
+        KeyInvalidError and StoreUnavailableError."""
+        if not self.ring.required:
+            return self.anyone
+        if authorization is None:
+            self.turned_away["key_missing"] += 1
+            raise KeyMissingError(
+                "this service asks for an API key: send Authorization: Bearer <key>;"
+                " counter key create makes one"
+            )
+        caller = self.known(authorization)
+        if caller is None:
+            self.turned_away["key_invalid"] += 1
+            raise KeyInvalidError(
+                "the Authorization header holds no key that is valid now: it may be mistyped,"
+                " expired or revoked; send Authorization: Bearer <key>"
+            )
+        return caller
+
+    def known(self, authorization: bytes) -> Caller | None:
+        """Whose key the header holds; None where it holds none that is valid now. Raises
+        StoreUnavailableError."""
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            return None
+        key = self.ring.find(authorization[len(_BEARER) :].strip())
+        if key is None:
+            return None
+        caller = self._callers.get(key.id)
+        if caller is None or (caller.key is not key and caller.key != key):
+            caller = self._callers[key.id] = Caller(self, key)
+        # The ring reads its keys anew all the time: next time this is the very same one.
+        caller.key = key
+        return caller
+
+    def buckets_of(self, namespace: Namespace) -> Mapping[str, TokenBucket]:
+        """The buckets that all callers of *namespace* share."""
+        settings = namespace.settings
+        if not (settings.requests_per_s or settings.adds_per_s):
+            self._shared.pop(namespace.id, None)
+            return {}
+        shared = self._shared.get(namespace.id)
+        if shared is None or shared.version != namespace.version:
+            if len(self._shared) >= self._shared_most:
+                self._forget_full()
+            shared = self._shared[namespace.id] = _Shared(namespace.version)
+            for name in ("requests", "adds"):
+                rate = getattr(settings, f"{name}_per_s")
+                if rate:
+                    whose = f"namespace {namespace.name!r}"
+                    shared.buckets[name] = TokenBucket(name, rate, whose)
+        return shared.buckets
+
+    def _forget_full(self) -> None:
+        """Let go of the namespaces whose buckets are full: new ones are the same. The others must
+        stay, or their rates would hold for nobody."""
+        now_s = self._now_s()
+        self._shared = {
+            number: each
+            for number, each in self._shared.items()
+            if not all(bucket.is_full(now_s) for bucket in each.buckets.values())
+        }
+        self._shared_most = max(_REMEMBERED_MAX, 2 * len(self._shared))
+        for caller in (self.anyone, *self._callers.values()):
+            # It may hold one that is let go of, beside which there would be two.
+            caller.forget_meters()
+
+    def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
+        """Take one request and *adds* adds to *namespace* of what is allowed. Raises
+        RateLimitedError."""
+        self.count(caller.meters(namespace), adds)
+
+    def count(self, meters: Meters, adds: int) -> None:
+        """:meth:`admit` for a namespace's *meters*."""
+        now_s = self._now_s()
+        for bucket in meters.requests:
+            if not bucket.take(1, now_s):
+                raise self._refused(bucket, now_s)
+        if adds and meters.adds:
+            self._take_all(meters.adds, adds, now_s)
+
+    def charge(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
+        """Take *adds* adds to *namespace* of what is allowed. Raises RateLimitedError."""
+        self._take_all(caller.meters(namespace).adds, adds, self._now_s())
+
+    def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
+        """Take *amount* of each, or of none: what one refuses is not paid for at another."""
+        for place, bucket in enumerate(buckets):
+            if not bucket.take(amount, now_s):
+                for taken in buckets[:place]:
+                    taken.give_back(amount)
+                raise self._refused(bucket, now_s)
+
+    def take(self, bucket: TokenBucket, amount: int) -> None:
+        """Take *amount* from *bucket*. Raises RateLimitedError."""
+        now_s = self._now_s()
+        if not bucket.take(amount, now_s):
+            raise self._refused(bucket, now_s)
+
+    def _refused(self, bucket: TokenBucket, now_s: float) -> RateLimitedError:
+        self.limited[bucket.name] += 1
+        return bucket.refusal(now_s)

@@ -1,0 +1,299 @@
+"""One request as the handlers see it, and their answer to it: bytes in, bytes out.
+
+The routes work on these and not on a framework's request, because at tens of thousands of requests
+a second the framework's objects cost more than the count itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from api.http.models import Body, read_body
+from counter.core.admission import Bounded
+from counter.core.results import Credential
+from counter.errors import (
+    BodyTooLargeError,
+    InvalidParameterError,
+    TokenAmbiguousError,
+    UnsupportedMediaTypeError,
+)
+from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
+from counter.names import check_counter_name
+from counter.tokens import token_of_uuid7
+from counter.types import Scope, Token
+
+if TYPE_CHECKING:
+    from api.http.auth import Caller
+
+
+AsgiScope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_Body = TypeVar("_Body", bound=Body)
+
+JSON: Final = b"application/json"
+NDJSON: Final = b"application/x-ndjson"
+NO_CONTENT: Final = 204
+_NOT_MODIFIED: Final = 304
+CSV: Final = b"text/csv; charset=utf-8"
+
+
+class ClientGoneError(Exception):
+    """The client went away before its request was whole: there is nobody to answer."""
+
+
+class Reply(NamedTuple):
+    """An answer: its status, its body and what stands in its header."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Send) -> None:
+        """Send it over ASGI."""
+        head: list[tuple[bytes, bytes]] = []
+        if self.status not in (NO_CONTENT, _NOT_MODIFIED):
+            head = [
+                (b"content-type", self.content_type),
+                (b"content-length", b"%d" % len(self.body)),
+            ]
+        head += self.headers
+        await send({"type": "http.response.start", "status": self.status, "headers": head})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def _free(_adds: int) -> None:
+    """Where nothing is limited."""
+
+
+class Call:
+    """A request: its scope, and the parts of its path that name a namespace and a counter."""
+
+    __slots__ = (
+        "admitted",
+        "body_bytes_max",
+        "caller",
+        "charge",
+        "counter",
+        "held",
+        "key_is_token",
+        "namespace",
+        "receive",
+        "request_id",
+        "room",
+        "route",
+        "scope",
+        "told",
+    )
+
+    def __init__(
+        self, scope: AsgiScope, receive: Receive, body_bytes_max: int, request_id: str
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.body_bytes_max = body_bytes_max
+        self.request_id = request_id
+        self.namespace = ""
+        self.counter = ""
+        #: Who sent it; None until that is known.
+        self.caller: Caller | None = None
+        self.route: Route | None = None
+        #: Whether what it takes of the caller's rates is taken already.
+        self.admitted = False
+        #: Takes so many adds of what the caller may have. Raises RateLimitedError.
+        self.charge: Callable[[int], None] = _free
+        #: Where room for its body is taken from as it comes, and how much is.
+        self.room: Bounded | None = None
+        self.held = 0
+        #: What a log should tell of it besides.
+        self.told: dict[str, Any] = {}
+        #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
+        self.key_is_token = False
+
+    def sees(self, namespace: str) -> bool:
+        """Whether there is, for the caller, a namespace of this name."""
+        return self.caller is None or self.caller.sees(namespace)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of the header *name* (in lower case)."""
+        return header_of(self.scope, name)
+
+    def query(self, *allowed: str) -> dict[str, str]:
+        """The query's parameters. Raises InvalidParameterError for one that is not *allowed*."""
+        text = self.scope["query_string"]
+        if not text:
+            return {}
+        found: dict[str, str] = {}
+        for name, value in parse_qsl(text.decode("utf-8", "replace"), keep_blank_values=True):
+            if name not in allowed:
+                known = ", ".join(allowed) or "none"
+                raise InvalidParameterError(
+                    f"query parameter {name[:80]!r} is not known here; known are: {known}",
+                    field=name[:80],
+                )
+            if name in found:
+                raise InvalidParameterError(f"query parameter {name!r} is given twice", field=name)
+            found[name] = value
+        return found
+
+    def content_type(self, *allowed: bytes) -> bytes:
+        """The body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
+        given = self.header(b"content-type") or b""
+        media = given.partition(b";")[0].strip().lower()
+        if media not in allowed:
+            wanted = " or ".join(each.decode() for each in allowed)
+            shown = given[:80].decode("latin-1") or "missing"
+            raise UnsupportedMediaTypeError(f"Content-Type is {shown}; send {wanted}")
+        return media
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLargeError, as soon as that is known, OverloadedError."""
+        announced = int(self.header(b"content-length") or 0)
+        if announced > self.body_bytes_max:
+            # Before the client is told to go on (Expect: 100-continue).
+            raise self._too_large(announced)
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        self._hold(len(body))
+        if message.get("more_body", False):
+            body = await self._rest(body)
+        elif len(body) > self.body_bytes_max:
+            raise self._too_large(len(body))
+        return body
+
+    async def json(self, model: type[_Body]) -> _Body:
+        """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
+        self.content_type(JSON)
+        return read_body(model, await self.body())
+
+    async def json_or(self, default: _Body) -> _Body:
+        """The body as the model of *default*, which stands for an empty one."""
+        body = await self.body()
+        if not body:
+            return default
+        self.content_type(JSON)
+        return read_body(type(default), body)
+
+    async def _rest(self, start: bytes) -> bytes:
+        parts, size = [start], len(start)
+        while True:
+            if size > self.body_bytes_max:
+                raise self._too_large(size)
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            self._hold(len(parts[-1]))
+            size += len(parts[-1])
+            if not message.get("more_body", False):
+                if size > self.body_bytes_max:
+                    raise self._too_large(size)
+                return b"".join(parts)
+
+    def _hold(self, size: int) -> None:
+        """Have room for what came of the body. Raises OverloadedError."""
+        if self.room is not None:
+            self.room.take(size)
+            self.held += size
+
+    def _too_large(self, size: int) -> BodyTooLargeError:
+        return BodyTooLargeError(
+            f"the body has at least {size} bytes; at most {self.body_bytes_max} are allowed"
+        )
+
+    def credential(self, token: Token | None) -> Credential:
+        """The token of the body, or what the Idempotency-Key header stands for; never both."""
+        keys = [value for name, value in self.scope["headers"] if name == b"idempotency-key"]
+        if not keys:
+            return token
+        if len(keys) > 1:
+            raise InvalidParameterError(
+                f"there are {len(keys)} Idempotency-Key headers; give one", field="Idempotency-Key"
+            )
+        if token is not None:
+            raise TokenAmbiguousError(
+                "the body has an idempotency_token and there is an Idempotency-Key header;"
+                " give one of them"
+            )
+        key = _bare_key(keys[0].decode("latin-1"))
+        read = token_of_uuid7(key)
+        self.key_is_token = read is not None
+        return read or key
+
+
+def _bare_key(text: str) -> str:
+    """The key of a header: bare, or a quoted string of RFC 8941."""
+    key = text.strip()
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
+        raise InvalidParameterError(
+            f"Idempotency-Key has {len(key)} characters: {key[:80]!r}; 1 to"
+            f" {IDEMPOTENCY_KEY_CHARS_MAX} printable ASCII characters are allowed",
+            field="Idempotency-Key",
+        )
+    return key
+
+
+def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
+    """The value of the header *name* (in lower case)."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def counter_of_segment(segment: bytes) -> str:
+    """The counter that a percent-encoded path segment names. Raises InvalidParameterError."""
+    if segment.isalnum() and len(segment) <= COUNTER_NAME_CHARS_MAX:
+        # Nearly always: nothing to decode, and nothing to find fault with.
+        return segment.decode("ascii")
+    try:
+        return check_counter_name(unquote_to_bytes(segment).decode())
+    except ValueError as error:
+        shown = segment[:80].decode("latin-1")
+        raise InvalidParameterError(f"counter {shown!r}: {error}", field="counter") from error
+
+
+def json_text(text: str) -> str:
+    """*text* as a JSON string."""
+    if text.isalnum() and text.isascii():
+        return f'"{text}"'
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return json.dumps(text, ensure_ascii=False)
+
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route: ``path`` with ``{ns}`` and ``{c}`` for a namespace and a counter.
+
+    One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
+    changes them, the *latest*. *adds* are those that any request to it makes; a batch's handler
+    says for itself how many it brings.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    scope: Scope
+    writes: bool = False
+    latest: bool = False
+    adds: int = 0
+
+    @property
+    def name(self) -> str:
+        """As tallies and logs call it."""
+        return f"{self.method} {self.path}"

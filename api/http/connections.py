@@ -1,0 +1,127 @@
+"""What the connections of a process share: their bounds, and what is counted of them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, Protocol
+
+from prometheus_client.core import Metric
+
+from counter.core.admission import Bounded, Shares
+from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
+from counter.telemetry.families import counters, gauge
+
+#: Why a connection was ended from this side, though nobody asked for that.
+FULL: Final = "full"
+#: Closed for a new one, because it had sent nothing.
+UNUSED: Final = "unused"
+LATE: Final = "late"
+MALFORMED: Final = "malformed"
+UNTAKEN: Final = "untaken"
+HANDSHAKE: Final = "handshake"
+#: How long one turn of the event loop reads large segments.
+_READ_FOR_S: Final = 0.01
+
+
+class Reader(Protocol):
+    """A connection with a segment that is not read yet."""
+
+    def read_until(self, end_s: float) -> bool:
+        """Read until this instant of the monotonic clock; return whether more can be read."""
+        ...
+
+
+class ReadQueue:
+    """Reads large segments of all connections in turn, for a bounded time in each turn of the event
+    loop. Small segments do not wait for it."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._queue: deque[Reader] = deque()
+        #: Until when this turn reads; None if none has begun.
+        self._end_s: float | None = None
+
+    def read(self, reader: Reader) -> None:
+        """Read from *reader*, at once if this turn has time left."""
+        self._queue.append(reader)
+        if self._end_s is None:
+            self._begin()
+        elif len(self._queue) == 1:
+            self._read()
+
+    def _begin(self) -> None:
+        """Begin a turn that has work to do."""
+        if not self._queue:
+            self._end_s = None
+            return
+        self._end_s = self._now_s() + _READ_FOR_S
+        asyncio.get_running_loop().call_soon(self._begin)
+        self._read()
+
+    def _read(self) -> None:
+        end_s = self._end_s or 0.0
+        while self._queue and self._now_s() < end_s:
+            reader = self._queue.popleft()
+            if reader.read_until(end_s):
+                self._queue.append(reader)
+
+
+class Connections:
+    """The connections of one process: how many there are, and which were ended for what."""
+
+    def __init__(self) -> None:
+        self.open: Collection[object] = ()
+        self.most = CONNECTIONS_MAX
+        self.unfinished = Bounded("bytes of unfinished requests are held", UNFINISHED_BYTES_MAX)
+        self.queue = ReadQueue()
+        #: Connections that have sent nothing yet, the oldest first.
+        self.silent: dict[asyncio.Protocol, asyncio.Transport] = {}
+        #: How many connections each address may have.
+        self.peers = Shares(0)
+        #: When the server's certificate ends, in Unix time; 0 where there is none.
+        self.certificate_ends_at_s: Callable[[], float] = lambda: 0.0
+        self.ended = dict.fromkeys((FULL, UNUSED, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether most connections that there may be are taken."""
+        return 4 * len(self.open) >= 3 * self.most
+
+    def make_room(self) -> bool:
+        """Close the oldest connection that has sent nothing, for a new one; return False if there
+        is none."""
+        if not self.silent:
+            return False
+        self.silent.pop(next(iter(self.silent))).abort()
+        self.end(UNUSED)
+        return True
+
+    def end(self, why: str) -> None:
+        """One was ended, or not let in."""
+        self.ended[why] += 1
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of a scrape."""
+        yield gauge("connections", "Connections that are open.", len(self.open))
+        yield gauge("connections_limit", "How many there may be at once.", self.most)
+        text = "Connections that were ended, or not let in, by why."
+        yield counters("connections_ended", text, "reason", self.ended)
+        text = "When the server's certificate ends; 0 where there is none."
+        yield gauge("certificate_end_timestamp_seconds", text, self.certificate_ends_at_s())
+
+
+def peer_of(address: object) -> str:
+    """The client that an *address* of a socket stands for: of IPv6 its /64, as one client has."""
+    if not isinstance(address, tuple) or not address:
+        return ""
+    host = str(address[0])
+    if ":" not in host:
+        return host
+    found = ipaddress.IPv6Address(host.partition("%")[0])
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))

@@ -1,0 +1,101 @@
+"""The bodies of the hottest requests, read in a quarter of the time.
+
+msgspec reads what nearly every add looks like. The models of :mod:`api.http.models` read all else,
+and say what is wrong with it: nothing is refused here, and what is read here means the same there
+(tests/properties/test_quick.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN
+from counter.names import check_counter_name
+from counter.tokens import parse_generation_time, parse_nonce
+from counter.types import Event
+
+_NOT_USUAL: Final = (msgspec.MsgspecError, ValueError, OverflowError)
+_Delta = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+
+
+class _Token(Struct, forbid_unknown_fields=True, gc=False):
+    token: Annotated[str, Meta(max_length=36)]
+    generation_time: Annotated[str, Meta(max_length=40)]
+
+
+class _Add(Struct, forbid_unknown_fields=True, gc=False):
+    delta: _Delta
+    idempotency_token: _Token
+
+
+class _Change(Struct, forbid_unknown_fields=True, gc=False):
+    delta: _Delta
+    idempotency_token: _Token | None = None
+
+
+class _Item(Struct, forbid_unknown_fields=True, gc=False):
+    counter: Annotated[str, Meta(min_length=1, max_length=COUNTER_NAME_CHARS_MAX)]
+    delta: _Delta
+    idempotency_token: _Token
+
+
+class _Batch(Struct, forbid_unknown_fields=True, gc=False):
+    items: list[_Item]
+
+
+_read_add: Final = msgspec.json.Decoder(_Add).decode
+_read_change: Final = msgspec.json.Decoder(_Change).decode
+_read_batch: Final = msgspec.json.Decoder(_Batch).decode
+#: Makes an event of its cells in half the time of its own constructor.
+_new: Final = tuple.__new__
+
+
+def read_add(body: bytes, counter: str) -> Event | None:
+    """The event of an add to *counter*; None where the models must read the body."""
+    try:
+        add = _read_add(body)
+        token = add.idempotency_token
+        time_us = parse_generation_time(token.generation_time)
+        return _new(Event, (counter, time_us, parse_nonce(token.token), 0, add.delta, False, None))
+    except _NOT_USUAL:
+        return None
+
+
+def read_change(body: bytes) -> int | None:
+    """The delta of an add whose token, if it has one, is not used; None where the models must read
+    the body."""
+    try:
+        change = _read_change(body)
+        token = change.idempotency_token
+        if token is not None:
+            # It is not used, and must be one.
+            parse_generation_time(token.generation_time)
+            parse_nonce(token.token)
+        return change.delta
+    except _NOT_USUAL:
+        return None
+
+
+def read_batch(body: bytes) -> list[Event] | None:
+    """The events of a batch whose items all have tokens; None where the models must read it."""
+    try:
+        return [
+            _new(
+                Event,
+                (
+                    name if (name := item.counter).isalnum() else check_counter_name(name),
+                    parse_generation_time((token := item.idempotency_token).generation_time),
+                    parse_nonce(token.token),
+                    0,
+                    item.delta,
+                    False,
+                    None,
+                ),
+            )
+            for item in _read_batch(body).items
+        ]
+    except _NOT_USUAL:
+        return None

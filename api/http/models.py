@@ -1,0 +1,309 @@
+"""Bodies, as pydantic models: strict, unknown fields refused, every field with its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Final, NotRequired, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+import pydantic_core
+from msgspec import Raw
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict, is_typeddict
+
+from api.http.problems import body_error, shown
+from counter import limits
+from counter.durations import parse_duration
+from counter.errors import InvalidBodyError
+from counter.names import check_counter_name
+from counter.types import CounterType, PayloadCheck
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("a duration is a text like 5s, 250ms or 7d")
+    return parse_duration(value)
+
+
+CounterName = Annotated[
+    str,
+    AfterValidator(check_counter_name),
+    Field(description="The counter: 1 to 256 printable Unicode characters."),
+]
+Delta = Annotated[
+    int,
+    Field(
+        ge=limits.INT64_MIN,
+        le=limits.INT64_MAX,
+        examples=[1],
+        description="How much to add; less than 0 takes away.",
+    ),
+]
+DurationText = Annotated[
+    int,
+    BeforeValidator(_duration, json_schema_input_type=str),
+    Field(json_schema_extra={"type": "string", "examples": ["5s"]}),
+]
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(**_STRICT, frozen=True)
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+@with_config(_STRICT)
+class TokenBody(TypedDict):
+    """An idempotency token: make one per logical add, and send it again with every retry."""
+
+    # What a batch holds many of is a dictionary: a model's instance takes twice as long to make.
+    # What the texts must look like is checked where they are read, in api.routes.counters.token_of:
+    # patterns here would cost more than the rest of an add's validation.
+    token: Annotated[
+        str,
+        Field(
+            max_length=36,
+            description="A nonce of 128 bits: a UUID, or 32 hexadecimal digits.",
+            examples=["5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b"],
+        ),
+    ]
+    generation_time: Annotated[
+        str,
+        Field(
+            max_length=40,
+            description="When the token was made: RFC 3339 with an offset, up to microseconds.",
+            examples=["2026-01-31T08:15:30.000250Z"],
+            json_schema_extra={"format": "date-time"},
+        ),
+    ]
+
+
+class AddBody(Body):
+    delta: Delta
+    idempotency_token: TokenBody | None = None
+
+
+class ClearBody(Body):
+    idempotency_token: TokenBody | None = None
+
+
+@with_config(_STRICT)
+class BatchAddItem(TypedDict):
+    counter: CounterName
+    delta: Delta
+    idempotency_token: NotRequired[TokenBody | None]
+
+
+class BatchAddBody(Body):
+    # At the first bad item each is looked at by itself.
+    items: Annotated[list[BatchAddItem], FailFast()] = Field(
+        description="The adds, a token each: at most `batch_items_max` of them."
+    )
+
+
+class AtomicItem(Body):
+    counter: CounterName
+    delta: Delta
+
+
+class AtomicAddBody(Body):
+    idempotency_token: TokenBody | None = None
+    items: list[AtomicItem] = Field(
+        min_length=1,
+        max_length=limits.ATOMIC_ITEMS_MAX,
+        description="The adds: all of them are counted, or none.",
+    )
+
+
+class BatchGetBody(Body):
+    counters: Annotated[list[str], FailFast()] = Field(
+        description="The names, at most `batch_items_max` of them."
+    )
+    max_staleness: DurationText | None = Field(
+        default=None, description="How stale the counts may be; without it as the namespace has it."
+    )
+
+
+class RecountBody(Body):
+    from_: AwareDatetime | None = Field(
+        default=None, alias="from", description="The first instant; all there is without it."
+    )
+    to: AwareDatetime | None = Field(default=None, description="The instant after the last one.")
+
+
+class TokensBody(Body):
+    count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX, description="How many.")
+
+
+class ClientsBody(Body):
+    """What the namespace's clients do. It is compared with the settings, and not kept."""
+
+    retry: DurationText | None = Field(
+        default=None, description="How long after its token was made an add may still be sent."
+    )
+    clock: DurationText | None = Field(
+        default=None, description="How far a client's clock may be off."
+    )
+    max_staleness: DurationText | None = Field(
+        default=None, description="How old a count they take by default."
+    )
+    hottest_per_s: int | None = Field(
+        default=None, ge=0, le=10**9, description="How often the busiest counter is added to."
+    )
+
+
+class NamespaceBody(Body):
+    """A namespace's settings. What an update leaves out stays as it is."""
+
+    # Enumerations come as text; strict mode would refuse it outside of JSON.
+    counter_type: CounterType | None = Field(
+        default=None, description="How it counts; fixed, and needed to create one."
+    )
+    dataset: str | None = Field(
+        default=None, max_length=63, description="The event tables it shares; fixed."
+    )
+    accept_limit: DurationText | None = Field(
+        default=None, description="How old a token may be when its add arrives."
+    )
+    future_limit: DurationText | None = Field(
+        default=None, description="How far ahead a token's time may lie."
+    )
+    rollup_window: DurationText | None = Field(
+        default=None, description="How finely time is cut; fixed."
+    )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.SHARDS_MAX,
+        description="The parts that rollup workers share; fixed.",
+    )
+    payload_check: PayloadCheck | None = Field(
+        default=None, description="How hard to look for two payloads under one token."
+    )
+    key_ttl: DurationText | None = Field(
+        default=None, description="How long an arbitrary key is remembered."
+    )
+    cache_ttl: DurationText | None = Field(
+        default=None, description="How long a rolled-up count may be served from the cache."
+    )
+    requests_per_s: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.RATE_PER_S_MAX,
+        description="Requests that each process takes in a second; 0 for any number.",
+    )
+    adds_per_s: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.RATE_PER_S_MAX,
+        description="Adds that each process takes in a second; 0 for any number.",
+    )
+    clients: ClientsBody | None = None
+
+
+_UNKNOWN: Final = "Object contains unknown field `"
+_read_list: Final = msgspec.json.Decoder(list[Raw]).decode
+
+
+def read_body(model: type[_Body], body: bytes) -> _Body:
+    """Return the JSON text *body* as *model*. Raises InvalidBodyError."""
+    check_size(model, body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise body_error(error) from error
+
+
+def check_size(hint: Any, text: bytes, at: str = "") -> None:
+    """Raise InvalidBodyError if pydantic would work for long to explain what is wrong with *text*.
+
+    pydantic makes an error of every unknown field and Python objects of every wrong value, so a
+    body of 1 MiB could block the event loop for a second. Values with more than
+    ``FIELDS_EXPLAINED_MAX`` colons or ``VALUE_EXPLAINED_BYTES_MAX`` bytes are looked at here, and
+    the first unknown field or oversized value ends it. *hint* is the type that *text* should have
+    and *at* the path to it.
+    """
+    few = text.count(b":") <= limits.FIELDS_EXPLAINED_MAX
+    if few and len(text) <= limits.VALUE_EXPLAINED_BYTES_MAX:
+        return
+    is_list = get_origin(hint) is list and text[:1] == b"["
+    if is_list and get_args(hint) != (str,):
+        for index, item in enumerate(_read_list(text)[: limits.BATCH_ITEMS_MAX]):
+            check_size(get_args(hint)[0], bytes(item), f"{at}{index}.")
+    elif is_typeddict(hint) or (isinstance(hint, type) and issubclass(hint, Body)):
+        _check_fields(hint, text, at)
+    elif not is_list and len(text) > limits.VALUE_EXPLAINED_BYTES_MAX:
+        message = f"a value of at most {limits.VALUE_EXPLAINED_BYTES_MAX} bytes is expected"
+        raise _refusal(at, message, f"a value of {len(text)} bytes")
+
+
+def _check_fields(model: type, text: bytes, at: str) -> None:
+    names, read = _fields(model)
+    try:
+        found = read(text)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        if message.startswith(_UNKNOWN):
+            name = message.removeprefix(_UNKNOWN).removesuffix("`")
+            raise _refusal(f"{at}{shown(name)}.", "Extra inputs are not permitted", None) from error
+        raise _refusal(at, "Input should be an object", f"a value of {len(text)} bytes") from error
+    except msgspec.DecodeError:
+        try:
+            value = pydantic_core.from_json(text)
+        except ValueError:
+            # It is not JSON, and pydantic says so in one error.
+            return
+        # Only pydantic takes NaN and Infinity for JSON.
+        _check_fields(model, pydantic_core.to_json(value, inf_nan_mode="null"), at)
+        return
+    except RecursionError:
+        # It is nested more deeply than pydantic reads.
+        return
+    for attribute, (name, hint) in names.items():
+        check_size(hint, bytes(getattr(found, attribute)), f"{at}{name}.")
+
+
+@cache
+def _fields(model: type) -> tuple[dict[str, tuple[str, Any]], Callable[[bytes], Any]]:
+    """Name and type of each field of *model* by attribute, and a decoder that finds the fields."""
+    known = getattr(model, "model_fields", {})
+    names: dict[str, tuple[str, Any]] = {}
+    for attribute, hint in get_type_hints(model).items():
+        if attribute in ("model_config", "model_fields"):
+            continue
+        alias = known[attribute].alias if attribute in known else None
+        wanted = [each for each in get_args(hint) if each is not NoneType]
+        is_optional = NoneType in get_args(hint)
+        names[attribute] = (alias or attribute, wanted[0] if is_optional else hint)
+    shape = msgspec.defstruct(
+        model.__name__,
+        [(attribute, Raw, Raw()) for attribute in names],
+        rename={attribute: name for attribute, (name, _) in names.items()},
+        forbid_unknown_fields=True,
+    )
+    return names, msgspec.json.Decoder(shape).decode
+
+
+def _refusal(at: str, message: str, value: str | None) -> InvalidBodyError:
+    field = at.removesuffix(".") or "body"
+    seen = "" if value is None else f" (it is {value})"
+    return InvalidBodyError(
+        f"{field}: {message}{seen}; the body is too large to say what else is wrong",
+        errors=[{"field": field, "message": message, "value": value}],
+    )

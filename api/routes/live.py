@@ -1,0 +1,209 @@
+"""A counter's count as it changes, by server-sent events.
+
+All who watch one counter in this process share one look at it, twice a second. A stream ends after
+a while, when the process ends, and when the key that asked for it is no longer good for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+from api.http.answers import count_text
+from api.http.auth import Gate
+from api.http.call import Call, Reply
+from api.http.connections import peer_of
+from api.http.problems import problem_bytes
+from api.http.streaming import StreamReply
+from counter import limits
+from counter.core.admission import Shares
+from counter.core.read import Count
+from counter.core.service import CounterService
+from counter.errors import CounterError, NamespaceUnknownError, OverloadedError
+from counter.limits import SECOND
+from counter.types import Namespace, Scope
+
+_log = logging.getLogger("counter.api")
+_HEARTBEAT_S: Final = 15.0
+#: A count that stays the same is told so often, for its instant.
+_AGAIN_S: Final = 5.0
+_BEAT: Final = b": still here\n\n"
+_BYE: Final = b"event: end\ndata: {}\n\n"
+
+
+class _Watch:
+    """One counter that is looked at for whoever watches it."""
+
+    def __init__(self, namespace: Namespace, counter: str, first: Count) -> None:
+        self.namespace = namespace
+        self.counter = counter
+        self.watchers = 0
+        self.latest: Count | CounterError = first
+        #: Replaced at each look, so that everybody who waits sees each of them.
+        self.looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+
+class LiveRoutes:
+    """The handler of ``live``, and the streams that it began."""
+
+    def __init__(
+        self,
+        service: CounterService,
+        gate: Gate,
+        *,
+        shares_by_address: bool = True,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._gate = gate
+        self._now_s = now_s
+        #: How many streams there are, how long each may be, and how often it is looked.
+        self.streams = 0
+        self.streams_max = limits.LIVE_STREAMS_MAX
+        self.by_key = Shares(limits.LIVE_STREAMS_PER_KEY_MAX)
+        #: Behind a proxy all streams come from one address.
+        self.by_address = Shares(limits.LIVE_STREAMS_PER_ADDRESS_MAX if shares_by_address else 0)
+        self.stream_s = limits.LIVE_STREAM_US / SECOND
+        self.look_s = limits.LIVE_LOOK_US / SECOND
+        self._watches: dict[tuple[int, str], _Watch] = {}
+        self._is_closed = False
+
+    async def live(self, call: Call) -> Reply:
+        """A counter's count now, and whenever it changes."""
+        call.query()
+        namespace = self._service.namespaces.get(call.namespace)
+        first = await self._service.get_one(namespace, call.counter, None)
+        if self._is_closed or self.streams >= self.streams_max:
+            raise OverloadedError(
+                f"{self.streams} counts are shown live by this process, and at most"
+                f" {self.streams_max} can be; read the count by GET, or close a stream",
+                retry_after_us=SECOND,
+            )
+        give_back = self._take_shares(call)
+        self.streams += 1
+        watch = self._join(namespace, call.counter, first)
+        return StreamReply.of(
+            lambda: self._pieces(call, watch), lambda: self._leave(watch, give_back)
+        )
+
+    def close(self) -> None:
+        """End all streams, and begin no more: the process ends."""
+        self._is_closed = True
+        for watch in self._watches.values():
+            _wake(watch)
+
+    def _join(self, namespace: Namespace, counter: str, first: Count) -> _Watch:
+        key = (namespace.id, counter)
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = _Watch(namespace, counter, first)
+            watch.task = asyncio.create_task(self._look(watch))
+        watch.watchers += 1
+        return watch
+
+    def _take_shares(self, call: Call) -> Callable[[], None]:
+        """Count a stream for the key and the address of *call*; return what gives that back.
+        Raises OverloadedError."""
+        address = peer_of(call.scope.get("client"))
+        key = call.caller.key if call.caller is not None else None
+        holders = [(self.by_key, key.id, f"the key {key.id}")] if key is not None else []
+        if address:
+            holders.append((self.by_address, address, address))
+        taken: list[tuple[Shares, str]] = []
+
+        def give_back() -> None:
+            for shares, holder in taken:
+                shares.give_back(holder)
+
+        for shares, holder, name in holders:
+            if not shares.take(holder):
+                give_back()
+                raise OverloadedError(
+                    f"{name} has {shares.most} live streams of this process already, as many as one"
+                    " may have; read the count by GET, or close a stream",
+                    retry_after_us=SECOND,
+                )
+            taken.append((shares, holder))
+        return give_back
+
+    def _leave(self, watch: _Watch, give_back: Callable[[], None]) -> None:
+        give_back()
+        self.streams -= 1
+        watch.watchers -= 1
+        if not watch.watchers:
+            del self._watches[watch.namespace.id, watch.counter]
+            if watch.task is not None:
+                watch.task.cancel()
+
+    async def _look(self, watch: _Watch) -> None:
+        """Look at the counter again and again, until nobody watches it."""
+        while True:
+            await asyncio.sleep(self.look_s)
+            try:
+                namespace = self._service.namespaces.get(watch.namespace.name)
+                if namespace.id != watch.namespace.id:
+                    raise NamespaceUnknownError(
+                        f"namespace {namespace.name!r} was deleted, and is another one now"
+                    )
+                watch.latest = await self._service.get_one(namespace, watch.counter, None)
+            except CounterError as error:
+                watch.latest = error
+            except Exception:
+                _log.exception("a counter was looked at in a way that should not fail")
+                watch.latest = CounterError("the service met a fault of its own; see its log")
+            _wake(watch)
+
+    async def _pieces(self, call: Call, watch: _Watch) -> AsyncGenerator[bytes, None]:
+        """The events of one stream."""
+        told: tuple[object, ...] = ()
+        told_s = beat_s = began_s = self._now_s()
+        while not self._is_closed:
+            found, looked, now_s = self._seen(call, watch), watch.looked, self._now_s()
+            what = _what(found)
+            again = now_s - told_s >= _AGAIN_S and not isinstance(found, CounterError)
+            if what != told or again:
+                told, told_s, beat_s = what, now_s, now_s
+                yield _event(watch.namespace.name, found)
+            elif now_s - beat_s >= _HEARTBEAT_S:
+                beat_s = now_s
+                yield _BEAT
+            if isinstance(found, CounterError) and found.status < 500:
+                # It will not get better by waiting.
+                return
+            if now_s - began_s >= self.stream_s:
+                break
+            # A look may take long; who waits for it shall know that the stream lives.
+            await asyncio.wait((looked,), timeout=_HEARTBEAT_S)
+        yield _BYE
+
+    def _seen(self, call: Call, watch: _Watch) -> Count | CounterError:
+        """What the stream of *call* may tell now: a key may have been revoked meanwhile."""
+        try:
+            caller = self._gate.caller(call.header(b"authorization"))
+            caller.require(Scope.READ, watch.namespace.name)
+        except CounterError as error:
+            return error
+        return watch.latest
+
+
+def _wake(watch: _Watch) -> None:
+    looked, watch.looked = watch.looked, asyncio.get_running_loop().create_future()
+    if not looked.done():
+        looked.set_result(None)
+
+
+def _what(found: Count | CounterError) -> tuple[object, ...]:
+    """What is told anew as soon as it is another."""
+    if isinstance(found, CounterError):
+        return (found.code,)
+    return found.count, found.accuracy
+
+
+def _event(name: str, found: Count | CounterError) -> bytes:
+    if isinstance(found, CounterError):
+        return b"event: problem\ndata: %s\n\n" % problem_bytes(found)
+    return b"event: count\ndata: %s\n\n" % count_text(name, found).encode()

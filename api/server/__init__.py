@@ -1,0 +1,1 @@
+"""uvicorn as this service needs it: sockets, TLS, bounded connections, shutdown."""

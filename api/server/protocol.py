@@ -1,0 +1,529 @@
+"""uvicorn's HTTP protocol with bounds: on how many connections there are, and how slow they may be.
+
+A request must arrive whole within a time: header or body, slow or half-sent, past the limit the
+client gets 408 and the connection is closed. A client that takes nothing of its answers for as long
+is cut off. One look over the connections a second costs nothing per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
+from api.http.problems import problem_bytes, retry_after_s
+from api.http.response_headers import LABEL, RequestIds
+from counter.errors import (
+    BadRequestError,
+    CounterError,
+    HeadTooLargeError,
+    OverloadedError,
+    RequestTimeoutError,
+    TransferCodingError,
+    UriTooLongError,
+)
+from counter.limits import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_SPARE,
+    FIRST_REQUEST_US,
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    SECOND,
+    SPARE_REQUEST_US,
+    URL_BYTES_MAX,
+)
+
+_LOOK_EVERY_S = 1.0
+#: A client that takes so much of its answers within the time is slow, and not gone.
+_TAKEN_BYTES_MIN = 64 * 1024
+_FAREWELL_S = 0.5
+_REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
+#: So much of what came is read before it is seen whether requests wait.
+_SLICE_BYTES = 8_192
+#: Segments of up to this size are read at once, larger ones in turn with those of others.
+_SMALL_BYTES = 2_048
+#: What the interpreter keeps for a header besides its bytes, and for a request that waits.
+_HEADER_BYTES = 128
+_REQUEST_BYTES = 2_048
+_HEAD_START = b"HTTP/1.1 "
+#: What is answered on a connection too many.
+_HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
+_CONTINUE_START = b"HTTP/1.1 100"
+
+
+class WholeReplies:
+    """A transport that sends the head of a reply together with the start of its body.
+
+    uvicorn writes them apart, and the event loop makes a system call of each write.
+    """
+
+    __slots__ = ("_head", "_transport", "has_continued")
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        #: Whether the client of the latest request was told to send its body.
+        self.has_continued = False
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold back the head of a reply; send anything else, after what is held back."""
+        if self._transport.is_closing():
+            # Of several requests that wait uvicorn tells one alone that the client has gone.
+            self._head = None
+        elif self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+        elif data.startswith(_CONTINUE_START):
+            self.has_continued = True
+            self._transport.write(data)
+        elif data.startswith(_HEAD_START):
+            self._head = data
+        else:
+            self._transport.write(data)
+
+    def write_whole(self, data: bytes) -> None:
+        """Send a whole reply, head and body."""
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send what is held back: the reply to a HEAD has no body that would take it along."""
+        if self._head is not None:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class PatientFlow(FlowControl):
+    """Flow control that lets nothing more be read while whole requests wait for their turn.
+
+    uvicorn reads on after each answer: of a client that sends faster than it is answered, all that
+    it sends would be kept.
+    """
+
+    def __init__(
+        self, transport: Any, waiting: Collection[object], has_more: Callable[[], bool]
+    ) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+        self._has_more = has_more
+
+    def forget(self) -> None:
+        """Refer to the connection no longer."""
+        self._has_more = bool
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait: the last of them reads on when it has its turn. What came
+        already is read first."""
+        if not self._waiting and not self._has_more():
+            super().resume_reading()
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """An HTTP connection that knows since when it waits for the rest of a request."""
+
+    flow: PatientFlow
+    #: What names answers that no request was read for.
+    ids: ClassVar[RequestIds]
+    request_timeout_us: ClassVar[int] = 10 * SECOND
+    connections_max: ClassVar[int] = CONNECTIONS_MAX
+    #: What all connections of the process share.
+    shared: ClassVar[Connections]
+    #: Whether the process ends: each answer is then its connection's last.
+    draining: ClassVar[bool] = False
+    waiting_since_s: float | None = None
+    #: What came and is not read yet, because requests wait, or other connections have their turn.
+    _unread: bytes = b""
+    _is_queued: bool = False
+    #: How much of what all connections may hold of unfinished requests is held here.
+    _held_bytes: int = 0
+    #: The latest request whose answer was begun over ASGI; others may wait behind it.
+    _running: Any = None
+    #: Since when its client takes nothing of what is sent, and how much that was then.
+    untaken: tuple[float, int] | None = None
+    #: Whether it came when there were too many: only a health check is answered on it.
+    is_spare: bool = False
+    #: Whether nothing more is read: what came whole is answered, and then it is closed.
+    is_deaf: bool = False
+    _is_silent: bool = False
+    #: The address that it counts for.
+    _peer: str | None = None
+    #: Why the request that is being read is refused, where that is not for its form.
+    refusal: CounterError | None = None
+    #: Bytes since the slice in which the message, or its latest piece of body, began: its head, or
+    #: its trailers. So many of them are that first slice, and may belong to what was before.
+    head_bytes: int = 0
+    _first_bytes: int = 0
+    #: The size of the slice that is being read.
+    _slice_bytes: int = 0
+    #: Since when a kept connection waits for its next request, where uvicorn has no timer for it.
+    idle_since_s: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.waiting_since_s = time.monotonic()
+        super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
+        self.flow = PatientFlow(self.transport, self.pipeline, self._has_more)
+        shared, peer = self.shared, peer_of(self.client)
+        # In TLS it was counted before the handshake.
+        if self.scheme == "http" and not shared.peers.take(peer):
+            self._refuse(
+                OverloadedError(
+                    f"{peer} has {shared.peers.most} connections already, as many as one address"
+                    " may have (connections_per_address); close some",
+                    retry_after_us=SECOND,
+                )
+            )
+            return
+        self._peer = peer
+        if len(self.connections) > self.connections_max and not shared.make_room():
+            if len(self.connections) > self.connections_max + CONNECTIONS_SPARE:
+                self._refuse(self._full())
+                return
+            self.is_spare = True
+            self.loop.call_later(SPARE_REQUEST_US / SECOND, self._end_spare)
+        self._is_silent = True
+        shared.silent[self] = self.transport
+
+    def _end_spare(self) -> None:
+        """Refuse a connection too many that has sent no health check."""
+        if self.cycle is None and not self.transport.is_closing():
+            self._refuse(self._full())
+
+    def _full(self) -> OverloadedError:
+        return OverloadedError(
+            f"this process has {self.connections_max} connections already; close some, or try"
+            " another server",
+            retry_after_us=SECOND,
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.pipeline:
+            # uvicorn tells the latest request alone that its client is gone. The one before it that
+            # is under way would wait for that, a live stream for minutes.
+            self.cycle = self._running
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        self._unread = b""
+        self.waiting_since_s = None
+        self._hold()
+        self.shared.silent.pop(self, None)
+        if self._peer is not None:
+            self.shared.peers.give_back(self._peer)
+            self._peer = None
+        # Each of these refers back to the connection: its memory would wait for the collector.
+        self.flow.forget()
+        self.cycle = self._running = None  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_deaf:
+            return
+        if self._is_silent:
+            self._is_silent = False
+            self.shared.silent.pop(self, None)
+        if self._unread:
+            self._unread += data
+            self._hold()
+        elif len(data) <= _SMALL_BYTES:
+            self._read(data)
+            if self.waiting_since_s is not None or self._held_bytes:
+                self._hold()
+        else:
+            self._unread = data
+            self._read_in_turn()
+            if self._unread:
+                self.flow.pause_reading()
+                self._hold()
+
+    def _read_in_turn(self) -> None:
+        """Read what has come, when other connections have had their turn."""
+        if not self._is_queued:
+            self._is_queued = True
+            self.shared.queue.read(self)
+
+    def read_until(self, end_s: float) -> bool:
+        """Read what has come, a slice at a time, until requests wait: as bytes they are a fortieth
+        of what they become. Return whether there is more to read after *end_s*."""
+        unread, start = self._unread, 0
+        while start < len(unread) and not (
+            self.pipeline or self.is_deaf or self.transport.is_closing()
+        ):
+            if start and time.monotonic() >= end_s:
+                break
+            self._read(unread[start : start + _SLICE_BYTES])
+            start += _SLICE_BYTES
+        if self.is_deaf or self.transport.is_closing():
+            # Nothing more is read of it.
+            start = len(unread)
+        self._unread = unread[start:]
+        self._is_queued = bool(self._unread) and not self.pipeline
+        if not (self._unread or self.is_deaf or self.transport.is_closing()):
+            self.flow.resume_reading()
+        self._hold()
+        return self._is_queued
+
+    def _has_more(self) -> bool:
+        """Whether something that came is still to be read; then it is, soon."""
+        if self.is_deaf:
+            return True
+        if self._unread:
+            # Not at once: the parser may be at work.
+            self.loop.call_soon(self._read_in_turn)
+        elif self._held_bytes:
+            self._hold()
+        return bool(self._unread)
+
+    def _read(self, data: bytes) -> None:
+        self.idle_since_s = None
+        if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
+            # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
+            self.waiting_since_s = time.monotonic()
+        self._slice_bytes = len(data)
+        self.head_bytes += len(data)
+        super().data_received(data)
+        size = self.head_bytes - self._first_bytes
+        if size > HEAD_BYTES_MAX and self.waiting_since_s is not None:
+            self._refuse(_too_large(size))
+
+    def _hold(self) -> None:
+        """Count what is held of unfinished requests, in all connections together."""
+        held = len(self._unread) + _REQUEST_BYTES * len(self.pipeline)
+        if self.waiting_since_s is not None:
+            held += self.head_bytes + _HEADER_BYTES * len(self.headers or ()) + self._body_bytes()
+        more = held - self._held_bytes
+        try:
+            if more > 0:
+                self.shared.unfinished.take(more)
+            else:
+                self.shared.unfinished.give_back(-more)
+        except OverloadedError as error:
+            self._refuse(error)
+        else:
+            self._held_bytes = held
+
+    def _body_bytes(self) -> int:
+        """The bytes of an unfinished body that no handler has asked for."""
+        return 0
+
+    def on_message_begin(self) -> None:
+        self.waiting_since_s = time.monotonic()
+        self.head_bytes = self._first_bytes = self._slice_bytes
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= HEADERS_MAX:
+            self.refusal = HeadTooLargeError(
+                f"the request has more than {HEADERS_MAX} headers; send {HEADERS_MAX} at most"
+            )
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
+            self._check_head()
+        if self.parser.should_upgrade() and any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
+        ):
+            # The parser takes what follows an Upgrade for the next request: refused as no HTTP.
+            raise ValueError("an upgrade with a body")
+        if len(self.url) > URL_BYTES_MAX:
+            self.refusal = UriTooLongError(
+                f"the path and query have {len(self.url)} bytes; at most {URL_BYTES_MAX} are"
+                " allowed"
+            )
+            raise ValueError("a URL that is too long")
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self.refusal = TransferCodingError(
+                    f"Transfer-Encoding is {value[:80].decode('latin-1')!r}; send chunked alone, or"
+                    " a Content-Length"
+                )
+                raise ValueError("a transfer coding that is not supported")
+        self.transport.has_continued = False  # type: ignore[attr-defined]
+        before = self.cycle
+        super().on_headers_complete()
+        if (self.draining or self.is_spare) and (before is None or before.response_complete):
+            # Else one before it waits for its answer, and that one must not be the last.
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """Refuse what is no health check on a spare connection, and a head that is too large. Its
+        bytes are counted exactly: it may have begun or ended within a slice."""
+        if self.is_spare and self.url not in _HEALTH_CHECKS:
+            self.refusal = self._full()
+            raise ValueError("too many connections")
+        # "GET ", " HTTP/1.1" and the ends of two lines; then ": " and the end of a line.
+        size = 18 + len(self.url) + sum(4 + len(name) + len(value) for name, value in self.headers)
+        if size > HEAD_BYTES_MAX:
+            self.refusal = _too_large(size)
+            raise ValueError("a head that is too large")
+
+    def on_body(self, body: bytes) -> None:
+        # What comes behind it, and is no body, are the trailers.
+        self.head_bytes = self._first_bytes = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        transport: Any = self.transport
+        transport.flush()
+        is_last = self.is_deaf and not self.pipeline
+        if self.expect_100_continue and self._running.more_body and not transport.has_continued:
+            # The client was not told to send the body: what it sends next may be another request.
+            is_last = True
+        super().on_response_complete()
+        if is_last:
+            transport.close()
+
+    def on_message_complete(self) -> None:
+        self.waiting_since_s = None
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a problem, as everything else."""
+        self._refuse(self.refusal or BadRequestError(f"{msg} Send HTTP/1.1."))
+
+    def time_out_after(self, waited_s: float) -> None:
+        """Answer 408 and close if the rest of a request was waited for too long. A handler that
+        waits for the body learns that the client is gone."""
+        limit_us, why = self.request_timeout_us, ""
+        if self.cycle is None and self.shared.is_crowded:
+            limit_us = min(limit_us, FIRST_REQUEST_US)
+            why = ", and the process has nearly as many connections as it may have"
+        if waited_s <= limit_us / SECOND:
+            return
+        self._refuse(
+            RequestTimeoutError(
+                f"the request did not arrive whole within {limit_us / SECOND:g} s{why}"
+            )
+        )
+
+    def resume_writing(self) -> None:
+        # What waited was taken, and what waits at the next look is something else.
+        self.untaken = None
+        super().resume_writing()
+
+    @classmethod
+    def drain(cls) -> None:
+        """From now on each answer of these connections is the last one, and says so."""
+        cls.draining = True
+        # What is answered directly could not tell.
+        cls._direct_cycle = TimedProtocol._direct_cycle  # type: ignore[method-assign]
+
+    def _direct_cycle(self) -> Any:
+        """What answers the request whose header is read without ASGI; None for ASGI."""
+        return None
+
+    def cut_if_untaken(self, now_s: float) -> None:
+        """Cut the connection off if its client has taken too little of its answers for too long.
+
+        What is left when the connection is closed must be taken within the time, too: nobody else
+        would ever end it.
+        """
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            self.untaken = None
+            return
+        size = self.transport.get_write_buffer_size()
+        if self.untaken is None or size <= self.untaken[1] - _TAKEN_BYTES_MIN:
+            self.untaken = now_s, size
+            return
+        limit_s = self.request_timeout_us / SECOND
+        if self.draining and not size:
+            # All is sent. TLS waits for a farewell, which a client that keeps connections in store
+            # does not send before it uses them again.
+            limit_s = min(limit_s, _FAREWELL_S)
+        if now_s - self.untaken[0] > limit_s:
+            if size:
+                self.shared.end(UNTAKEN)
+            self.transport.abort()
+
+    def _refuse(self, error: CounterError) -> None:
+        self.shared.end(_REASONS.get(type(error), MALFORMED))
+        # Nothing is waited for any more.
+        self.waiting_since_s = None
+        body = problem_bytes(error)
+        cycle = self.cycle
+        # A whole request of this connection that waits for its own answer: this one is not it.
+        # Where requests wait for their turn, one before them is under way.
+        answering = bool(self.pipeline) or (
+            cycle is not None and not cycle.more_body and not cycle.response_complete
+        )
+        if answering and isinstance(error, BadRequestError):
+            # The client may be sure of the answers to what it sent before.
+            self._hear_no_more()
+            return
+        if not answering:
+            phrase = HTTPStatus(error.status).phrase.encode()
+            wait_s = retry_after_s(error)
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\n%s"
+                b"connection: close\r\ncontent-length: %d\r\n%s\r\n%s"
+                % (
+                    *(error.status, phrase),
+                    b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
+                    *(len(body), LABEL % self.ids.new(), body),
+                )
+            )
+        self.transport.close()
+
+    def _hear_no_more(self) -> None:
+        """Read nothing more, answer what came whole, and close."""
+        self.is_deaf = True
+        self.flow.pause_reading()
+        if not self.cycle.more_body:
+            self.cycle.keep_alive = False
+        elif self.pipeline:
+            # It is the one that is refused.
+            self.pipeline.popleft()
+
+
+def _too_large(size: int) -> HeadTooLargeError:
+    return HeadTooLargeError(
+        f"the head of the request has at least {size} bytes; at most {HEAD_BYTES_MAX} are allowed"
+    )
+
+
+def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
+    """A protocol class with its limit; uvicorn takes a class and makes the instances."""
+    return type(
+        "BoundedProtocol",
+        (TimedProtocol,),
+        {
+            "ids": RequestIds(),
+            "request_timeout_us": request_timeout_us,
+            "shared": Connections(),
+        },
+    )
+
+
+async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
+    """Look over *connections* once a second, for ever: time out those that wait too long, and cut
+    off those whose clients take nothing.
+    """
+    limit_s = request_timeout_us / SECOND
+    while True:
+        await asyncio.sleep(min(_LOOK_EVERY_S, limit_s / 2))
+        now_s = time.monotonic()
+        for each in list(connections):
+            since_s = each.waiting_since_s
+            if since_s is not None:
+                each.time_out_after(now_s - since_s)
+            idle_s = each.idle_since_s
+            if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
+                each.timeout_keep_alive_handler()
+            each.cut_if_untaken(now_s)
+            # Or the last one would live on until the next look.
+            del each

@@ -1,0 +1,1 @@
+"""Health, metrics, logs and traces of an API process."""

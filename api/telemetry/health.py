@@ -1,0 +1,147 @@
+"""Whether this process can do its work now: what /readyz and /metrics tell."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from counter.core.clock_guard import ClockGuard
+from counter.errors import (
+    ClockSkewError,
+    CounterError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from counter.limits import SECOND
+from counter.ports import Cache, Clock, Store
+from counter.security.keys import KeyRing
+from counter.telemetry.incidents import Trouble, Troubles
+from rollup.worker import RollupWorker
+
+_PING_S: Final = 5.0
+_LOOK_EVERY_S: Final = 5.0
+_LEAVING: Final = "this process was told to end: send requests elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found. ``failure`` is why requests should go elsewhere; the cache's trouble is no
+    reason for that: every process would be out at once, and only best-effort counters need it."""
+
+    store: CounterError | None = None
+    clock: str | None = None
+    rollup: str | None = None
+    cache: str | None = None
+    keys: str | None = None
+    is_leaving: bool = False
+    clock_wait_us: int = SECOND
+    #: What of these is wrong, and since when.
+    troubles: tuple[Trouble, ...] = ()
+
+    @property
+    def failure(self) -> CounterError | None:
+        """The problem that /readyz answers; None where the process is of use."""
+        failure = self._failure()
+        if failure is not None:
+            failure.fields["troubles"] = self.told
+        return failure
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The troubles as members of an answer."""
+        return [each.told() for each in self.troubles]
+
+    def _failure(self) -> CounterError | None:
+        if self.is_leaving:
+            return UnavailableError(_LEAVING)
+        if self.store is not None:
+            return self.store
+        if self.clock is not None:
+            return ClockSkewError(self.clock, retry_after_us=self.clock_wait_us)
+        if self.rollup is not None:
+            return UnavailableError(f"the rollup does not work: {self.rollup}")
+        if self.keys is not None:
+            return StoreUnavailableError(self.keys, retry_after_us=SECOND)
+        return None
+
+
+class Health:
+    """Looks at all that this process depends on."""
+
+    def __init__(
+        self,
+        store: Store,
+        cache: Cache,
+        worker: RollupWorker,
+        guard: ClockGuard | None,
+        clock: Clock,
+        keys: KeyRing,
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._worker = worker
+        self._guard = guard
+        self._keys = keys
+        #: Whether the worker runs in this process: else its trouble is none of ours.
+        self.rolls_up = True
+        #: Whether the process was told to end.
+        self.is_leaving = False
+        self.latest = Report()
+        self._troubles = Troubles(clock)
+        self._asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
+
+    async def keep_looking(self, stop: asyncio.Event) -> None:
+        """Look every few seconds until *stop* is set."""
+        while not stop.is_set():
+            await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+
+    async def look(self) -> Report:
+        """Ask the store and the cache, each for a bounded time; who comes meanwhile waits for the
+        same answers. Everybody may ask, and a flood of that must not become one of writes."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        store, cache = await asyncio.shield(self._asking)
+        clock = None if self._guard is None else self._guard.trouble
+        rollup = self._worker.trouble if self.rolls_up else None
+        found = {
+            "process": _LEAVING if self.is_leaving else None,
+            "store": None if store is None else store.detail,
+            "clock": clock,
+            "rollup": rollup,
+            "cache": cache,
+            "keys": self._keys.trouble,
+        }
+        troubles = self._troubles.note(found)
+        keys, leaving = self._keys.trouble, self.is_leaving
+        wait_us = SECOND if self._guard is None else self._guard.wait_us
+        self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, troubles)
+        return self.latest
+
+    async def _ask(self) -> tuple[CounterError | None, str | None]:
+        return await asyncio.gather(self._ask_store(), self._ask_cache())
+
+    async def _ask_store(self) -> CounterError | None:
+        try:
+            async with asyncio.timeout(_PING_S):
+                await self._store.ping()
+        except CounterError as error:
+            return error
+        except TimeoutError:
+            return StoreUnavailableError(
+                f"the store did not answer within {_PING_S:g} s", retry_after_us=SECOND
+            )
+        return None
+
+    async def _ask_cache(self) -> str | None:
+        try:
+            async with asyncio.timeout(_PING_S):
+                await self._cache.ping()
+        except CounterError as error:
+            return error.detail
+        except TimeoutError:
+            return f"the cache did not answer within {_PING_S:g} s"
+        return self._cache.trouble

@@ -1,0 +1,89 @@
+"""What the service counts of itself, for Prometheus."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from api.http.auth import Gate
+from api.telemetry.health import Health
+from counter import limits
+from counter.core.admission import Bounded
+from counter.core.service import CounterService
+from counter.limits import SECOND
+from counter.telemetry.families import counter, counters, gauge, gauges
+
+
+class Metrics(Collector):
+    """Reads the service's own tallies when asked: the hot path only adds to integers."""
+
+    def __init__(
+        self,
+        service: CounterService,
+        health: Health,
+        gate: Gate,
+        bodies: Bounded,
+        unfinished: Bounded,
+    ) -> None:
+        self._service = service
+        self._health = health
+        self._gate = gate
+        self._bodies = bodies
+        self._unfinished = unfinished
+        self._versions = (_version(), platform.python_version())
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of this scrape."""
+        yield gauges("build_info", "What runs here.", ("version", "python"), [(self._versions, 1)])
+        text = "Adds and clears by what became of them."
+        yield counters("adds", text, "outcome", self._service.tally)
+        text = "Counts that were looked for in the cache."
+        yield counters("cache_lookups", text, "result", self._service.reader.lookups)
+        found = self._health.latest
+        yield gauge("store_up", "Whether the store can be written.", found.store is None)
+        yield gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
+        text = "Whether API keys are known well enough to let their holders in."
+        yield gauge("keys_up", text, found.keys is None)
+        yield from self._load()
+        text = "Requests that were refused for want of a key or of what it may do."
+        yield counters("key_refusals", text, "reason", self._gate.turned_away)
+        text = "Requests past a rate of their key or namespace."
+        yield counters("rate_limited", text, "rate", self._gate.limited)
+
+    def _load(self) -> Iterator[Metric]:
+        load = self._service.load
+        depths = {
+            "adds": (load.ahead, limits.PENDING_WRITES_MAX),
+            "resolutions": (self._service.late.held, limits.RESOLUTIONS_MAX),
+            "body_bytes": (self._bodies.held, limits.BODIES_BYTES_MAX),
+            "unfinished_bytes": (self._unfinished.held, limits.UNFINISHED_BYTES_MAX),
+        }
+        yield gauges(
+            "queue_depth",
+            "What waits: adds, late tokens to be resolved, bytes of requests.",
+            ("queue",),
+            (([name], depth) for name, (depth, _) in depths.items()),
+        )
+        yield gauges(
+            "queue_limit",
+            "How much may wait at most.",
+            ("queue",),
+            (([name], most) for name, (_, most) in depths.items()),
+        )
+        yield gauge("queue_room", "Adds that may wait now and be answered in time.", load.room)
+        text = "How long an add that comes now is expected to wait."
+        yield gauge("expected_wait_seconds", text, load.wait_us / SECOND)
+        text = "Requests that were refused at the door because they could not be answered in time."
+        yield counter("shed_requests", text, load.refused)
+
+
+def _version() -> str:
+    try:
+        return version("distributed-counter")
+    except PackageNotFoundError:
+        # Run from its source, which was not installed.
+        return "unknown"

@@ -1,0 +1,189 @@
+"""A line in the log for each request, or for each that failed.
+
+It names the request, its token and what became of it. It never holds a key's secret, a body, a
+query, or an Idempotency-Key as it was sent: such a key may be an order's number, or a customer's.
+Its token stands there instead, the same for each send of the key, and the same that ``events`` has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple
+
+from api.http.auth import Caller
+from api.http.call import Call, Reply
+from api.http.hooks import Ended
+from counter.clock import to_rfc3339
+from counter.core.results import Added, Credential
+from counter.errors import CounterError
+from counter.limits import NAMESPACE_NAME_CHARS_MAX
+from counter.telemetry.logs import REQUEST_ID, REQUESTS
+from counter.tokens import format_nonce, nonce_of_key
+from counter.types import Namespace, Token
+
+_log = logging.getLogger(REQUESTS)
+#: So many failures are told one by one in a second; of the rest, how many.
+_FAILURES_PER_S: Final = 10
+_OUTCOMES: Final[Mapping[bool | None, str]] = {
+    False: "original",
+    True: "replayed",
+    None: "untold",
+}
+#: Refusals that come before anything is done, although another attempt may be welcome.
+_AT_THE_DOOR: Final = frozenset({"overloaded", "rate_limited"})
+
+Which = Literal["none", "failures", "all"]
+
+
+class Told(NamedTuple):
+    """What a handler says of a write, for the log: whose token it came under.
+
+    *target* is the counter; none for an atomic add.
+    """
+
+    namespace: Namespace
+    operation: str
+    target: str
+    credential: Credential
+
+    def fields(self) -> dict[str, Any]:
+        """As the log has them."""
+        found = self.credential
+        if found is None:
+            return {}
+        if isinstance(found, Token):
+            nonce, time_us = found
+            return {"token": format_nonce(nonce), "generation_time": to_rfc3339(time_us)}
+        return {"token": format_nonce(nonce_of_key(self.namespace.id, *self[1:3], found))}
+
+
+class RequestLog:
+    """Logs requests; see :class:`api.http.hooks.Observer`."""
+
+    def __init__(self, which: Which, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.wants_all = which == "all"
+        self._failures = which != "none"
+        self._now_s = now_s
+        #: When the second began that failures are told in, and how many were told in it.
+        self._since_s = float("-inf")
+        self._told = 0
+        #: Failures of this second that were not told, by code.
+        self._left_out: Counter[str] = Counter()
+
+    def began(self, call: Call) -> Ended:
+        """Name the request in what is logged of it meanwhile, and log its end."""
+        began_s = self._now_s()
+        REQUEST_ID.set(call.request_id)
+
+        def ended(reply: Reply | None) -> None:
+            if self.wants_all or (self._failures and reply is not None and _failed(reply)):
+                writes = call.route is not None and call.route.writes
+                line = _of_call(call) | end_of(reply, writes, call.told)
+                line["took_ms"] = round((self._now_s() - began_s) * 1_000, 3)
+                self._write(line)
+            # Not by its token: a task that is given up may be closed from another context.
+            REQUEST_ID.set("")
+
+        return ended
+
+    def _write(self, line: dict[str, Any]) -> None:
+        status, code = line.get("status"), line.get("code")
+        line = {name: value for name, value in line.items() if value not in (None, "")}
+        message = f"{line['method']} {line.get('route', 'elsewhere')} {status or 'client gone'}"
+        if status is None or status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.info("%s", message, extra={"told": line})
+        elif self.wants_all or self._may_tell(str(code)):
+            _log.warning("%s %s", message, code, extra={"told": line})
+
+    def _may_tell(self, code: str) -> bool:
+        """Whether to tell a failure by itself: a flood of them must not become one of lines."""
+        now_s = self._now_s()
+        if now_s - self._since_s >= 1.0:
+            self._since_s, self._told = now_s, 0
+        self._told += 1
+        if self._told <= _FAILURES_PER_S:
+            return True
+        if not self._left_out:
+            rest_s = self._since_s + 1.0 - now_s
+            asyncio.get_running_loop().call_later(rest_s, self._tell_left_out)
+        self._left_out[code] += 1
+        return False
+
+    def _tell_left_out(self) -> None:
+        left, self._left_out = self._left_out, Counter()
+        told = {"left_out": left.total(), "by_code": dict(left)}
+        _log.warning("%d more requests failed within a second", left.total(), extra={"told": told})
+
+
+def _failed(reply: Reply) -> bool:
+    return reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _of_call(call: Call) -> dict[str, Any]:
+    return {
+        "request_id": call.request_id,
+        "method": call.scope["method"],
+        "route": None if call.route is None else call.route.path,
+        "namespace": call.namespace[:NAMESPACE_NAME_CHARS_MAX],
+        "counter": call.counter,
+        **_key(call.caller),
+    }
+
+
+def end_of(reply: Reply | None, writes: bool, told: dict[str, Any]) -> dict[str, Any]:
+    """How a request ended, and what that means for its adds."""
+    found: dict[str, Any] = {"status": None if reply is None else reply.status}
+    of = told.get("of")
+    if isinstance(of, Told):
+        found |= of.fields()
+    problem = {} if reply is None else problem_in(reply)
+    if problem:
+        found["code"] = problem["code"]
+        if writes and reply is not None:
+            found["outcome"] = outcome_of(problem["code"], problem["applied"], reply.status)
+    elif "results" in told:
+        found |= _results(told["results"])
+    return found
+
+
+def _key(caller: Caller | None) -> dict[str, Any]:
+    return {} if caller is None or caller.key is None else {"key": caller.key.id}
+
+
+def problem_in(reply: Reply) -> dict[str, Any]:
+    """The problem document of *reply*; nothing where it is none."""
+    if reply.status < HTTPStatus.BAD_REQUEST:
+        return {}
+    problem: dict[str, Any] = json.loads(reply.body)
+    return problem
+
+
+def outcome_of(code: str, applied: bool | None, status: int) -> str:
+    """What became of an add that was answered with a problem."""
+    if code == "token_conflict":
+        return "conflict"
+    if applied is False:
+        return "voided"
+    if code == "token_pending":
+        return "pending"
+    refused = code in _AT_THE_DOOR or status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return "refused" if refused else "unknown"
+
+
+def _results(results: Sequence[Added | CounterError]) -> dict[str, Any]:
+    """What became of each of a request's adds: one word, or how many of each."""
+    found = Counter(
+        outcome_of(each.code, each.applied, each.status)
+        if isinstance(each, CounterError)
+        else _OUTCOMES[each.replayed]
+        for each in results
+    )
+    if len(results) == 1:
+        return {"outcome": next(iter(found))}
+    return {"outcomes": dict(found)}

@@ -1,0 +1,79 @@
+"""A span for each request, as part of the trace that its ``traceparent`` names."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from opentelemetry import context
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from api.http.call import Call, Reply
+from api.http.hooks import Ended
+from api.telemetry.request_log import end_of
+from counter.limits import NAMESPACE_NAME_CHARS_MAX
+
+_TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
+
+
+class RequestSpans:
+    """Makes spans of requests; see :class:`api.http.hooks.Observer`. Attributes are named by
+    OpenTelemetry's conventions for HTTP, and ``counter.…``; none holds a key, a query or a body."""
+
+    wants_all = True
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._propagator = TraceContextTextMapPropagator()
+
+    def began(self, call: Call) -> Ended:
+        """Begin a span, of which the calls of the store are parts."""
+        carrier = {
+            name.decode(): value.decode("latin-1")
+            for name in _TRACE_HEADERS
+            if (value := call.header(name)) is not None
+        }
+        parent = self._propagator.extract(carrier, context.Context())
+        span = self._tracer.start_span(
+            _name(call), parent, SpanKind.SERVER, attributes=_attributes(call)
+        )
+        token = context.attach(set_span_in_context(span, parent))
+
+        def ended(reply: Reply | None) -> None:
+            writes = call.route is not None and call.route.writes
+            for name, value in end_of(reply, writes, call.told).items():
+                if name == "status" and value is not None:
+                    span.set_attribute("http.response.status_code", value)
+                elif isinstance(value, str):
+                    span.set_attribute(f"counter.{name}", value)
+            if reply is None:
+                span.set_attribute("error.type", "client_gone")
+            elif reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                span.set_attribute("error.type", str(reply.status))
+                span.set_status(StatusCode.ERROR)
+            context.detach(token)
+            span.end()
+
+        return ended
+
+
+def _name(call: Call) -> str:
+    return str(call.scope["method"]) if call.route is None else call.route.name
+
+
+def _attributes(call: Call) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "http.request.method": call.scope["method"],
+        "url.scheme": call.scope.get("scheme", "http"),
+        "counter.request_id": call.request_id,
+    }
+    if call.route is not None:
+        told["http.route"] = call.route.path
+    if call.namespace:
+        told["counter.namespace"] = call.namespace[:NAMESPACE_NAME_CHARS_MAX]
+    if call.counter:
+        told["counter.name"] = call.counter
+    if call.caller is not None and call.caller.key is not None:
+        told["counter.key"] = call.caller.key.id
+    return told

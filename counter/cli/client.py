@@ -1,0 +1,286 @@
+"""What the commands against a running service share: where it is, a client of it, and the end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+from cyclopts import Parameter
+
+from counter.cli.terminal import (
+    EXIT_CANNOT_START,
+    EXIT_INTERRUPTED,
+    EXIT_UNREAD,
+    OutputError,
+    print_error,
+    printing,
+    read_no_more,
+    remark,
+)
+from counter.client import (
+    Attempt,
+    CounterClient,
+    Options,
+    Unfinished,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from counter.durations import parse_iso_duration
+from counter.errors import (
+    BadRequestError,
+    CounterError,
+    KeyInvalidError,
+    KeyMissingError,
+    NotSupportedError,
+    StartupError,
+    TokenTooOldError,
+    UnavailableError,
+)
+from counter.limits import SECOND
+
+#: What these commands end with besides 0, done.
+EXIT_NO: Final = 1
+#: As where a process cannot start: bad input, or it could not be done and nothing is changed.
+EXIT_NOT_DONE: Final = EXIT_CANNOT_START
+EXIT_UNKNOWN: Final = 4
+
+#: The key itself: as a flag it would show in a list of processes.
+KEY_VARIABLE: Final = "COUNTER_API_KEY"
+_DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_ATTEMPT_S_MAX: Final = 5.0
+#: What the service says of itself, said for a command line.
+_HINTS: Final[Mapping[str, str]] = {
+    "namespace_unknown": "counter namespace list shows what there is; counter namespace create"
+    " makes one",
+    "key_missing": f"put it into the environment as {KEY_VARIABLE}, or name its file with"
+    " --api-key-file",
+    "key_invalid": f"it came from --api-key-file, or else from {KEY_VARIABLE} in the environment",
+}
+
+
+def _is(what: str, variable: str | None = None) -> Parameter:
+    return Parameter(help=f"{what}.", env_var=variable)
+
+
+@Parameter(name="*", group="Service")
+@dataclass(frozen=True, kw_only=True)
+class PlaceFlags:
+    """Where the service is, and what is shown to it."""
+
+    url: Annotated[
+        str,
+        _is("The service; of several, separated by commas, any that answers", "COUNTER_URL"),
+    ] = _DEFAULT_URL
+    api_key_file: Annotated[
+        Path | None, _is(f"A file with the API key [{KEY_VARIABLE} in the environment]")
+    ] = None
+    tls_ca: Annotated[
+        Path | None, _is("Who signs the service's certificate [the usual authorities]")
+    ] = None
+    tls_cert: Annotated[Path | None, _is("This client's certificate, if it needs one")] = None
+    tls_key: Annotated[Path | None, _is("The key of that certificate")] = None
+    timeout: Annotated[str, _is("How long to try, retries included")] = "10s"
+
+    def words(self) -> list[str]:
+        """These flags, for a command that is shown: as far as they are not what is taken without
+        them, which the environment may say."""
+        given: list[str] = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None or each.name == "timeout":
+                continue
+            if value != each.default or f"COUNTER_{each.name.upper()}" in os.environ:
+                given += [f"--{each.name.replace('_', '-')}", str(value)]
+        return given
+
+
+@Parameter(name="*", group="Service")
+@dataclass(frozen=True, kw_only=True)
+class ServiceFlags(PlaceFlags):
+    """The same, and which counters are meant."""
+
+    namespace: Annotated[str, _is("The namespace of the counters", "COUNTER_NAMESPACE")] = "default"
+
+
+def duration_us(name: str, text: str) -> int:
+    """Microseconds of the flag *name*. Raises StartupError."""
+    try:
+        return parse_iso_duration(text)
+    except ValueError as error:
+        raise StartupError(f"--{name}: {error}") from error
+
+
+def options_of(flags: PlaceFlags) -> Options:
+    """How the client behaves: it says once on standard error that nobody answers, and goes on.
+
+    Raises StartupError.
+    """
+    timeout_s = duration_us("timeout", flags.timeout) / SECOND
+    if timeout_s <= 0:
+        raise StartupError("--timeout: it is 0; give some time, such as 10s")
+    files = {
+        name: None if path is None else str(path)
+        for name, path in (
+            ("tls_ca", flags.tls_ca),
+            ("tls_cert", flags.tls_cert),
+            ("tls_key", flags.tls_key),
+        )
+    }
+    return Options(
+        deadline_s=timeout_s,
+        attempt_timeout_s=min(_ATTEMPT_S_MAX, timeout_s),
+        on_attempt=_Remarks(flags.timeout).attempt,
+        tls_ca=files["tls_ca"],
+        tls_cert=files["tls_cert"],
+        tls_key=files["tls_key"],
+    )
+
+
+class _Remarks:
+    """Says what a long silence is about."""
+
+    def __init__(self, timeout: str) -> None:
+        self._timeout = timeout
+        self._told = False
+
+    def attempt(self, attempt: Attempt) -> None:
+        if attempt.status is None and not self._told:
+            self._told = True
+            remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
+
+
+@contextmanager
+def opened(flags: ServiceFlags, options: Options | None = None) -> Iterator[CounterClient]:
+    """A client of the service, with :func:`options_of` *flags* unless *options* are given.
+
+    Raises StartupError, and InvalidParameterError for what no client can have.
+    """
+    options = options or options_of(flags)
+    key = key_of(flags)
+    with CounterClient(urls_of(flags), flags.namespace, api_key=key, options=options) as client:
+        yield client
+
+
+def urls_of(flags: PlaceFlags) -> list[str]:
+    """The base URLs."""
+    return [each.strip() for each in flags.url.split(",") if each.strip()]
+
+
+def key_of(flags: PlaceFlags) -> str | None:
+    """The API key, from its file or the environment. Raises StartupError, never with the key."""
+    if flags.api_key_file is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        return flags.api_key_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise StartupError(f"--api-key-file: {flags.api_key_file} cannot be read: {why}") from error
+
+
+@contextmanager
+def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
+    """End as the commands against a service do, having said why on standard error.
+
+    *flags* are for the command that finishes what nobody knows the end of.
+    """
+    try:
+        yield
+        # A shell may have closed it.
+        if sys.stdout is not None:
+            with printing():
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        read_no_more()
+        raise SystemExit(EXIT_UNREAD) from None
+    except StartupError as error:
+        fail(str(error), EXIT_NOT_DONE)
+    except UnknownOutcomeError as error:
+        tell_unfinished(error.unfinished, flags or ServiceFlags(), why=why_unknown(error))
+        raise SystemExit(EXIT_UNKNOWN) from None
+    except CounterError as error:
+        fail(said(error), exit_code(error))
+    except OutputError as error:
+        # What was to be done is done: only to tell of it failed.
+        read_no_more()
+        fail(str(error), EXIT_UNREAD)
+    except OSError as error:
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_NOT_DONE)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with *code*, having said *message*."""
+    remark(message)
+    raise SystemExit(code)
+
+
+def exit_code(error: CounterError) -> int:
+    """What a command ends with that got *error* for its answer."""
+    if isinstance(error, UnknownOutcomeError):
+        return EXIT_UNKNOWN
+    if isinstance(error, TokenTooOldError):
+        return EXIT_NO if error.applied is False else EXIT_UNKNOWN
+    if isinstance(error, NotSupportedError):
+        return EXIT_NO
+    not_done = (BadRequestError, UnavailableError, KeyMissingError, KeyInvalidError)
+    return EXIT_NOT_DONE if isinstance(error, not_done) or error.status >= 500 else EXIT_NO
+
+
+def said(error: CounterError) -> str:
+    """*error* in words, with what to do at a command line."""
+    hint = _HINTS.get(str(error.fields.get("code", error.code)))
+    if hint is None and isinstance(error, UnreachableError):
+        hint = "start one with counter serve, or say where it is with --url or COUNTER_URL"
+    return error.detail if hint is None else f"{error.detail}\n{hint}"
+
+
+def why_unknown(error: UnknownOutcomeError) -> str:
+    """What the last attempt met."""
+    cause = error.__cause__
+    return cause.detail if isinstance(cause, CounterError) else error.detail
+
+
+def tell_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
+    """Say that nobody knows the end, and on a line of its own the command that finds it out."""
+    remark(
+        f"nobody knows whether it is counted: {why}\n"
+        "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
+    )
+    print_error(finishing(unfinished, flags))
+
+
+def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
+    """The command that sends the very same again, ready for a shell."""
+    known = replace(flags, namespace=unfinished.namespace)
+    if unfinished.operation not in ("add", "add-and-get", "clear"):
+        where = known.words()
+        return shlex.join(["counter", "token", "resolve", str(unfinished), *where])
+    [(counter, delta)] = unfinished.items
+    command = "clear" if unfinished.operation == "clear" else "add"
+    what = [counter] if command == "clear" else [counter, str(delta)]
+    with_get = ["--get"] if unfinished.operation == "add-and-get" else []
+    key = unfinished.token_text.removeprefix("key:")
+    is_key = key != unfinished.token_text
+    credential = ["--key", key] if is_key else ["--token", unfinished.token_text]
+    how = [*with_get, *_valued(credential), *_valued(known.words())]
+    # A name that looks like a flag comes after all flags.
+    is_odd = counter.startswith("-")
+    words = [*how, "--", *what] if is_odd else [*what, *how]
+    return shlex.join(["counter", command, *words])
+
+
+def _valued(words: Sequence[str]) -> list[str]:
+    """Flags and their values in turn; a value that looks like a flag is written with its own."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [
+        word
+        for name, value in pairs
+        for word in ([f"{name}={value}"] if value.startswith("-") else [name, value])
+    ]

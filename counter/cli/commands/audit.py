@@ -1,0 +1,267 @@
+"""The command ``counter audit``: what is given as text, and what is shown of an audit."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from counter import limits
+from counter.cli.commands.serve import Roller, roller_for
+from counter.cli.drawing import progress
+from counter.cli.flags import StoreFlags, ready
+from counter.cli.terminal import remark, tell, told
+from counter.clock import SystemClock
+from counter.config.settings import Settings
+from counter.core.clock_guard import guard_of
+from counter.core.namespaces import Namespaces
+from counter.core.resolve import Resolver
+from counter.durations import format_duration, parse_iso_duration
+from counter.errors import NamespaceUnknownError, StartupError, UnavailableError
+from counter.ops.audit import Auditor, State, Verdict
+from counter.ops.audit_run import (
+    Pace,
+    Summary,
+    all_names,
+    audited,
+    each_of,
+    sample_of,
+)
+from counter.ports import Clock, Store
+from counter.quantities import parse_rate
+from counter.security.audit_log import AdminLog, os_user
+from counter.storage import open_store
+from counter.storage.shared.startup_retry import Patience
+from counter.types import CounterType, Namespace
+from counter.windows import closes_at
+
+#: What the command ends with beside 0, and 2 where it cannot run.
+EXIT_WRONG: Final = 1
+EXIT_REPAIRED: Final = 3
+
+#: How long a recount may take beyond the time at which it is due.
+_GRACE_US: Final = limits.MINUTE
+_ASK_EVERY_S: Final = 2.0
+#: So many of the counters that a repair is for are named in the audit log.
+_NAMED_MAX: Final = 100
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class AuditFlags:
+    """Which counters, how closely, how fast, and what to do about what is wrong."""
+
+    namespace: Annotated[
+        tuple[str, ...],
+        Parameter(help="A namespace; again for more [all]", negative="", consume_multiple=False),
+    ] = ()
+    counter: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A counter of the one namespace; again for more",
+            negative="",
+            consume_multiple=False,
+        ),
+    ] = ()
+    prefix: Annotated[str, Parameter(help="Only counters whose names begin so")] = ""
+    sample: Annotated[int, Parameter(help="So many counters of each namespace, by chance")] = 1_000
+    all: Annotated[bool, Parameter(help="All of them", negative="")] = False
+    last: Annotated[
+        str | None,
+        Parameter(help="Compare with events of the last 24h, say [all that are kept]"),
+    ] = None
+    rate: Annotated[str, Parameter(help="Counters a second; 0/s for any number")] = "200/s"
+    repair: Annotated[bool, Parameter(help="Count anew what is wrong", negative="")] = False
+    trust_settled: Annotated[
+        bool,
+        Parameter(
+            help="With --repair: where a count contradicts what is settled, take that for right",
+            negative="",
+        ),
+    ] = False
+    json: Annotated[bool, Parameter(help="Print JSON", negative="")] = False
+
+
+@dataclass(slots=True)
+class _Audit:
+    """One run of the command."""
+
+    flags: AuditFlags
+    store: Store
+    clock: Clock
+    namespaces: Namespaces
+    auditor: Auditor
+    resolver: Resolver
+    #: Rolls up where nobody else can; None where workers do.
+    roller: Roller | None
+    from_us: int
+    pace: Pace
+    admin_log: AdminLog
+    summaries: list[Summary] = field(default_factory=list)
+
+    async def run(self) -> int:
+        """Audit, and repair if asked; the exit code."""
+        for namespace in _chosen(self.namespaces, self.flags):
+            summary = Summary(namespace.name)
+            try:
+                await self._one(namespace, summary)
+            except NamespaceUnknownError:
+                remark(f"{namespace.name} was deleted under the audit")
+                continue
+            self.summaries.append(summary)
+        if self.flags.json:
+            tell(json_module.dumps({"namespaces": [each.document() for each in self.summaries]}))
+        else:
+            tell("\n".join(line for each in self.summaries for line in each.lines()))
+        if any(each.wrong or each.waiting for each in self.summaries):
+            return EXIT_WRONG
+        return EXIT_REPAIRED if any(each.repaired for each in self.summaries) else 0
+
+    async def _one(self, namespace: Namespace, summary: Summary) -> None:
+        names, total = await self._names(namespace)
+        with progress(f"auditing {namespace.name}", total) as bar:
+            look = partial(self._look, namespace)
+            async for verdicts in audited(
+                self.store, self.auditor, namespace, names, self.pace, look
+            ):
+                summary.counters += len(verdicts)
+                summary.take(verdicts)
+                bar.go_on(len(verdicts))
+        wrong = [each for each in summary.wrong.values() if each.repairs]
+        if self.flags.repair and wrong:
+            await self._repair(namespace, summary, wrong)
+
+    async def _look(self, namespace: Namespace, names: Sequence[str]) -> list[Verdict]:
+        trust = self.flags.trust_settled
+        return await self.auditor.audit(namespace, names, from_us=self.from_us, trust_settled=trust)
+
+    async def _names(self, namespace: Namespace) -> tuple[AsyncIterator[str], int | None]:
+        """The counters to look at, and how many they are where that is known."""
+        if self.flags.counter:
+            return each_of(self.flags.counter), len(self.flags.counter)
+        names = all_names(self.store, namespace, self.flags.prefix)
+        if self.flags.all:
+            return names, None
+        chosen = await sample_of(names, self.flags.sample)
+        return each_of(chosen), len(chosen)
+
+    async def _repair(
+        self, namespace: Namespace, summary: Summary, wrong: Sequence[Verdict]
+    ) -> None:
+        """Leave recounts, and wait until they are done: when the window of now is closed."""
+        names = [each.counter for each in wrong]
+        async with self.admin_log.act(
+            "audit.repair",
+            os_user(),
+            namespace=namespace.name,
+            number=len(names),
+            counters=names[:_NAMED_MAX],
+        ):
+            await self.auditor.repair(namespace, wrong, self.resolver)
+        due_us = closes_at(namespace, self.clock.now_us())
+        wait_us = due_us - self.clock.now_us()
+        remark(
+            f"{namespace.name}: {len(wrong):,} counters read right from now on; they are counted"
+            f" anew in {format_duration(wait_us // limits.SECOND * limits.SECOND + limits.SECOND)}"
+        )
+        left = [each.counter for each in wrong]
+        with progress(f"repairing {namespace.name}", len(left)) as bar:
+            while left and self.clock.now_us() < due_us + _GRACE_US:
+                await asyncio.sleep(min(_ASK_EVERY_S, max(0.1, wait_us / limits.SECOND)))
+                if self.clock.now_us() < due_us:
+                    continue
+                if self.roller is not None:
+                    await self.roller(namespace)
+                verdicts = await self._look(namespace, left)
+                summary.take(verdicts)
+                done = [each.counter for each in verdicts if each.state is State.RIGHT]
+                summary.repaired += done
+                left = [name for name in left if name not in done]
+                bar.go_on(len(done))
+        if left:
+            remark(
+                f"{namespace.name}: {len(left):,} are not counted anew yet: is a worker running?"
+            )
+
+
+def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> None:
+    """Compare counters with their events; see ``counter audit --help``."""
+    what = what or AuditFlags()
+    with told():
+        if what.counter and len(what.namespace) != 1:
+            raise StartupError("--counter: give the one --namespace that the counters are in")
+        if what.sample < 1:
+            raise StartupError(f"--sample is {what.sample}; it must be at least 1")
+        try:
+            rate = float(parse_rate(what.rate))
+            last_us = None if what.last is None else parse_iso_duration(what.last)
+        except ValueError as error:
+            raise StartupError(str(error)) from error
+        settings = ready(flags).settings
+        raise SystemExit(asyncio.run(_run(what, settings, rate, last_us)))
+
+
+async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int | None) -> int:
+    clock = SystemClock()
+    store = open_store(settings, clock)
+    async with AsyncExitStack() as stack:
+        await _open(store, settings)
+        stack.push_async_callback(store.close)
+        namespaces = Namespaces(store, clock)
+        await namespaces.refresh()
+        guard = None
+        if what.repair:
+            guard = guard_of(store, clock)
+            await guard.measure()
+        run = _Audit(
+            what,
+            store,
+            clock,
+            namespaces,
+            Auditor(store),
+            Resolver(store, clock, guard),
+            roller_for(store, clock, namespaces) if store.transactional else None,
+            0 if last_us is None else clock.now_us() - last_us,
+            Pace(clock, rate),
+            AdminLog(settings.audit_log, clock),
+        )
+        return await run.run()
+
+
+async def _open(store: Store, settings: Settings) -> None:
+    """Open *store*. Raises StartupError, saying what to do where another process holds it."""
+    if settings.store != "sqlite":
+        await Patience(settings.start_timeout).through(store.open)
+        return
+    if not (settings.data / "counter.db").exists():
+        raise StartupError(
+            f"{settings.data} holds no counters: give the data directory of `counter serve` with"
+            " --data, or --store cassandra"
+        )
+    try:
+        await store.open()
+    except (StartupError, UnavailableError) as error:
+        raise StartupError(
+            f"{error}\na process that serves audits its counters by itself (--audit-interval), and"
+            " tells of it on /metrics as counter_audit_...;\nto audit all of them now beside it,"
+            " audit a copy: `counter backup COPY`, `counter restore COPY --data DIR`,"
+            " `counter audit --all --data DIR`;\nto repair, stop it first"
+        ) from error
+
+
+def _chosen(namespaces: Namespaces, flags: AuditFlags) -> list[Namespace]:
+    """The namespaces to audit. Raises StartupError."""
+    known = {each.name: each for each in namespaces.all()}
+    for name in flags.namespace:
+        if name not in known:
+            raise StartupError(f"--namespace: there is no namespace {name!r}")
+        if known[name].settings.counter_type is CounterType.BEST_EFFORT:
+            raise StartupError(f"--namespace: {name!r} is BEST_EFFORT, and keeps no events")
+    wanted = [known[name] for name in flags.namespace] or list(known.values())
+    return [each for each in wanted if each.settings.counter_type is not CounterType.BEST_EFFORT]

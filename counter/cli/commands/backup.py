@@ -1,0 +1,175 @@
+"""The commands ``counter backup``, ``counter restore`` and ``counter schema restored``."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from counter.cli.drawing import progress
+from counter.cli.flags import StoreFlags, ready
+from counter.cli.terminal import remark, tell, told
+from counter.clock import SystemClock
+from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.errors import StartupError
+from counter.ops import backup as backups
+from counter.quantities import format_bytes, parse_size
+from counter.security.audit_log import Act, AdminLog, os_user
+from counter.storage.shared.startup_retry import Patience
+
+_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+
+
+def backup(
+    destination: Annotated[Path, Parameter(help="A directory that is not there yet")],
+    flags: StoreFlags | None = None,
+    *,
+    rate: Annotated[str, Parameter(help="How much to copy a second; 0/s for any")] = "64MiB/s",
+    json: _Json = False,
+) -> None:
+    """Copy a data directory; see ``counter backup --help``."""
+    with told():
+        settings = _sqlite(flags)
+        now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
+        with ending_in_order(), _shown("copying") as moved:
+            made = backups.back_up(
+                settings.data,
+                destination,
+                now_us=now_us,
+                bytes_per_s=speed,
+                progress=moved,
+                wal_bytes_max=settings.wal_bytes_max,
+            )
+        did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
+        files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
+        _tell(
+            f"{destination} holds {settings.data} as of {made.begun_at}: {format_bytes(made.size)}"
+            f" in {files} and {backups.MANIFEST}",
+            {**did, "bytes": made.size, "files": len(made.files)},
+            json=json,
+        )
+
+
+def restore(
+    source: Annotated[Path, Parameter(help="A directory that counter backup made")],
+    flags: StoreFlags | None = None,
+    *,
+    without_keys: Annotated[
+        bool, Parameter(help="Restore a backup that holds no API keys", negative="")
+    ] = False,
+    json: _Json = False,
+) -> None:
+    """Make a backup a data directory; see ``counter restore --help``."""
+    with told():
+        settings = _sqlite(flags)
+        clock = SystemClock()
+        log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
+        with _shown("restoring") as moved:
+            made = backups.restore(
+                source, settings.data, now_us=now_us, progress=moved, without_keys=without_keys
+            )
+        did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
+        log.tell("backup.restore", os_user(), Act(did))
+        _tell(
+            f"{settings.data} holds the backup of {made.begun_at}, made by version {made.version}."
+            f"\nBefore it is served: counter audit --all --data {settings.data}",
+            {**did, "version": made.version},
+            json=json,
+        )
+        lost = f"adds that were acknowledged after {made.begun_at} are not in it"
+        if len(made.files) > 1:
+            lost += "; API keys that were revoked after it are valid again: revoke them again"
+        remark(lost)
+
+
+def restored(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
+    """Begin a new life of restored keyspaces; see ``counter schema restored --help``."""
+    with told():
+        settings = ready(flags).settings
+        if settings.store == "sqlite":
+            raise StartupError("store is sqlite: `counter restore` does all that is needed there")
+        asyncio.run(_begin_new_life(settings))
+        _tell(
+            f"Keyspace {settings.keyspace} gives out nothing that it may have given out before."
+            "\nBefore it is served: restart memcached, start a worker, and run"
+            " counter audit --all --repair",
+            {"keyspace": settings.keyspace},
+            json=json,
+        )
+
+
+def _tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
+    tell(json_module.dumps(document, ensure_ascii=False) if json else text)
+
+
+async def _begin_new_life(settings: Settings) -> None:
+    from counter.storage.cassandra import CassandraStore, options_of
+
+    clock = SystemClock()
+    store = CassandraStore(options_of(settings), clock)
+    await Patience(settings.start_timeout).through(store.open)
+    try:
+        log = AdminLog(settings.audit_log, clock)
+        async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
+            guard = ClockGuard(store, clock)
+            await guard.measure()
+            # No token is given an earlier time than this one any more.
+            await store.begin_new_life(checked_now_us(clock, guard))
+    finally:
+        await store.close()
+
+
+def _sqlite(flags: StoreFlags | None) -> Settings:
+    settings = ready(flags).settings
+    if settings.store != "sqlite":
+        raise StartupError(
+            "store is cassandra, whose nodes are backed up by `nodetool snapshot`: see"
+            ' "Backup and restore" in docs/operations.md'
+        )
+    return settings
+
+
+def _bytes_per_s(rate: str) -> float:
+    text = rate.removesuffix("/s")
+    try:
+        return 0.0 if text == "0" else float(parse_size(text))
+    except ValueError as error:
+        raise StartupError(f"--rate: {error}") from error
+
+
+@contextmanager
+def _shown(what: str) -> Iterator[backups.Progress]:
+    with progress(what, None) as bar:
+        yield lambda _name, done, total: bar.be_at(done, total)
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C end this once, by KeyboardInterrupt: a second one would cut short the
+    clearing away."""
+    if threading.current_thread() is not threading.main_thread():
+        # Nobody sends signals to a thread.
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(each, end) for each in numbers]
+    try:
+        yield
+    finally:
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)

@@ -1,0 +1,17 @@
+"""The command ``counter completion``: a script that has a shell complete the words of counter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from counter.cli.app import app
+from counter.cli.terminal import tell
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell.")],
+) -> None:
+    """Print a completion script; see ``counter completion --help``."""
+    tell(app.generate_completion(prog_name="counter", shell=shell).rstrip("\n"))

@@ -1,0 +1,227 @@
+"""The commands ``counter add`` and ``counter clear``: one token for all that is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, Final, TypeVar
+
+from cyclopts import Parameter
+
+from counter.cli.client import (
+    EXIT_NOT_DONE,
+    EXIT_UNKNOWN,
+    ServiceFlags,
+    ended,
+    fail,
+    finishing,
+    opened,
+    said,
+    tell_unfinished,
+    why_unknown,
+)
+from counter.cli.terminal import (
+    EXIT_INTERRUPTED,
+    Json,
+    credential_of,
+    json_line,
+    remark,
+    table,
+    tell,
+)
+from counter.client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
+from counter.client.failures import Unfinished
+from counter.client.tokens import Credential, check_delta, checked_name, text_of
+from counter.errors import CounterError, StartupError, TokenTooOldError
+from counter.limits import BATCH_ITEMS_MAX
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_T = TypeVar("_T")
+Name = Annotated[str, Parameter(help="The counter; after -- if it begins with a dash.")]
+_Delta = Annotated[
+    str, Parameter(help="How much to add; less than 0 takes away.", allow_leading_hyphen=True)
+]
+_GivenToken = Annotated[
+    str | None,
+    Parameter(help="The token it has had before, to finish it [a new one]."),
+]
+_GivenKey = Annotated[
+    str | None,
+    Parameter(help="An id that you have, such as order-123, in place of a token."),
+]
+
+
+def add(
+    name: Name,
+    delta: _Delta = "1",
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    get: Annotated[bool, Parameter(help="Print the count with it.", negative="")] = False,
+    token: _GivenToken = None,
+    key: _GivenKey = None,
+    json: Json = False,
+) -> None:
+    """Add, once."""
+    service = service or ServiceFlags()
+    with ended(service):
+        number = _number(delta)
+        given = _given(token, key)
+        operation = "add-and-get" if get else "add"
+
+        def send(client: CounterClient, chosen: Credential) -> Added:
+            call = client.add_and_get if get else client.add
+            return call(name, number, token=chosen)
+
+        chosen, added = _once(service, operation, (name, number), given, send, json=json)
+        if json:
+            tell(json_line({"namespace": service.namespace, **asdict(added), "token": chosen}))
+        elif isinstance(added, AddedCount):
+            tell(str(added.count))
+            if added.replayed:
+                remark(f"{number} was counted before, and is not again")
+        elif added.replayed:
+            tell(f"{name}: {number} was counted before, and is not again")
+        else:
+            tell(f"{name}: {number} added")
+        _warn(added, service)
+
+
+def clear(
+    name: Name,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    token: _GivenToken = None,
+    key: _GivenKey = None,
+    json: Json = False,
+) -> None:
+    """Set to 0, once."""
+    service = service or ServiceFlags()
+    with ended(service):
+        given = _given(token, key)
+        chosen, cleared = _once(
+            service,
+            "clear",
+            (name, 0),
+            given,
+            lambda client, chosen: client.clear(name, token=chosen),
+            json=json,
+        )
+        if json:
+            tell(json_line({"namespace": service.namespace, **asdict(cleared), "token": chosen}))
+        else:
+            tell(f"{name}: {'was cleared before' if cleared.replayed else 'cleared'}")
+
+
+def _warn(added: Added, service: ServiceFlags) -> None:
+    """Say where a token does not help."""
+    if not added.retry_safe:
+        remark(
+            f"namespace {service.namespace!r} is BEST_EFFORT: a retry counts again, and an add may"
+            " be lost"
+        )
+
+
+def _given(token: str | None, key: str | None) -> Credential | None:
+    """What is given of the two flags. Raises StartupError, and InvalidParameterError."""
+    if token is not None and key is not None:
+        raise StartupError("--token and --key are both given: two of them are two adds; give one")
+    if key is not None:
+        return Key.of(key)
+    return None if token is None else credential_of(token)
+
+
+def _number(text: str) -> int:
+    """The delta. Raises StartupError, and InvalidParameterError past its bounds."""
+    if _INTEGER.fullmatch(text) is None:
+        raise StartupError(f"DELTA: {text[:40]!r} is no integer; write it like 5 or -5")
+    return check_delta(int(text))
+
+
+def _once(
+    service: ServiceFlags,
+    operation: str,
+    item: tuple[str, int],
+    given: Credential | None,
+    send: Callable[[CounterClient, Credential], _T],
+    *,
+    json: bool,
+) -> tuple[str, _T]:
+    """Send under *given*, or under a token that is made before anything is sent; it, and the
+    answer. What nobody knows the end of is told with the command that finds it out."""
+    checked_name(item[0])
+    chosen: Credential = given or Token.new()
+
+    def unfinished() -> Unfinished:
+        return Unfinished(operation, service.namespace, (item,), text_of(chosen))
+
+    with opened(service) as client:
+        try:
+            try:
+                return text_of(chosen), send(client, chosen)
+            except TokenTooOldError as error:
+                if given is not None or error.applied is not False:
+                    raise
+                # It was made a moment ago: this clock is wrong.
+                remark("this machine's clock is behind the service's: its time is taken instead")
+                chosen = client.tokens()[0]
+                return text_of(chosen), send(client, chosen)
+        except UnknownOutcomeError as error:
+            if given is None and not error.sent:
+                cause = error.__cause__
+                why = said(cause) if isinstance(cause, CounterError) else error.detail
+                fail(f"{why}\nnothing was sent: it is not counted", EXIT_NOT_DONE)
+            tell_unfinished(unfinished(), service, why=why_unknown(error))
+            if json:
+                tell(json_line(_unknown(unfinished(), service)))
+            raise SystemExit(EXIT_UNKNOWN) from None
+        except KeyboardInterrupt:
+            tell_unfinished(unfinished(), service, why="it was interrupted")
+            raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _unknown(unfinished: Unfinished, service: ServiceFlags) -> dict[str, Any]:
+    [(counter, delta)] = unfinished.items
+    return {
+        "namespace": unfinished.namespace,
+        "counter": counter,
+        **({} if unfinished.operation == "clear" else {"delta": delta}),
+        "applied": None,
+        "token": unfinished.token_text,
+        "finish": finishing(unfinished, service),
+    }
+
+
+#: How many counts a request asks for: what a service takes where nothing else is set.
+_AT_ONCE: Final = BATCH_ITEMS_MAX
+
+
+def get(
+    *names: Annotated[str, Parameter(help="The counters; after -- if one begins with a dash.")],
+    service: ServiceFlags | None = None,
+    max_staleness: Annotated[
+        str | None, Parameter(help="How old a count may be: 5s; 0s for none [the namespace's].")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print counts."""
+    service = service or ServiceFlags()
+    with ended(service), opened(service) as client:
+        if not names:
+            raise StartupError("NAMES: give the name of a counter, or of several")
+        if len(names) == 1:
+            counts = [client.get(names[0], max_staleness=max_staleness)]
+        else:
+            counts = []
+            for start in range(0, len(names), _AT_ONCE):
+                some = names[start : start + _AT_ONCE]
+                counts += client.get_many(some, max_staleness=max_staleness)
+        if json:
+            for each in counts:
+                tell(json_line({"namespace": service.namespace, **asdict(each)}))
+        elif len(counts) == 1:
+            tell(str(counts[0].count))
+        else:
+            tell(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))

@@ -1,0 +1,83 @@
+"""The command ``counter doctor``: what is right, what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from counter.cli.flags import ServeFlags, given
+from counter.cli.terminal import tell, told
+from counter.clock import SystemClock
+from counter.config.report import load
+from counter.errors import StartupError
+from counter.ops.doctor import Finding, examine, look_at_service
+
+#: What the command ends with where something is wrong.
+EXIT_WRONG: Final = 1
+
+
+def doctor(
+    flags: ServeFlags | None = None,
+    *,
+    url: Annotated[
+        str | None,
+        Parameter(
+            help="A running service to look at, too; several with commas.", env_var="COUNTER_URL"
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        Parameter(help="A file with an API key for it [COUNTER_API_KEY in the environment]."),
+    ] = None,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+) -> None:
+    """Look at everything, and change nothing; see ``counter doctor --help``."""
+    with told():
+        api_key = _key(api_key_file)
+        found: list[Finding] = []
+        try:
+            loaded = load(given(flags))
+        except StartupError as error:
+            do = "docs/configuration.md has each setting, and counter config check all of them"
+            found += [Finding("settings", "wrong", line, do) for line in str(error).splitlines()]
+        else:
+            found += asyncio.run(examine(loaded, SystemClock()))
+        for each in filter(None, (url or "").split(",")):
+            found += look_at_service(each.strip(), api_key, metadata.version("distributed-counter"))
+        wrong = sum(each.state == "wrong" for each in found)
+        warnings = sum(each.state == "warning" for each in found)
+        if json:
+            checks = [each.document() for each in found]
+            document = {"checks": checks, "wrong": wrong, "warnings": warnings}
+            tell(json_module.dumps(document, indent=2, ensure_ascii=False))
+        else:
+            tell(_table(found, wrong, warnings))
+        if wrong:
+            raise SystemExit(EXIT_WRONG)
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("COUNTER_API_KEY") or None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--api-key-file: {path} cannot be read") from error
+
+
+def _table(found: Sequence[Finding], wrong: int, warnings: int) -> str:
+    width = max(len(each.part) for each in found)
+    lines = []
+    for each in found:
+        lines.append(f"{each.state:<8}  {each.part:<{width}}  {each.detail}")
+        if each.do:
+            lines.append(f"{'':<8}  {'':<{width}}  -> {each.do}")
+    end = f"{wrong} wrong" if wrong else "nothing is wrong"
+    return "\n".join([*lines, f"{end}, {warnings} to mind" if warnings else end])

@@ -1,0 +1,154 @@
+"""The commands ``counter history`` and ``counter events``: what became of a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from counter.cli.client import ServiceFlags, ended, opened
+from counter.cli.commands.counters import Name
+from counter.cli.drawing import plot
+from counter.cli.terminal import (
+    Json,
+    instant,
+    json_line,
+    moment_of,
+    remark,
+    second,
+    signed,
+    table,
+    tell,
+)
+from counter.client import Event, Point
+from counter.client.tokens import checked_name
+from counter.errors import StartupError
+
+_PLOT_ROWS: Final = 12
+_PLOT_COLUMNS_MAX: Final = 120
+_From = Annotated[
+    str | None,
+    Parameter(name="--from", help="Since when: an instant, or how long ago, like 24h."),
+]
+_To = Annotated[
+    str | None, Parameter(name="--to", help="Until when, which is not part of it [now].")
+]
+
+
+def history(
+    name: Name,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    start: _From = None,
+    end: _To = None,
+    step: Annotated[
+        str | None, Parameter(help="How long each step is: 1m [about 60 of them].")
+    ] = None,
+    csv: Annotated[bool, Parameter(help="Print CSV.", negative="")] = False,
+    plot: Annotated[bool, Parameter(help="Draw the counts.", negative="")] = False,
+    json: Json = False,
+) -> None:
+    """Print the count at the end of each step."""
+    service = service or ServiceFlags()
+    with ended(service), opened(service) as client:
+        if csv + plot + json > 1:
+            raise StartupError("--csv, --plot and --json are three ways to print it: give one")
+        since, until = _span(start, end)
+        points = list(client.history(name, since, until, step))
+        if csv:
+            tell("\n".join(["time,count,delta", *map(_csv_line, points)]))
+        elif json:
+            for each in points:
+                tell(json_line(asdict(each)))
+        elif not points:
+            remark(f"nothing of {name} is rolled up in that time; counter get {name} has its count")
+        elif plot:
+            tell(_drawn(points))
+        else:
+            rows = [(second(each.time), each.count, signed(each.delta)) for each in points]
+            tell(table(("UP TO", "COUNT", "CHANGE"), rows))
+
+
+def events(
+    name: Name,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    start: _From = None,
+    end: _To = None,
+    limit: Annotated[int, Parameter(help="How many at most; 0 for all.")] = 100,
+    json: Json = False,
+) -> None:
+    """Print the adds and clears themselves, latest first."""
+    service = service or ServiceFlags()
+    with ended(service), opened(service) as client:
+        if limit < 0:
+            raise StartupError(f"--limit: it is {limit}; it must be 0, for all, or more")
+        checked_name(name)
+        since, until = _span(start, end)
+        found = client.events(name, since, until, limit=limit + 1 if limit else None)
+        shown: list[Event] = []
+        is_more = False
+        for each in found:
+            if limit and len(shown) == limit:
+                is_more = True
+                break
+            shown.append(each)
+            if json:
+                tell(json_line(_document(each)))
+        if not json and shown:
+            tell(_events_table(shown))
+        if is_more:
+            last = instant(shown[-1].event_time)
+            remark(f"there are earlier ones: --limit 0 for all, or --to {last} for those before")
+        if not shown:
+            remark(f"there are no events of {name} in that time, or they are kept no more")
+
+
+def _span(start: str | None, end: str | None) -> tuple[datetime | None, datetime | None]:
+    now = datetime.now(UTC)
+    return moment_of("from", start, now), moment_of("to", end, now)
+
+
+def _csv_line(point: Point) -> str:
+    return f"{instant(point.time)},{point.count},{point.delta}"
+
+
+def _drawn(points: Sequence[Point]) -> str:
+    from shutil import get_terminal_size
+
+    columns = min(_PLOT_COLUMNS_MAX, get_terminal_size().columns)
+    lines = plot([each.count for each in points], rows=_PLOT_ROWS, columns=columns)
+    first, last = second(points[0].time), second(points[-1].time)
+    margin = lines[0].index("┤")
+    between = max(map(len, lines)) - margin - 1 - len(first) - len(last)
+    below = first + " " * between + last if between > 0 else f"{first} to {last}"
+    return "\n".join([*lines, " " * (margin + 1) + below])
+
+
+def token_of(event: Event) -> str:
+    """The token of an event, as ``counter token resolve`` reads it."""
+    return f"{event.event_id}@{instant(event.event_time)}"
+
+
+def _document(event: Event) -> dict[str, object]:
+    body: dict[str, object] = {
+        "event_time": event.event_time,
+        "event_id": event.event_id,
+        "event_item_key": event.event_item_key,
+    }
+    what: dict[str, object] = {"clear": True} if event.clear else {"delta": event.delta}
+    return {**body, **what, "token": token_of(event)}
+
+
+def _events_table(shown: Sequence[Event]) -> str:
+    changes = ["clear" if each.clear else signed(each.delta) for each in shown]
+    rows = [
+        (second(e.event_time), change, token_of(e))
+        for e, change in zip(shown, changes, strict=True)
+    ]
+    return table(("TIME", "CHANGE", "TOKEN"), rows)

@@ -1,0 +1,329 @@
+"""The commands ``counter key ...``: what is given as text, and what is shown of keys."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json as json_module
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from cyclopts import Parameter
+
+from counter.cli.flags import StoreFlags, ready
+from counter.cli.terminal import remark, tell, told
+from counter.clock import SystemClock, to_rfc3339
+from counter.config.settings import Settings
+from counter.durations import parse_iso_duration
+from counter.errors import NotFoundError, PreconditionFailedError, StartupError
+from counter.limits import DAY, HOUR, MINUTE, SECOND
+from counter.quantities import format_number, parse_rate
+from counter.security.audit_log import AdminLog, os_user
+from counter.security.key_admin import Issued, KeyAdmin, Rights, check_rights
+from counter.security.keys import RING_AGE_MAX_US
+from counter.storage import opened_keys
+from counter.types import ApiKey, Scope
+
+#: What a command ends with that did nothing, because of what is on record.
+EXIT_REFUSED: Final = 1
+_LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
+_MINUTE_CHARS: Final = len("2026-01-31T08:15")
+
+_Value = TypeVar("_Value")
+
+
+def _is(what: str) -> Parameter:
+    return Parameter(help=f"{what}.")
+
+
+_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+_Which = Annotated[str, Parameter(help="The key's id, or the whole key.", negative="")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """What a key is to be for. A rate that is left out is what the settings say."""
+
+    namespace: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A namespace, or the beginning of several and a *: 'team-*'; '*' for all. Give it"
+            " again for more.",
+            negative="",
+            consume_multiple=False,
+        ),
+    ]
+    scope: Annotated[str, _is("read, write, or admin; each allows what those before it do")]
+    label: Annotated[str | None, _is("What people know it by")] = None
+    expires: Annotated[str | None, _is("How long it is valid: 90d [for ever]")] = None
+    requests: Annotated[
+        str | None, _is("Requests it may make, of each process: 100/s; 0/s for any number")
+    ] = None
+    adds: Annotated[str | None, _is("Adds it may make, each item of a batch counted: 1000/s")] = (
+        None
+    )
+    reservations: Annotated[
+        str | None, _is("Keys of Idempotency-Key that it may reserve: 10/s")
+    ] = None
+    resolutions: Annotated[str | None, _is("Late tokens that it may have resolved: 10/s")] = None
+
+
+def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False) -> None:
+    """Make a key, and print it: this once, and nowhere else."""
+    with _ended():
+        rights = _rights(new)
+        check_rights(rights)
+        settings = ready(store).settings
+
+        async def work(admin: KeyAdmin, log: AdminLog) -> Issued:
+            async with log.act("key.create", os_user()) as act:
+                issued = await admin.create(rights)
+                act.to |= {"key": issued.key.id}
+                act.after |= _rights_of(issued.key)
+                return issued
+
+        issued = _run(settings, work)
+        notes = [f"key {issued.key.id} is shown this once: what is kept cannot tell it again"]
+        if issued.is_first:
+            notes.append(
+                "it is the first key: from now on, and whatever becomes of it, every request to"
+                " this service needs one"
+            )
+        _show_issued(issued, notes, json=json)
+
+
+def list_keys(store: StoreFlags | None = None, *, json: _Json = False) -> None:
+    """Show all keys that are on record, and never a secret."""
+    with _ended():
+        settings = ready(store).settings
+
+        async def work(admin: KeyAdmin, _: AdminLog) -> Sequence[ApiKey]:
+            return await admin.all()
+
+        keys = _run(settings, work)
+        now_us = SystemClock().now_us()
+        if json:
+            _show_json({"keys": [_document(each, now_us) for each in keys]})
+        elif keys:
+            tell(_table(keys, now_us))
+        else:
+            remark("there are no keys: no request needs one. counter key create makes one")
+
+
+def rotate(
+    key: _Which,
+    store: StoreFlags | None = None,
+    *,
+    grace: Annotated[str, _is("How long the old key holds; 0s ends it at once")] = "1h",
+    json: _Json = False,
+) -> None:
+    """Make a key with the same rights in place of another one, which expires after the grace."""
+    with _ended():
+        grace_us = _read("grace", grace, parse_iso_duration)
+        settings = ready(store).settings
+
+        async def work(admin: KeyAdmin, log: AdminLog) -> tuple[Issued, ApiKey]:
+            async with log.act("key.rotate", os_user()) as act:
+                issued, old = await admin.rotate(key, grace_us)
+                act.to |= {"key": old.id, "new_key": issued.key.id}
+                act.after |= {"expires_at": _time(old.expires_at_us)}
+                return issued, old
+
+        issued, old = _run(settings, work)
+        notes = [
+            f"key {issued.key.id} is shown this once, and has the rights of {old.id}",
+            f"key {old.id} holds until {_time(old.expires_at_us)}: have its holders send the new"
+            " one by then",
+        ]
+        _show_issued(issued, notes, json=json, replaced=old.id)
+
+
+def revoke(key: _Which, store: StoreFlags | None = None, *, json: _Json = False) -> None:
+    """Have a key be refused, for ever, and within seconds by every process."""
+    with _ended():
+        settings = ready(store).settings
+
+        async def work(admin: KeyAdmin, log: AdminLog) -> tuple[ApiKey, bool]:
+            async with log.act("key.revoke", os_user()) as act:
+                revoked, is_new = await admin.revoke(key)
+                act.to |= {"key": revoked.id}
+                return revoked, is_new
+
+        revoked, is_new = _run(settings, work)
+        if json:
+            _show_json(_document(revoked, SystemClock().now_us()))
+        if is_new:
+            remark(
+                f"key {revoked.id} is revoked: every process refuses it within two seconds, and one"
+                f" that cannot read the keys any more after {RING_AGE_MAX_US // SECOND} s"
+            )
+        else:
+            remark(f"key {revoked.id} was revoked before, at {_time(revoked.revoked_at_us)}")
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """As :func:`told`, and exit with EXIT_REFUSED if the stored record forbids it."""
+    with told():
+        try:
+            yield
+        except (NotFoundError, PreconditionFailedError) as error:
+            remark(error.detail)
+            raise SystemExit(EXIT_REFUSED) from None
+
+
+def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Value]]) -> _Value:
+    """What *work* comes to over the keys that *settings* lead to."""
+    clock = SystemClock()
+
+    async def within() -> _Value:
+        log = AdminLog(settings.audit_log, clock)
+        async with opened_keys(settings, clock) as (store, guard):
+            return await work(KeyAdmin(store, clock, guard), log)
+
+    return asyncio.run(within())
+
+
+def _rights(new: NewKey) -> Rights:
+    """What is given as text. Raises StartupError with every problem."""
+    problems: list[str] = []
+
+    def read(name: str, text: str | None, parse: Callable[[str], _Value]) -> _Value | None:
+        try:
+            return None if text is None else _read(name, text, parse)
+        except StartupError as error:
+            problems.append(str(error))
+            return None
+
+    scope = read("scope", new.scope, _scope)
+    lifetime_us = read("expires", new.expires, parse_iso_duration)
+    rates = {
+        f"{name}_per_s": read(name, getattr(new, name), lambda text: float(parse_rate(text)))
+        for name in _LIMITS
+    }
+    if problems:
+        raise StartupError("\n".join(problems))
+    return Rights(new.namespace, scope or Scope.READ, new.label or "", lifetime_us, **rates)
+
+
+def _read(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise StartupError(f"--{name}: {error}") from error
+
+
+def _scope(text: str) -> Scope:
+    for each in Scope:
+        if each.name.lower() == text:
+            return each
+    raise ValueError(f"{text[:40]!r} is none of {', '.join(each.name.lower() for each in Scope)}")
+
+
+def _show_issued(
+    issued: Issued, notes: Sequence[str], *, json: bool, replaced: str | None = None
+) -> None:
+    """The key on standard output alone, so that it can be caught; the rest beside it."""
+    if json:
+        body = {"key": issued.text, **_document(issued.key, issued.key.created_at_us)}
+        _show_json(body if replaced is None else {**body, "replaces": replaced})
+    else:
+        tell(issued.text)
+    for each in notes:
+        remark(each)
+
+
+def _show_json(body: object) -> None:
+    tell(json_module.dumps(body, indent=2, ensure_ascii=False))
+
+
+def _document(key: ApiKey, now_us: int) -> dict[str, Any]:
+    """What may be shown of *key*."""
+    times = ("created_at", "expires_at", "revoked_at", "last_used")
+    return {
+        "id": key.id,
+        "label": key.label,
+        **_rights_of(key),
+        **{name: _time(getattr(key, f"{name}_us")) for name in times},
+        "replaced_by": key.replaced_by,
+        "state": _state(key, now_us),
+    }
+
+
+def _rights_of(key: ApiKey) -> dict[str, Any]:
+    rates = {name: getattr(key, f"{name}_per_s") for name in _LIMITS}
+    return {
+        "namespaces": list(key.namespaces),
+        "scope": key.scope.name.lower(),
+        "limits": {f"{name}_per_s": rate for name, rate in rates.items() if rate is not None},
+    }
+
+
+def _state(key: ApiKey, now_us: int) -> str:
+    if key.revoked_at_us is not None:
+        return "revoked"
+    if not key.is_valid_at(now_us):
+        return "expired"
+    return "valid" if key.replaced_by is None else "replaced"
+
+
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else to_rfc3339(time_us)
+
+
+def _table(keys: Sequence[ApiKey], now_us: int) -> str:
+    """A table as wide as it must be: cut or folded, an id or a name could not be copied."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from counter.cli.drawing import Screen
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("ID", "LABEL", "NAMESPACES", "SCOPE", "LIMITS", "CREATED", "EXPIRES"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("LAST USED", no_wrap=True)
+    table.add_column("STATE", no_wrap=True)
+    for key in keys:
+        # As Text: a label in brackets is no markup.
+        table.add_row(*map(Text, _row(key, now_us)))
+    shown = io.StringIO()
+    Screen(file=shown, width=10_000, no_color=True).print(table)
+    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
+
+
+def _row(key: ApiKey, now_us: int) -> Sequence[str]:
+    rates = ((name, getattr(key, f"{name}_per_s")) for name in _LIMITS)
+    limits = (
+        f"{name} {f'{format_number(rate)}/s' if rate else 'unlimited'}"
+        for name, rate in rates
+        if rate is not None
+    )
+    state = _state(key, now_us)
+    if key.replaced_by is not None and state != "replaced":
+        state += ", replaced"
+    return (
+        key.id,
+        key.label or "-",
+        ",".join(key.namespaces),
+        key.scope.name.lower(),
+        ", ".join(limits) or "-",
+        _minute(key.created_at_us),
+        "never" if key.expires_at_us is None else _minute(key.expires_at_us),
+        "never" if key.last_used_us is None else _ago(now_us - key.last_used_us),
+        state if key.replaced_by is None else f"{state} by {key.replaced_by}",
+    )
+
+
+def _ago(past_us: int) -> str:
+    """In the largest unit that there is one of; when a key was used is known to minutes only."""
+    for unit, size_us in (("d", DAY), ("h", HOUR), ("m", MINUTE)):
+        if past_us >= size_us:
+            return f"{past_us // size_us}{unit} ago"
+    return "just now"
+
+
+def _minute(time_us: int) -> str:
+    return to_rfc3339(time_us)[:_MINUTE_CHARS].replace("T", " ") + "Z"

@@ -1,0 +1,167 @@
+"""The commands ``counter namespace ...``: settings as flags, checked by the service itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from counter.cli.client import (
+    EXIT_NO,
+    PlaceFlags,
+    ServiceFlags,
+    ended,
+    fail,
+    opened,
+)
+from counter.cli.terminal import Json, json_line, print_error, printable, remark, table, tell
+from counter.errors import PreconditionFailedError, StartupError
+
+_Which = Annotated[str, Parameter(help="The namespace.")]
+
+
+def _is(what: str) -> Parameter:
+    return Parameter(help=f"{what}.")
+
+
+@Parameter(name="*", group="Settings")
+@dataclass(frozen=True, kw_only=True)
+class ChangeFlags:
+    """What can be changed of a namespace; what is left out is as the service has it."""
+
+    accept_limit: Annotated[str | None, _is("How old a token may be before it is resolved: 5s")] = (
+        None
+    )
+    future_limit: Annotated[str | None, _is("How far ahead a token's time may lie: 5s")] = None
+    payload_check: Annotated[str | None, _is("off, guard or strict")] = None
+    key_ttl: Annotated[str | None, _is("How long an arbitrary key is remembered: 1d")] = None
+    cache_ttl: Annotated[str | None, _is("How long a count may come from the cache: 10s")] = None
+    requests_per_s: Annotated[
+        int | None, _is("Requests a second that each process takes for it; 0 for any number")
+    ] = None
+    adds_per_s: Annotated[int | None, _is("Adds a second, likewise")] = None
+
+
+@Parameter(name="*", group="Settings")
+@dataclass(frozen=True, kw_only=True)
+class CreateFlags(ChangeFlags):
+    """The same, and what is fixed for its life."""
+
+    counter_type: Annotated[str, _is("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
+    dataset: Annotated[str | None, _is("The event tables it shares, with their retention")] = None
+    rollup_window: Annotated[str | None, _is("How finely time is cut: 10s")] = None
+    shards: Annotated[int | None, _is("The parts that rollup workers share")] = None
+
+
+def create(
+    name: _Which, /, settings: CreateFlags, place: PlaceFlags | None = None, *, json: Json = False
+) -> None:
+    """Make a namespace."""
+    service = _of(place, name)
+    with ended(service), opened(service) as client:
+        try:
+            made = client.create_namespace(**_given(settings))
+        except PreconditionFailedError:
+            fail(
+                f"namespace {name!r} exists already; counter namespace change changes its settings",
+                EXIT_NO,
+            )
+        _show(made, json=json)
+
+
+def change(
+    name: _Which,
+    /,
+    settings: ChangeFlags | None = None,
+    place: PlaceFlags | None = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Change a namespace's settings."""
+    service = _of(place, name)
+    with ended(service), opened(service) as client:
+        given = _given(settings or ChangeFlags())
+        if not given:
+            raise StartupError("nothing is to be changed: give a setting, such as --cache-ttl 5s")
+        _show(client.change_namespace(**given), json=json)
+
+
+def list_namespaces(place: PlaceFlags | None = None, *, json: Json = False) -> None:
+    """Show all namespaces that there are for the caller."""
+    service = _of(place, ServiceFlags.namespace)
+    with ended(service), opened(service) as client:
+        found = client.namespaces()
+        if json:
+            for each in found:
+                tell(json_line(each))
+            return
+        columns = ("namespace", "counter_type", "dataset", "accept_limit", "rollup_window")
+        rows = [[each.get(column, "") for column in columns] for each in found]
+        tell(table([column.replace("_", " ").upper() for column in columns], rows))
+
+
+def show(name: _Which, /, place: PlaceFlags | None = None, *, json: Json = False) -> None:
+    """Show a namespace's settings."""
+    service = _of(place, name)
+    with ended(service), opened(service) as client:
+        _show(client.namespace(), json=json)
+
+
+def delete(
+    name: _Which,
+    /,
+    place: PlaceFlags | None = None,
+    *,
+    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    json: Json = False,
+) -> None:
+    """Delete a namespace with all that is in it."""
+    service = _of(place, name)
+    with ended(service), opened(service) as client:
+        client.namespace()
+        if not yes:
+            _ask(name)
+        client.delete_namespace()
+        tell(json_line({"namespace": name, "deleted": True}) if json else f"{name}: deleted")
+
+
+def _ask(name: str) -> None:
+    """Have a person say which one. Ends where it is another one, or nobody is there."""
+    if not sys.stdin.isatty():
+        raise StartupError("nobody can be asked: give --yes to delete it all the same")
+    print_error(
+        f"Namespace {name} is deleted with its counters, events and tokens, for ever.\n"
+        "Its name, to go on: ",
+        end="",
+    )
+    if sys.stdin.readline().strip() != name:
+        fail("that is not its name: nothing is deleted", EXIT_NO)
+
+
+def _of(place: PlaceFlags | None, name: str) -> ServiceFlags:
+    return ServiceFlags(**asdict(place or PlaceFlags()), namespace=name)
+
+
+def _given(settings: ChangeFlags) -> dict[str, Any]:
+    """What is given, as the service reads it."""
+    return {k: v for k, v in asdict(settings).items() if v is not None}
+
+
+def _show(settings: dict[str, Any], *, json: bool) -> None:
+    warnings: Sequence[str] = settings.get("warnings", ())
+    if json:
+        tell(json_line(settings))
+    else:
+        width = max(map(len, settings))
+        told = {k: v for k, v in settings.items() if k != "warnings"}
+        tell(
+            "\n".join(
+                f"{printable(name):<{width}}  {printable(str(value))}"
+                for name, value in told.items()
+            )
+        )
+    for each in warnings:
+        remark(f"warning: {each}")

@@ -1,0 +1,92 @@
+"""The command ``counter recount``: a counter counted anew, and what that changed."""
+
+from __future__ import annotations
+
+import json as json_module
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from counter.cli.client import EXIT_NO, EXIT_UNKNOWN, ServiceFlags, ended, fail, opened
+from counter.cli.drawing import progress
+from counter.cli.terminal import tell
+from counter.client import CounterClient, Point
+from counter.durations import format_duration, parse_duration
+
+_ASK_EVERY_S: Final = 0.5
+#: A recount waits for the window of now to be closed: seconds to a minute, as a namespace is set.
+_WAIT_S: Final = 120.0
+#: As long as any history: one point, at its end.
+_ALL: Final = timedelta(days=366)
+
+
+def recount(
+    counter: Annotated[str, Parameter(help="The counter's name.")],
+    flags: ServiceFlags | None = None,
+    *,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+) -> None:
+    """Have a counter counted anew from its events; see ``counter recount --help``."""
+    flags = flags or ServiceFlags()
+    with ended(flags), opened(flags) as client:
+        step = _step(client)
+        before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
+        windows = client.recount(counter)
+        if windows == 0 or before is None:
+            text = f"nothing of {counter!r} is rolled up: its count is the sum of its events as is"
+            tell(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
+            return
+        _wait(client, counter, windows, step)
+        # At the same instant: what was added since is in neither.
+        after = _rolled_up(client, counter, before.time + timedelta(microseconds=1), step)
+        count = before.count if after is None else after.count
+        is_right = count == before.count
+        document = {
+            "counter": counter,
+            "windows": windows,
+            "as_of": before.time.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "count": count,
+            "count_before": before.count,
+            "was_right": is_right,
+        }
+        if json:
+            tell(json_module.dumps(document, ensure_ascii=False))
+        else:
+            told = "it was right" if is_right else f"it was {before.count}, which was wrong"
+            tell(
+                f"{windows} windows of {counter!r} were counted anew from their events: as of"
+                f" {document['as_of']} its count is {count}, and {told}"
+            )
+        if not is_right:
+            raise SystemExit(EXIT_NO)
+
+
+def _step(client: CounterClient) -> str:
+    """The longest step of a history: as many windows as there are in it."""
+    window_us = parse_duration(client.namespace()["rollup_window"])
+    return format_duration(_ALL // timedelta(microseconds=window_us) * window_us)
+
+
+def _rolled_up(client: CounterClient, counter: str, end: datetime, step: str) -> Point | None:
+    """The latest rolled-up count before *end*."""
+    points = list(client.history(counter, end - _ALL, end, step))
+    return points[-1] if points else None
+
+
+def _wait(client: CounterClient, counter: str, windows: int, step: str) -> None:
+    """Return when the rollup has passed this moment: then it has done what was asked for."""
+    asked_at = client.get(counter, max_staleness="0s").as_of
+    until_s = time.monotonic() + _WAIT_S
+    with progress(f"waiting for the rollup of {windows} windows", None):
+        while time.monotonic() < until_s:
+            latest = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
+            if latest is not None and latest.time > asked_at:
+                return
+            time.sleep(_ASK_EVERY_S)
+    fail(
+        f"{windows} windows of {counter!r} are to be counted anew, and were not in {_WAIT_S:g} s:"
+        " is a rollup worker running? counter doctor tells",
+        EXIT_UNKNOWN,
+    )

@@ -1,0 +1,116 @@
+"""The commands that run the service, and what it stands on: ``counter serve``, ``rollup``, ``schema
+apply`` and ``config check``. The one file here that may reach up to api and rollup, lazily."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags, given, ready
+from counter.cli.terminal import tell, told
+from counter.config.report import document_of, effective, load
+from counter.config.settings import Settings
+from counter.errors import StartupError
+from counter.telemetry.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    import socket
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from counter.core.namespaces import Namespaces
+    from counter.ports import Clock, Store
+    from counter.types import Namespace
+
+_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+#: Rolls up all that is closed of a namespace.
+Roller = Callable[["Namespace"], Awaitable[None]]
+
+
+def serve(flags: ServeFlags | None = None) -> None:
+    """Serve the REST API until SIGTERM or SIGINT."""
+    from api.serve import serve as run
+
+    with told():
+        run(ready(flags).settings, serve_one)
+
+
+def serve_one(
+    settings: Settings, listener: socket.socket, number: int, pipe: Connection, folder: Path
+) -> None:
+    """Serve as one of several processes that share *listener*; see :data:`api.workers.Work`."""
+    from api.serve import serve_as_worker
+    from api.workers import Parent
+
+    log_to_stderr(settings)
+    with told():
+        serve_as_worker(settings, listener, Parent(pipe, number, folder))
+
+
+def rollup(flags: RollupFlags | None = None) -> None:
+    """Roll up what API processes wrote to Cassandra."""
+    with told():
+        settings = ready(flags).settings
+        if settings.store == "sqlite":
+            raise StartupError(
+                "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
+                " in its own; give --store cassandra"
+            )
+        from rollup.process import run
+
+        raise SystemExit(run(settings))
+
+
+def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
+    """Create what Cassandra must hold, or bring it up to date."""
+    with told():
+        settings = ready(flags).settings
+        if settings.store == "sqlite":
+            did = [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
+        else:
+            did = asyncio.run(_applied(settings))
+        tell(json_module.dumps({"did": did}, ensure_ascii=False) if json else "\n".join(did))
+
+
+async def _applied(settings: Settings) -> list[str]:
+    """Apply the schema, and say what that did; the audit log has it."""
+    from counter.clock import SystemClock
+    from counter.security.audit_log import AdminLog, os_user
+    from counter.storage.cassandra.schema import apply_schema
+
+    log = AdminLog(settings.audit_log, SystemClock())
+    async with log.act("schema.apply", os_user(), keyspace=settings.keyspace) as act:
+        done = act.to["did"] = list(await apply_schema(settings))
+    return done
+
+
+def check(flags: ServeFlags | None = None, *, json: _Json = False) -> None:
+    """Print the settings that a process would have, and where each comes from."""
+    with told():
+        loaded = load(given(flags))
+        if json:
+            tell(json_module.dumps(document_of(loaded), indent=2, ensure_ascii=False))
+        else:
+            tell(effective(loaded).rstrip("\n"))
+
+
+def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:
+    """What rolls up a namespace of a store that only this process can reach."""
+    from counter.storage.memory import MemoryCache
+    from rollup.worker import RollupWorker
+
+    worker = RollupWorker(store, MemoryCache(clock), clock, namespaces)
+
+    async def roll(namespace: Namespace) -> None:
+        await namespaces.refresh()
+        # No process made any while none served, and the watermark moves on to now: a window that is
+        # counted again must lie in a slice.
+        await worker.maintenance.make_slices(namespace.dataset)
+        for shard in range(namespace.settings.shards):
+            await worker.roll_shard(namespace, shard)
+
+    return roll

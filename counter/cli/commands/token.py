@@ -1,0 +1,250 @@
+"""The commands ``counter token ...``: made, read, derived, and what became of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from counter.cli.client import (
+    EXIT_NO,
+    EXIT_UNKNOWN,
+    ServiceFlags,
+    duration_us,
+    ended,
+    fail,
+    opened,
+)
+from counter.cli.terminal import Json, credential_of, json_line, print_error, remark, signed, tell
+from counter.client import CounterClient, Event, Key, Token, Unfinished
+from counter.client.tokens import text_of
+from counter.clock import to_us
+from counter.durations import format_duration, parse_duration
+from counter.errors import StartupError
+from counter.limits import BATCH_ITEMS_MAX, SECOND
+from counter.tokens import format_nonce
+
+_Text = Annotated[str, Parameter(help="The token, as it was printed: <UUID>@<time>, or a UUIDv7.")]
+
+
+def new(
+    count: Annotated[int, Parameter(help="How many.")] = 1,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    served: Annotated[
+        bool,
+        Parameter(
+            name="--served",
+            help="With the service's time, for a machine whose clock is wrong.",
+            negative="",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make tokens."""
+    service = service or ServiceFlags()
+    with ended(service):
+        if not 1 <= count <= BATCH_ITEMS_MAX:
+            raise StartupError(f"COUNT: it is {count}; 1 to {BATCH_ITEMS_MAX} are made at a time")
+        if served:
+            with opened(service) as client:
+                made = client.tokens(count)
+        else:
+            made = [Token.new() for _ in range(count)]
+        for each in made:
+            tell(json_line(_document(each)) if json else str(each))
+
+
+def show(
+    token: _Text,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    accept_limit: Annotated[
+        str | None, Parameter(help="How old it may be [asks the service for the namespace's].")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell a token's time and age, and whether it is still in time."""
+    service = service or ServiceFlags()
+    with ended(service):
+        found = _token(token)
+        if accept_limit is None:
+            with opened(service) as client:
+                settings = client.namespace()
+                now_us = client.tokens()[0].generation_time_us
+            limit_us = parse_duration(settings["accept_limit"])
+        else:
+            limit_us = duration_us("accept-limit", accept_limit)
+            now_us = to_us(datetime.now(UTC))
+        age_us = now_us - found.generation_time_us
+        is_in_time = age_us <= limit_us
+        if json:
+            body = {**_document(found), "age_seconds": age_us / SECOND, "in_time": is_in_time}
+            tell(json_line({**body, "accept_limit": format_duration(limit_us)}))
+            return
+        nonce, _, made = str(found).partition("@")
+        age = _age(age_us)
+        ends = (
+            f"in time: younger than {format_duration(limit_us)}, what is sent with it is counted"
+            if is_in_time
+            else f"late: older than {format_duration(limit_us)}; the service finds out what became"
+            " of it, and counts nothing new"
+        )
+        tell(f"nonce  {nonce}\ntime   {made}\nage    {age}\n{ends}")
+
+
+def derive(
+    token: Annotated[str, Parameter(help="The token, or key:<key>, of the whole work.")],
+    label: Annotated[str, Parameter(help="The step's name: 1 to 256 characters.")],
+    /,
+    *,
+    json: Json = False,
+) -> None:
+    """Print the token of a step."""
+    with ended():
+        parent = Token.parse(token)
+        made = parent.derive(label)
+        if json:
+            body = _document(made) if isinstance(made, Token) else {"text": str(made)}
+            tell(json_line({**body, "label": label}))
+        else:
+            tell(text_of(made))
+
+
+def resolve(
+    token: Annotated[
+        str, Parameter(help="The token; or the JSON that an unfinished add of the SDK is.")
+    ],
+    name: Annotated[str | None, Parameter(help="The counter it was sent to.")] = None,
+    delta: Annotated[
+        str | None,
+        Parameter(
+            help="What it was sent with, to have it decided where nothing is found.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Ask what became of a token."""
+    service = service or ServiceFlags()
+    with ended(service):
+        if token.startswith("{"):
+            unfinished = Unfinished.parse(token)
+            service = replace(service, namespace=unfinished.namespace)
+            with opened(service) as client:
+                _refuse_best_effort(client)
+                _decide(client, unfinished, json=json)
+            return
+        if name is None:
+            raise StartupError("NAME: give the counter that the token was sent to")
+        with opened(service) as client:
+            credential = credential_of(token)
+            _refuse_best_effort(client)
+            found = [] if isinstance(credential, Key) else _found(client, name, credential)
+            if found:
+                _tell_found(name, found, json=json)
+            elif delta is None:
+                _tell_open(service, token, name, credential, json=json)
+            else:
+                items = ((name, _number(delta)),)
+                text = text_of(credential)
+                _decide(client, Unfinished("add", service.namespace, items, text), json=json)
+
+
+def _refuse_best_effort(client: CounterClient) -> None:
+    """End with EXIT_NO where a token makes nothing the same add: sent again, it counts again."""
+    namespace = client.namespace()
+    if namespace["counter_type"] == "BEST_EFFORT":
+        fail(
+            f"namespace {namespace['namespace']!r} is BEST_EFFORT, which keeps no tokens: nobody"
+            " can tell what became of one, and what is sent again counts again; nothing was sent",
+            EXIT_NO,
+        )
+
+
+def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
+    """The events of *token* in the counter; of an atomic add there may be several."""
+    start = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=token.generation_time_us)
+    nonce = format_nonce(token.nonce)
+    events = client.events(name, start, start + timedelta(microseconds=1))
+    return [each for each in events if each.event_id == nonce]
+
+
+def _tell_found(name: str, found: list[Event], *, json: bool) -> None:
+    """It is counted."""
+    is_clear = found[0].clear
+    delta = sum(each.delta for each in found)
+    if json:
+        body: dict[str, Any] = {"applied": True, "counter": name}
+        tell(json_line({**body, **({"clear": True} if is_clear else {"delta": delta})}))
+    else:
+        tell(f"counted: {name} {'was cleared' if is_clear else signed(delta)}")
+
+
+def _tell_open(
+    service: ServiceFlags, token: str, name: str, credential: Token | Key, *, json: bool
+) -> None:
+    """Nothing is found, and nothing is decided."""
+    import shlex
+
+    what = (
+        "what became of a key is known only by sending the same again"
+        if isinstance(credential, Key)
+        else f"nothing of it is in {name} now, and what is under way may still be counted"
+    )
+    remark(f"{what}; with what was sent (DELTA) this decides it, and counts it at most once:")
+    # A name that looks like a flag comes after all flags.
+    odd = ["--"] if name.startswith("-") else []
+    words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
+    print_error(f"{shlex.join(words)} DELTA")
+    if json:
+        tell(json_line({"applied": None}))
+    raise SystemExit(EXIT_UNKNOWN)
+
+
+def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> None:
+    """Send the very same once more; what the service says of it."""
+    resolved = client.resolve(unfinished)
+    if json:
+        tell(json_line({"applied": resolved.applied}))
+    elif resolved.applied:
+        tell("counted: once, however often it was sent")
+    if not resolved.applied:
+        fail(f"not counted, and it never will be: {resolved.detail}", EXIT_NO)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise StartupError(f"DELTA: {text[:40]!r} is no integer; write it like 5 or -5") from None
+
+
+def _token(text: str) -> Token:
+    """The token that *text* is. Raises StartupError where it is a key, in which there is no
+    time."""
+    found = credential_of(text)
+    if isinstance(found, Key):
+        raise StartupError("there is no time in a key: the service reserved one for it")
+    return found
+
+
+def _document(token: Token) -> dict[str, Any]:
+    nonce, _, made = str(token).partition("@")
+    return {"token": nonce, "generation_time": made, "text": str(token)}
+
+
+def _age(age_us: int) -> str:
+    """An age for people."""
+    if age_us < 0:
+        return f"{_age(-age_us)} ahead of the service"
+    if age_us < 60 * SECOND:
+        return f"{age_us / SECOND:.3g} s"
+    return str(timedelta(seconds=age_us // SECOND))

@@ -1,0 +1,374 @@
+"""The command ``counter import``: a file of counts into a namespace, exactly once."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from counter.cli.client import (
+    EXIT_NO,
+    EXIT_UNKNOWN,
+    ServiceFlags,
+    duration_us,
+    ended,
+    exit_code,
+    fail,
+    opened,
+    said,
+)
+from counter.cli.drawing import progress
+from counter.cli.terminal import EXIT_INTERRUPTED, printing, remark, tell
+from counter.client import CounterClient, UnknownOutcomeError
+from counter.durations import format_duration, parse_iso_duration
+from counter.errors import CounterError, StartupError
+from counter.limits import MINUTE, PAGE_ITEMS_MAX
+from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
+from counter.ops.import_file import CountsFile, examine
+from counter.ops.importing import Horizon, Importer, LaterError, LedgerError
+
+#: In place of a file.
+STDOUT: Final = "-"
+
+
+def export(
+    file: Annotated[
+        str,
+        Parameter(
+            help="A file that is not there yet; - for standard output.", allow_leading_hyphen=True
+        ),
+    ],
+    flags: ServiceFlags | None = None,
+    *,
+    prefix: Annotated[str, Parameter(help="Only counters whose names begin so.")] = "",
+    json: Annotated[bool, Parameter(help="Print what was exported as JSON.", negative="")] = False,
+) -> None:
+    """Write the exact counts of a namespace to a file; see ``counter export --help``."""
+    flags = flags or ServiceFlags()
+    with ended(flags), opened(flags) as client:
+        check_file_name(file)
+        namespace = client.namespace()
+        refuse_best_effort(namespace, "export")
+        header = header_of(namespace, str(uuid.uuid4()), prefix, _now())
+        if file == STDOUT:
+            if json:
+                raise StartupError("--json: standard output is the export itself; leave one out")
+            writer = ExportWriter(sys.stdout.buffer, header)
+            with printing():
+                writer.begin()
+                trailer = _copied(client, writer)
+            remark(_summary(trailer, "standard output"))
+            return
+        path = Path(file)
+        with PartFile(path) as part:
+            writer = ExportWriter(part.file, header)
+            if part.begin(writer):
+                remark(
+                    f"going on with {part.part}, begun at {writer.header['begun_at']}: it has"
+                    f" {writer.lines:,} counters"
+                )
+            try:
+                trailer = _copied(client, writer)
+            except KeyboardInterrupt:
+                remark(f"{part.part} is kept: the same command goes on with it")
+                raise
+            part.whole()
+        document = {"file": str(path), "export_id": writer.header["export_id"], **trailer}
+        tell(json_module.dumps(document, ensure_ascii=False) if json else _summary(trailer, file))
+
+
+def check_file_name(file: str) -> None:
+    """Raise StartupError for what looks like a flag: only - may, in place of a file."""
+    if file.startswith("-") and file != STDOUT:
+        raise StartupError(f"{file} is no flag of this command; a file of that name is ./{file}")
+
+
+def refuse_best_effort(namespace: Mapping[str, Any], what: str) -> None:
+    """End with EXIT_NO where the counts are no exact ones."""
+    if namespace["counter_type"] == "BEST_EFFORT":
+        fail(
+            f"namespace {namespace['namespace']!r} is BEST_EFFORT: its counts may be lost or"
+            f" counted twice, and nothing lists its counters, so no {what} of it could be exact;"
+            " use an ACCURATE or EVENTUAL namespace",
+            EXIT_NO,
+        )
+
+
+def batches(names: Iterator[str]) -> Iterator[list[str]]:
+    """*names*, as many at a time as one request may ask for."""
+    while batch := list(islice(names, PAGE_ITEMS_MAX)):
+        yield batch
+
+
+def _copied(client: CounterClient, writer: ExportWriter) -> Mapping[str, Any]:
+    """Write all counters that come after the last one of *writer*; the trailer."""
+    with progress("exporting", None) as bar:
+        bar.go_on(writer.lines)
+        for batch in batches(_names(client, writer)):
+            for each in client.get_many(batch, max_staleness="0s"):
+                writer.put(CountLine(each.counter, each.count, _rfc3339(each.as_of)))
+            bar.go_on(len(batch))
+    return writer.end(_now())
+
+
+def _names(client: CounterClient, writer: ExportWriter) -> Iterator[str]:
+    last = writer.last
+    names = client.counters(writer.header["prefix"] or None)
+    return (name for name in names if last is None or name > last)
+
+
+def _summary(trailer: Mapping[str, Any], where: str) -> str:
+    if trailer["lines"] == 0:
+        return f"there are no counters; {where} has none"
+    return (
+        f"{where} has {trailer['lines']:,} counters that come to {trailer['sum']:,}, each exact as"
+        f" of its own instant, from {trailer['first_as_of']} to {trailer['last_as_of']}"
+    )
+
+
+def _now() -> str:
+    return _rfc3339(datetime.now(UTC))
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+#: A token that came late is told its end when its window is closed: that is waited for.
+_PATIENCE: Final = "2m"
+_SHOWN_MAX: Final = 5
+#: So many counters that differ are looked at more closely; past it the answer is clear.
+_DIFFERENT_MAX: Final = 10_000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ImportFlags:
+    """What is to be done with counters that are there, and after the end."""
+
+    add: Annotated[
+        bool, Parameter(help="Count on top of counters that are not 0.", negative="")
+    ] = False
+    verify: Annotated[
+        bool, Parameter(help="Read all counters at the end, and compare.", negative="")
+    ] = False
+    id: Annotated[
+        str | None,
+        Parameter(help="What tells two imports of files with the same content apart."),
+    ] = None
+    json: Annotated[bool, Parameter(help="Print what was imported as JSON.", negative="")] = False
+
+
+@dataclass(slots=True)
+class _Import:
+    """One run of the command."""
+
+    file: CountsFile
+    what: ImportFlags
+    client: CounterClient
+    importer: Importer
+    #: Lines that were counted before this run, and that are now.
+    before: int = 0
+    done: int = 0
+    different: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Count what is not counted yet, and look whether that came out."""
+        self.before = self.done = self.importer.counted()
+        if self.done == 0 and not self.what.add:
+            self._refuse_others()
+        with progress("importing", self.file.lines) as bar:
+            bar.be_at(min(self.done, self.file.lines), self.file.lines)
+
+            def told(done: int) -> None:
+                self.done = done
+                bar.be_at(done, self.file.lines)
+
+            self.importer.run(self.file.chunks(), self.before, told)
+        counted = self.importer.counted()
+        if counted != self.file.lines:
+            raise LedgerError(
+                f"counter {self.file.ledger!r} is {counted}, and the file has {self.file.lines}"
+                " lines: somebody else wrote to it, or imports another file under the same id"
+            )
+        self.done = counted
+
+    def _refuse_others(self) -> None:
+        """End with EXIT_NO where a counter of the file is not 0, by others than this import."""
+        shown: list[str] = []
+        number = 0
+        with progress("looking at the target", self.file.lines) as bar:
+            for batch in self._batches():
+                for each in self.client.get_many(list(batch), max_staleness="0s"):
+                    if each.count:
+                        number += 1
+                        shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
+                bar.go_on(len(batch))
+        if number and self.importer.counted() == 0:
+            more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
+            listed = "\n".join([*shown, *more])
+            fail(
+                f"{number:,} counters of the file are not 0 in the target; nothing was imported:"
+                f"\n{listed}\nto count on top of what is there, give --add",
+                EXIT_NO,
+            )
+
+    def verify(self) -> None:
+        """Compare all counters with the file."""
+        found: dict[str, int] = {}
+        with progress("verifying", self.file.lines) as bar:
+            for batch in self._batches():
+                for each in self.client.get_many(list(batch), max_staleness="0s"):
+                    if each.count != batch[each.counter]:
+                        found[each.counter] = each.count
+                bar.go_on(len(batch))
+                if len(found) > _DIFFERENT_MAX:
+                    break
+        if not found:
+            return
+        # A counter may have several lines, and one batch has not seen all of them.
+        wanted = dict.fromkeys(found, 0)
+        for counter, count in self.file.counts():
+            if counter in wanted:
+                wanted[counter] += count
+        self.different = [
+            {"counter": counter, "count": count, "expected": wanted[counter]}
+            for counter, count in found.items()
+            if count != wanted[counter]
+        ]
+
+    def _batches(self) -> Iterator[dict[str, int]]:
+        """The lines, as many at a time as one request may ask for, those of one name added up."""
+        lines = self.file.counts()
+        while part := list(islice(lines, PAGE_ITEMS_MAX)):
+            batch: dict[str, int] = {}
+            for counter, count in part:
+                batch[counter] = batch.get(counter, 0) + count
+            yield batch
+
+    def progress(self) -> str:
+        return f"{min(self.done, self.file.lines):,} of {self.file.lines:,} lines are counted"
+
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        compared = {"verified": not self.different, "different": self.different}
+        return {
+            "id": self.file.id,
+            "ledger": self.file.ledger,
+            "lines": self.file.lines,
+            "sum": self.file.sum,
+            "counted_before": min(self.before, self.file.lines),
+            "counted_now": self.done - min(self.before, self.file.lines),
+            **(compared if self.what.verify else {}),
+        }
+
+
+def import_(
+    file: Annotated[
+        Path,
+        Parameter(
+            help="What counter export wrote, or other NDJSON or CSV of counts.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    what: ImportFlags | None = None,
+    flags: ServiceFlags | None = None,
+) -> None:
+    """Count the lines of a file, each exactly once; see ``counter import --help``."""
+    what, flags = what or ImportFlags(), flags or ServiceFlags()
+    with ended(flags):
+        if what.add and what.verify:
+            raise StartupError(
+                "--verify: with --add nobody knows what was there before; leave one out"
+            )
+        check_file_name(str(file))
+        if str(file) == STDOUT:
+            raise StartupError(
+                "standard input is read once, and a file twice: whole, before anything is counted."
+                " Give a file"
+            )
+        with progress(f"reading {file}", None) as bar:
+            found = examine(file, bar.be_at, what.id)
+        with opened(flags) as client:
+            namespace = client.namespace()
+        refuse_best_effort(namespace, "import")
+        horizon = _horizon(namespace)
+        with opened(_patient(flags)) as client:
+            importer = Importer(client, found.id, found.ledger, horizon)
+            _run(_Import(found, what, client, importer))
+
+
+def _run(run: _Import) -> None:
+    again = "the same command goes on, and counts no line twice"
+    try:
+        run.run()
+        if run.what.verify:
+            run.verify()
+    except LedgerError as error:
+        fail(str(error), EXIT_NO)
+    except LaterError as error:
+        fail(f"{run.progress()}. {error}", EXIT_UNKNOWN)
+    except (StartupError, OSError) as error:
+        # The file, which is read a second time, is another one by now, or gone.
+        if run.done == 0:
+            raise
+        fail(f"{error}\n{run.progress()}; with the file as it was, {again}", EXIT_UNKNOWN)
+    except KeyboardInterrupt:
+        fail(f"interrupted: {run.progress()}; {again}", EXIT_INTERRUPTED)
+    except CounterError as error:
+        # Before the first line nothing is changed.
+        begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
+        code = EXIT_UNKNOWN if begun else exit_code(error)
+        fail(f"{said(error)}\n{run.progress()}; {again}", code)
+    tell(json_module.dumps(run.document(), ensure_ascii=False) if run.what.json else _said(run))
+    if run.different:
+        for each in run.different[:_SHOWN_MAX]:
+            remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
+        fail(
+            f"{len(run.different):,} counters differ from the file: did somebody else add to them?",
+            EXIT_NO,
+        )
+
+
+def _said(run: _Import) -> str:
+    lines = run.file.lines
+    if run.before >= lines > 0:
+        text = f"all {lines:,} lines were counted before, as {run.file.ledger!r}; nothing was done"
+    else:
+        text = (
+            f"{lines:,} lines are counted, which come to {run.file.sum:,}; counter"
+            f" {run.file.ledger!r} has their number"
+        )
+    verified = run.what.verify and not run.different
+    return f"{text}\nall counters are as the file has them" if verified else text
+
+
+def _horizon(namespace: Mapping[str, Any]) -> Horizon:
+    """Times of the namespace. Ends with EXIT_NO where its keys are forgotten too soon."""
+    accept_us, ttl_us = (
+        parse_iso_duration(namespace[name]) for name in ("accept_limit", "key_ttl")
+    )
+    horizon = Horizon(accept_us, ttl_us)
+    if horizon.chain_us <= accept_us:
+        fail(
+            f"key_ttl is {format_duration(ttl_us)} and accept_limit is"
+            f" {format_duration(accept_us)}: keys are forgotten too soon to keep two imports of one"
+            f" file apart; give the namespace a key_ttl of {format_duration(3 * accept_us)} at"
+            " least",
+            EXIT_NO,
+        )
+    return horizon
+
+
+def _patient(flags: ServiceFlags) -> ServiceFlags:
+    """Wait long enough for the end of a token that came late."""
+    given_us = duration_us("timeout", flags.timeout)
+    return flags if given_us >= 2 * MINUTE else replace(flags, timeout=_PATIENCE)

@@ -1,0 +1,205 @@
+"""The command ``counter watch``: a count as it changes, how fast, and a line of blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from rich.live import Live
+from rich.text import Text
+
+from counter.cli.client import ServiceFlags, duration_us, ended, key_of, options_of, urls_of
+from counter.cli.commands.counters import Name
+from counter.cli.drawing import Screen, sparkline
+from counter.cli.terminal import Json, instant, json_line, remark, second, signed, tell
+from counter.client import AsyncCounterClient, Count, CounterError
+from counter.errors import StartupError, UnavailableError
+from counter.limits import SECOND
+
+#: The rate is that of so many seconds, and so many of them are drawn.
+_RATE_S: Final = 10
+_DRAWN_S: Final = 40
+_REFRESH_S: Final = 0.5
+
+
+class Course:
+    """How a count went lately. Times are in seconds, of any clock that does not step."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, now_s: float, count: int) -> None:
+        """The count is *count* now."""
+        self._seen.append((now_s, count))
+        # One from before what is drawn tells how it began.
+        while len(self._seen) > 1 and self._seen[1][0] <= now_s - _DRAWN_S - 1:
+            self._seen.popleft()
+
+    def rate(self, now_s: float) -> float:
+        """The change of a second, of the last ones."""
+        if not self._seen:
+            return 0.0
+        begin_s = max(self._seen[0][0], now_s - _RATE_S)
+        passed_s = now_s - begin_s
+        return (self._seen[-1][1] - self._at(begin_s)) / passed_s if passed_s > 0 else 0.0
+
+    def changes(self, now_s: float) -> list[int]:
+        """The change of each of the last seconds, the latest last; one that goes down is 0."""
+        counts = [self._at(now_s - back) for back in range(_DRAWN_S, -1, -1)]
+        return [max(0, after - before) for before, after in pairwise(counts)]
+
+    def _at(self, when_s: float) -> int:
+        """The count that was known at *when_s*."""
+        known = self._seen[0][1]
+        for seen_s, count in self._seen:
+            if seen_s > when_s:
+                break
+            known = count
+        return known
+
+
+def watch(
+    name: Name,
+    /,
+    service: ServiceFlags | None = None,
+    *,
+    lasting: Annotated[
+        str | None, Parameter(name="--for", help="How long: 30s [until Ctrl-C].")
+    ] = None,
+    count: Annotated[
+        int | None, Parameter(help="How many counts, the first one included [any].")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show a count as it changes."""
+    service = service or ServiceFlags()
+    with ended(service):
+        lasting_s = None if lasting is None else duration_us("for", lasting) / SECOND
+        if count is not None and count < 1:
+            raise StartupError(f"--count: it is {count}; it must be 1 or more")
+        console = Screen()
+        if json or not console.is_terminal:
+            asyncio.run(_followed(service, name, _Lines(json=json), count, lasting_s))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            asyncio.run(_followed(service, name, _Screen(name, live), count, lasting_s))
+
+
+class _Lines:
+    """A line for each change."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._latest: int | None = None
+
+    def show(self, count: Count) -> bool:
+        """Whether *count* is another one than before."""
+        before, self._latest = self._latest, count.count
+        change = 0 if before is None else count.count - before
+        if before is not None and not change:
+            return False
+        if self._json:
+            tell(json_line({**asdict(count), "change": change}))
+        else:
+            tell(f"{instant(count.as_of)}  {count.count}  {signed(change)}")
+        return True
+
+    def refresh(self) -> None:
+        """Nothing moves between two changes."""
+
+
+class _Screen:
+    """One line that moves."""
+
+    def __init__(self, name: str, live: Live) -> None:
+        self._name = name
+        self._live = live
+        self._course = Course()
+        self._latest: Count | None = None
+
+    def show(self, count: Count) -> bool:
+        is_new = self._latest is None or count.count != self._latest.count
+        self._latest = count
+        self._course.see(time.monotonic(), count.count)
+        self.refresh()
+        return is_new
+
+    def refresh(self) -> None:
+        if self._latest is None:
+            return
+        now_s = time.monotonic()
+        rate, line = self._course.rate(now_s), sparkline(self._course.changes(now_s))
+        text = (
+            f"{self._name}  {self._latest.count:,}  {rate:+,.1f}/s  {line}"
+            f"  {self._latest.accuracy} as of {second(self._latest.as_of)}"
+        )
+        # As Text: a name in brackets is no markup.
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+async def _followed(
+    service: ServiceFlags,
+    name: str,
+    shown: _Lines | _Screen,
+    count: int | None,
+    lasting_s: float | None,
+) -> None:
+    """Show what is told, until there is enough of it. Raises the CounterError of what will not get
+    better, and at the beginning that of a service that cannot be reached."""
+    moving = asyncio.create_task(_moved(shown.refresh))
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(lasting_s):
+                await _taken(service, name, shown, count)
+    finally:
+        moving.cancel()
+
+
+async def _moved(refresh: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(_REFRESH_S)
+        refresh()
+
+
+async def _taken(
+    service: ServiceFlags, name: str, shown: _Lines | _Screen, count: int | None
+) -> None:
+    """Show counts; an outage after the first one is waited for."""
+    left = count
+    trouble = ""
+    options, key = options_of(service), key_of(service)
+    async with AsyncCounterClient(
+        urls_of(service), service.namespace, api_key=key, options=options
+    ) as client:
+        is_begun = False
+        while True:
+            try:
+                async with aclosing(client.live(name)) as stream:
+                    async for told in stream:
+                        if isinstance(told, CounterError):
+                            trouble = _remarked(told, trouble)
+                            continue
+                        is_begun, trouble = True, ""
+                        if shown.show(told) and left is not None:
+                            left -= 1
+                            if left == 0:
+                                return
+            except UnavailableError as error:
+                # What will not get better would be asked for again at once.
+                if not is_begun or error.retry == "never":
+                    raise
+                trouble = _remarked(error, trouble)
+
+
+def _remarked(error: CounterError, known: str) -> str:
+    """Say once what keeps the count from being known; what is known of it now."""
+    if error.detail != known:
+        remark(f"{error.detail}; still trying")
+    return error.detail

@@ -1,0 +1,194 @@
+"""What commands print: on standard output and error, as text, tables or JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, Final, NoReturn
+
+from cyclopts import Parameter
+
+from counter.client import Key, Token
+from counter.clock import to_rfc3339, to_us
+from counter.durations import parse_iso_duration
+from counter.errors import CounterError, StartupError
+from counter.tokens import token_of_uuid7
+
+#: What a command that cannot start, or whose settings are wrong, ends with.
+EXIT_CANNOT_START: Final = 2
+
+
+#: What a shell tells of a program that was interrupted.
+EXIT_INTERRUPTED: Final = 130
+
+
+#: What a shell tells of a program whose reader went away: what was to be printed was not.
+EXIT_UNREAD: Final = 141
+
+
+#: What may not be printed as it is; most texts have none of it.
+_UNUSUAL: Final = re.compile(r"[^ -~]")
+
+
+#: Joiners that emoji and some scripts need, which str.isprintable does not know.
+_JOINERS: Final = "\u200c\u200d"
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End with EXIT_CANNOT_START where something cannot start, having said why."""
+    try:
+        yield
+    except StartupError as error:
+        _fail(str(error))
+    except CounterError as error:
+        _fail(error.detail)
+
+
+class OutputError(Exception):
+    """Standard output does not take what is to be printed: a disk is full, perhaps."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise OutputError where standard output does not take what is written to it: a file that a
+    command writes may fail for the same reasons, and means something else."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror or error}") from error
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """*text* without anything that controls a terminal, or that turns the direction of writing: it
+    is escaped as in JSON. *lines* says whether ends of lines and tabs are kept.
+
+    All that a command prints goes through here: names, problems and files may come from anybody.
+    """
+    return _UNUSUAL.sub(partial(_escaped, "\n\t" if lines else ""), text)
+
+
+def _escaped(kept: str, found: re.Match[str]) -> str:
+    char = found[0]
+    if char in kept or char.isprintable() or char in _JOINERS:
+        return char
+    return char if unicodedata.category(char) == "Zs" else json.dumps(char)[1:-1]
+
+
+def tell(text: str, warnings: Iterable[str] = ()) -> None:
+    """Print *text*, and then *warnings* to standard error. Raises OutputError."""
+    with printing():
+        print(printable(text, lines=True), flush=True)
+    for each in warnings:
+        print(f"counter: warning: {printable(each)}", file=sys.stderr)
+
+
+def remark(text: str) -> None:
+    """Say *text* beside what is printed, on standard error."""
+    for line in text.splitlines():
+        print(f"counter: {printable(line)}", file=sys.stderr)
+
+
+def print_error(text: str, end: str = "\n") -> None:
+    """Print *text* on standard error with nothing before it: to be copied, or answered."""
+    print(printable(text, lines=True), end=end, file=sys.stderr, flush=True)
+
+
+def read_no_more() -> None:
+    """Nobody reads standard output any more: what is left in it must not be told at the exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(message: str) -> NoReturn:
+    remark(message)
+    raise SystemExit(EXIT_CANNOT_START)
+
+
+#: The flag of every command that prints an answer.
+Json = Annotated[bool, Parameter(help="Print JSON: a document a line.", negative="")]
+_SECOND_CHARS: Final = len("2026-01-31T08:15:30")
+
+
+def json_line(body: object) -> str:
+    """*body* on one line. Instants are written as the service writes them."""
+    if is_dataclass(body) and not isinstance(body, type):
+        body = asdict(body)
+    return json.dumps(body, ensure_ascii=False, default=_text)
+
+
+def _text(value: object) -> str:
+    return instant(value) if isinstance(value, datetime) else str(value)
+
+
+def instant(moment: datetime) -> str:
+    """*moment* in RFC 3339, to the microsecond."""
+    return to_rfc3339(to_us(moment))
+
+
+def second(moment: datetime) -> str:
+    """*moment* for people, to the second."""
+    return instant(moment)[:_SECOND_CHARS].replace("T", " ") + "Z"
+
+
+def signed(number: int) -> str:
+    """*number* with its sign, so that a change is not taken for a count."""
+    return f"{number:+}"
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns with a head, as wide as they must be: a name or a token that is cut could not be
+    copied. Numbers stand on the right."""
+    from rich.cells import cell_len
+
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
+    lines = [list(names), *cells]
+    widths = [max(cell_len(line[at]) for line in lines) for at in range(len(names))]
+    shown = []
+    for line in lines:
+        parts = []
+        for cell, width, is_right in zip(line, widths, right, strict=True):
+            gap = " " * (width - cell_len(cell))
+            parts.append(gap + cell if is_right else cell + gap)
+        shown.append("  ".join(parts).rstrip())
+    return "\n".join(shown)
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int | float) or str(cell).lstrip("+-").replace(".", "").isdecimal()
+
+
+def credential_of(text: str) -> Token | Key:
+    """The token or the key that *text* is; a UUIDv7 is a token. Raises InvalidParameterError."""
+    of_uuid = token_of_uuid7(text)
+    return Token.parse(text) if of_uuid is None else Token(*of_uuid)
+
+
+def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
+    """The instant that the flag *name* gives: RFC 3339, or how long ago. Raises StartupError."""
+    if text is None:
+        return None
+    try:
+        return now - timedelta(microseconds=parse_iso_duration(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise StartupError(
+            f"--{name}: {text[:40]!r} is no instant; write it like 2026-01-31T08:15:30Z, or how"
+            " long ago it was, like 24h"
+        ) from None
+    # Without an offset it could be either; the answers are in UTC.
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,233 @@
+"""Where the settings of a namespace contradict each other, or what its clients do.
+
+Pure: for ``counter plan cluster``, and for whoever creates a namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from counter import limits
+from counter.core.namespaces import check_settings
+from counter.durations import spell_duration
+from counter.errors import CounterError
+from counter.limits import PARTITION_BYTES_MAX
+from counter.quantities import format_bytes, format_number
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+from counter.windows import closing_lag
+
+EVENT_BUCKETS_MAX: Final = 256
+#: What a pass of the rollup and the cache may take besides; docs/rollup.md.
+PASS_US: Final = 2 * limits.SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """What is known of a namespace's clients; None where nothing is.
+
+    ``retry_us`` is how long after its token was made a client may still send it, ``clock_us`` how
+    far its clock may be off, ``max_staleness_us`` how old a count it will have by default, and
+    ``hottest_per_s`` how often the busiest counter is added to.
+    """
+
+    retry_us: int | None = None
+    clock_us: int | None = None
+    max_staleness_us: int | None = None
+    hottest_per_s: Fraction | None = None
+    event_bytes: int = 64
+
+
+#: What is known of every client that nobody told of: the SDK goes on for so long with one call.
+SDK_CLIENTS: Final = Clients(retry_us=30 * limits.SECOND)
+#: What happens more often than that in vain is told.
+_TIMES_MAX: Final = 10
+
+
+def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:
+    """How old a rolled-up count may be while all works: docs/rollup.md, in microseconds."""
+    closing_us = settings.accept_limit_us + closing_lag(dataset)
+    return settings.rollup_window_us + closing_us + PASS_US
+
+
+def retry_most(settings: NamespaceSettings, dataset: Dataset) -> int:
+    """How late a retry still learns what became of its token, in microseconds."""
+    closing_us = settings.accept_limit_us + closing_lag(dataset)
+    margin_us = 2 * (settings.rollup_window_us + closing_us + dataset.clock_skew_max_us)
+    return dataset.retention_us - margin_us
+
+
+def contradictions(
+    settings: NamespaceSettings,
+    dataset: Dataset,
+    clients: Clients | None = None,
+    *,
+    lease_time_us: int = limits.LEASE_TIME_US,
+    shared: bool = True,
+) -> tuple[str, ...]:
+    """What does not fit, each with its values, its bound and a fix; what is refused comes first.
+
+    *shared* is whether the store is Cassandra: in SQLite a look-up and a comparison cost nothing.
+    """
+    known = Clients() if clients is None else clients
+    return (
+        *_refused(settings, dataset),
+        *_retry_problems(settings, dataset, known),
+        *_clock_problems(settings, known),
+        *_staleness_problems(settings, dataset, known, lease_time_us),
+        *_partition_problems(dataset, known),
+        *_own_problems(settings),
+        *(_cost_problems(settings) if shared else ()),
+    )
+
+
+def creation_warnings(
+    settings: NamespaceSettings,
+    dataset: Dataset,
+    told: Clients | None = None,
+    *,
+    lease_time_us: int = limits.LEASE_TIME_US,
+    shared: bool = True,
+) -> tuple[str, ...]:
+    """:func:`contradictions`, of a namespace that is being made or changed: where nobody has *told*
+    what its clients do, they do what the SDK does."""
+    clients = told
+    if told is None and settings.counter_type is not CounterType.BEST_EFFORT:
+        clients = SDK_CLIENTS
+    return contradictions(settings, dataset, clients, lease_time_us=lease_time_us, shared=shared)
+
+
+def _refused(settings: NamespaceSettings, dataset: Dataset) -> Iterator[str]:
+    try:
+        check_settings(settings, dataset)
+    except CounterError as error:
+        yield f"the namespace would be refused: {error.detail}"
+
+
+def _retry_problems(
+    settings: NamespaceSettings, dataset: Dataset, clients: Clients
+) -> Iterator[str]:
+    retry_us = clients.retry_us
+    if not retry_us:
+        return
+    told = f"clients retry for {spell_duration(retry_us)}"
+    if settings.counter_type is CounterType.BEST_EFFORT:
+        yield f"{told} and counter_type is BEST_EFFORT: each retry counts again; use EVENTUAL"
+        return
+    most_us = retry_most(settings, dataset)
+    if retry_us > most_us:
+        yield (
+            f"{told} and what became of a token is known for {spell_duration(max(0, most_us))}"
+            f" (retention {spell_duration(dataset.retention_us)}, less the time of a recount):"
+            " a later retry is told nothing; keep events longer or retry for less"
+        )
+    if retry_us > settings.key_ttl_us:
+        yield (
+            f"{told} and key_ttl is {spell_duration(settings.key_ttl_us)}: an Idempotency-Key"
+            " that is no UUIDv7 and comes back later counts again; raise key_ttl, or use tokens"
+        )
+
+
+def _clock_problems(settings: NamespaceSettings, clients: Clients) -> Iterator[str]:
+    clock_us = clients.clock_us
+    if clock_us is None or settings.counter_type is CounterType.BEST_EFFORT:
+        return
+    for bound, fault in (("accept_limit", "slow"), ("future_limit", "fast")):
+        bound_us = getattr(settings, f"{bound}_us")
+        if clock_us >= bound_us:
+            yield (
+                f"clients' clocks may be {spell_duration(clock_us)} {fault} and {bound} is"
+                f" {spell_duration(bound_us)}: their own tokens are refused; raise it, or have"
+                " them use POST /v1/tokens"
+            )
+
+
+def _staleness_problems(
+    settings: NamespaceSettings, dataset: Dataset, clients: Clients, lease_time_us: int
+) -> Iterator[str]:
+    wanted_us = clients.max_staleness_us
+    # Not older than 0 s is an accurate read, which sums the latest events in any case.
+    if not wanted_us or settings.counter_type is not CounterType.EVENTUAL:
+        return
+    told = f"counts should be at most {spell_duration(wanted_us)} old and"
+    lag_us = lag_of(settings, dataset)
+    parts = "rollup_window + accept_limit + write_timeout + 2 * clock_skew_max + a pass"
+    # What is read must be younger by the skew: nobody knows whose clock is right.
+    usable_us = wanted_us - dataset.clock_skew_max_us
+    if lag_us > usable_us:
+        yield (
+            f"{told} the rollup is up to {spell_duration(lag_us)} behind ({parts}): gets sum the"
+            " latest events at every read; shorten rollup_window, or allow"
+            f" {spell_duration(lag_us + dataset.clock_skew_max_us)}"
+        )
+    elif lag_us + lease_time_us > usable_us:
+        yield (
+            f"{told} after the loss of a worker the rollup is up to"
+            f" {spell_duration(lag_us + lease_time_us)} behind (lease_time more): gets sum the"
+            " latest events for as long; shorten lease_time"
+        )
+
+
+def _partition_problems(dataset: Dataset, clients: Clients) -> Iterator[str]:
+    if clients.hottest_per_s is None:
+        return
+    in_bucket = clients.hottest_per_s * dataset.time_bucket_us / limits.SECOND
+    size = in_bucket * clients.event_bytes / dataset.event_buckets
+    if size > PARTITION_BYTES_MAX:
+        parts = ceil(size / PARTITION_BYTES_MAX)
+        fits_us = dataset.time_bucket_us // parts // limits.SECOND * limits.SECOND
+        ways = []
+        if fits_us:
+            ways.append(f"a time_bucket of at most {spell_duration(fits_us)}")
+        if parts * dataset.event_buckets <= EVENT_BUCKETS_MAX:
+            ways.append(f"{parts * dataset.event_buckets} event_buckets")
+        yield (
+            f"the busiest counter's {format_number(clients.hottest_per_s)}/s make partitions of"
+            f" {format_bytes(size)} (time_bucket {spell_duration(dataset.time_bucket_us)},"
+            f" event_buckets {dataset.event_buckets}), {parts} times the 4 MiB that are good: use"
+            f" {', or '.join(ways) or 'several counters in its place'}"
+        )
+
+
+def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
+    """What does not fit in the settings alone."""
+    if settings.counter_type is CounterType.BEST_EFFORT:
+        return
+    accept_us, window_us = settings.accept_limit_us, settings.rollup_window_us
+    accept, window = spell_duration(accept_us), spell_duration(window_us)
+    if accept_us > settings.key_ttl_us:
+        yield (
+            f"accept_limit is {accept} and key_ttl is {spell_duration(settings.key_ttl_us)}: a"
+            " token may come back for longer than an Idempotency-Key that is no UUIDv7, which"
+            f" counts again then; raise key_ttl to at least {accept}"
+        )
+    if accept_us > _TIMES_MAX * window_us:
+        yield (
+            f"accept_limit is {accept} and rollup_window is {window}: a window is rolled up only"
+            f" {accept} after its end, and until then reads sum its events; shorten accept_limit,"
+            f" or make rollup_window at least {spell_duration(accept_us // _TIMES_MAX)},"
+            " which costs fewer rollups"
+        )
+
+
+def _cost_problems(settings: NamespaceSettings) -> Iterator[str]:
+    """What costs more over Cassandra than it must."""
+    if settings.counter_type is CounterType.BEST_EFFORT:
+        return
+    if settings.payload_check is PayloadCheck.STRICT:
+        yield (
+            "payload_check is strict: over Cassandra each add is a compare-and-set, several times"
+            " dearer than what rates are measured with; use guard where that is too much"
+        )
+    cache_us, window_us = settings.cache_ttl_us, settings.rollup_window_us
+    # 0 turns the cache off, and whoever does that knows.
+    if 0 < cache_us * _TIMES_MAX < window_us:
+        window = spell_duration(window_us)
+        yield (
+            f"cache_ttl is {spell_duration(cache_us)} and rollup_window is {window}: Cassandra is"
+            f" asked for the same count up to {window_us // cache_us} times before the next one is"
+            f" rolled up; make cache_ttl {window}"
+        )

@@ -1,0 +1,159 @@
+"""Settings as people meet them: where each came from, what is wrong with them, all of them told."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from counter.config.file import config_file, read_toml
+from counter.config.settings import DatasetSettings, Settings, warnings_of
+from counter.config.values import replication_text
+from counter.durations import format_duration
+from counter.errors import StartupError
+
+_PREFIX: Final = "COUNTER_"
+#: What the commands against a running service read from the environment, and no process does.
+_CLIENTS: Final = ("url", "namespace", "api_key")
+_MASK: Final = "********"
+_SHOWN_CHARS_MAX: Final = 80
+#: Problems that only follow from others.
+_FOLLOWS: Final = "default_factory_not_called"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and where each that was given came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def load(flags: Mapping[str, Any]) -> Loaded:
+    """The settings of *flags*, the environment and the file.
+
+    Raises StartupError with every problem, a line each.
+    """
+    origins = _origins(flags)
+    try:
+        settings = Settings(**flags)
+    except ValidationError as error:
+        raise StartupError("\n".join(_problems(error, origins))) from None
+    warnings = (*_unknown_in_environment(), *warnings_of(settings))
+    return Loaded(settings, origins, warnings)
+
+
+def effective(loaded: Loaded) -> str:
+    """All settings in TOML with where each comes from; what is secret is masked."""
+    settings = loaded.settings
+    lines = []
+    for name in Settings.model_fields:
+        if name in ("config", "extra_datasets"):
+            continue
+        value = getattr(settings, name)
+        said = f"# {name} is not set" if value is None else f"{name} = {toml_value(name, value)}"
+        lines.append(f"{said:<48}# {loaded.origins.get(name, 'default')}")
+    for name, own in sorted(settings.extra_datasets.items()):
+        lines += ["", f"[datasets.{name}]"]
+        for field in DatasetSettings.model_fields:
+            value = getattr(own, field)
+            if value is not None:
+                lines.append(f"{field} = {toml_value(field, value)}")
+    lines += [f"# Mind: {each}" for each in loaded.warnings]
+    return "\n".join(lines) + "\n"
+
+
+def document_of(loaded: Loaded) -> dict[str, Any]:
+    """The same for programs; values are as TOML has them, and datasets are there by name."""
+    read = tomllib.loads(effective(loaded))
+    datasets = read.pop("datasets", {})
+    return {
+        "settings": {
+            name: {"value": read.get(name), "from": loaded.origins.get(name, "default")}
+            for name in Settings.model_fields
+            if name not in ("config", "extra_datasets")
+        },
+        "datasets": datasets,
+        "warnings": list(loaded.warnings),
+    }
+
+
+def toml_value(name: str, value: Any) -> str:
+    """The value of the setting *name* as TOML writes it."""
+    if isinstance(value, SecretStr):
+        return json.dumps(_MASK)
+    if name == "replication":
+        value = replication_text(value)
+        return str(value) if value.isdigit() else json.dumps(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return json.dumps(format_duration(value)) if is_duration(name) else str(value)
+    if isinstance(value, tuple):
+        return json.dumps(list(value))
+    # JSON leaves DEL as it is, and TOML does not allow that.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def is_duration(name: str) -> bool:
+    """Whether the setting *name* is one: those have something to write themselves with."""
+    metadata = Settings.model_fields[name].metadata
+    return any(getattr(each, "func", None) is format_duration for each in metadata)
+
+
+def _origins(flags: Mapping[str, Any]) -> Mapping[str, str]:
+    """Where each setting that is given comes from. Raises StartupError."""
+    path = config_file(flags.get("config"))
+    found = {} if path is None else dict.fromkeys(read_toml(path), f"file {path}")
+    given = {name.upper() for name, value in os.environ.items() if value}
+    for name in Settings.model_fields:
+        if f"{_PREFIX}{name.upper()}" in given:
+            found[name] = f"environment {_PREFIX}{name.upper()}"
+    for name in flags:
+        found[name] = f"flag --{name.replace('_', '-')}"
+    if "cassandra_password_file" in found:
+        found.setdefault("cassandra_password", found["cassandra_password_file"])
+    return found
+
+
+def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
+    for each in error.errors(include_url=False):
+        message = each["msg"].removeprefix("Value error, ")
+        if each["type"] == _FOLLOWS:
+            continue
+        if not each["loc"]:
+            yield from message.split("\n")
+            continue
+        name, *rest = map(str, each["loc"])
+        shown = ".".join(["datasets" if name == "extra_datasets" else name, *rest])
+        origin = origins.get("datasets" if name == "extra_datasets" else name)
+        yield f"{shown}{f' ({origin})' if origin else ''}: {_what(each, message, name, rest)}"
+
+
+def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
+    """What is wrong with one value, which is shown unless it is secret."""
+    if each["type"] == "extra_forbidden":
+        known = DatasetSettings.model_fields if rest else Settings.model_fields
+        close = difflib.get_close_matches((rest or [name])[-1], known, 1)
+        return f"there is no such setting{f'; is it {close[0]}?' if close else ''}"
+    if name == "cassandra_password":
+        return message
+    value = str(each["input"])[:_SHOWN_CHARS_MAX]
+    return message if value in message else f"{message} (it is {value!r})"
+
+
+def _unknown_in_environment() -> Iterator[str]:
+    known = {f"{_PREFIX}{name}".upper() for name in (*Settings.model_fields, *_CLIENTS)}
+    for name in sorted(os.environ):
+        if name.upper().startswith(_PREFIX) and name.upper() not in known:
+            close = difflib.get_close_matches(name.upper(), known, 1)
+            hint = f"; is it {close[0]}?" if close else ""
+            yield f"{name} in the environment is no setting{hint}"

@@ -1,0 +1,120 @@
+"""Settings of what a process serves: where it listens, whom it trusts, how much it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+from counter import limits
+from counter.config.values import Duration, Hosts, Origins, ReadableFile, between
+
+_Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
+
+
+class ServingSettings(BaseSettings):
+    """The settings of serving; :class:`counter.config.settings.Settings` has all of them."""
+
+    host: str = Field("127.0.0.1", description="The address to listen on")
+    port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
+    workers: int = Field(1, ge=1, le=64, description="API processes that share the port")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65_535, description="A port of each process's own"
+    )
+    insecure: bool = Field(
+        False, description="Listen beyond loopback without API keys or TLS: anyone may do anything"
+    )
+    https_cert: ReadableFile | None = Field(
+        None, description="The server's certificate, with its chain; turns HTTPS on"
+    )
+    https_key: ReadableFile | None = Field(None, description="The key of https_cert")
+    https_key_password_file: ReadableFile | None = Field(
+        None, description="A file with the password of https_key, if it has one"
+    )
+    https_client_ca: ReadableFile | None = Field(
+        None, description="Who signs clients' certificates; every client must show one then"
+    )
+    tls_in_front: bool = Field(
+        False, description="A proxy in front speaks TLS, and only it can reach this address"
+    )
+    connections_max: int = Field(
+        limits.CONNECTIONS_MAX,
+        ge=10,
+        le=1_000_000,
+        description="Connections of one process at once; more are answered 503",
+    )
+    connections_per_address: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Connections of one client address (of IPv6, one /64); 0 for any number",
+    )
+    hosts: Hosts = Field(
+        (), description="Names that Host may have without keys, besides localhost: a.example"
+    )
+    cors_origins: Origins = Field(
+        (), description="Web origins whose pages may call: https://a.example,https://b.example"
+    )
+    shutdown_delay: Annotated[Duration, between(0, 5 * limits.MINUTE)] = Field(
+        0, description="How long /readyz says no after SIGTERM before the port is closed"
+    )
+    drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
+        limits.DRAIN_TIMEOUT_US,
+        description="How long a process may finish its work after SIGTERM",
+    )
+    body_bytes_max: int = Field(
+        limits.BODY_BYTES_MAX, ge=1_024, le=64 * 1024 * 1024, description="The largest body"
+    )
+    batch_items_max: int = Field(
+        limits.BATCH_ITEMS_MAX, ge=1, le=limits.PENDING_WRITES_MAX, description="The largest batch"
+    )
+    namespaces_max: int = Field(
+        limits.NAMESPACES_MAX, ge=1, le=1_000_000, description="The namespaces of one key"
+    )
+    shards_max: int = Field(
+        limits.SHARDS_TOTAL_MAX,
+        ge=1,
+        le=1_000_000,
+        description="The rollup shards of all namespaces together",
+    )
+    requests_per_s: _Rate = Field(
+        0,
+        description="Requests that one key may send to a process; 0 for any number",
+    )
+    adds_per_s: _Rate = Field(
+        0,
+        description="Adds that one key may send to a process; 0 for any number",
+    )
+    reservations_per_s: _Rate = Field(
+        10_000,
+        description="Sends of one key with an arbitrary Idempotency-Key; 0 for any number",
+    )
+    resolutions_per_s: _Rate = Field(
+        1_000,
+        description="Late tokens of one key that are resolved; 0 for any number",
+    )
+    request_timeout: Annotated[Duration, between(limits.MILLISECOND, limits.HOUR)] = Field(
+        limits.REQUEST_TIMEOUT_US,
+        description="How long a request may take to arrive whole, and its answer to be taken",
+    )
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="text, json, or auto: text on a terminal, else json"
+    )
+    log_requests: Literal["none", "failures", "all"] = Field(
+        "failures", description="Requests to log: none, failures (5xx) or all"
+    )
+    audit_log: Path | None = Field(None, description="A file that administrative acts are added to")
+    traces: Literal["none", "otlp"] = Field(
+        "none", description="none, or otlp: to the collector that OTEL_EXPORTER_OTLP_... names"
+    )
+
+    def rates(self) -> dict[str, int]:
+        """What a key may cause in a second where its own record does not say, by what it is."""
+        return {
+            "requests": self.requests_per_s,
+            "adds": self.adds_per_s,
+            "reservations": self.reservations_per_s,
+            "resolutions": self.resolutions_per_s,
+        }

@@ -1,0 +1,491 @@
+"""Settings: from flags, else the environment (``COUNTER_...``), else a TOML file, else defaults.
+
+docs/configuration.md says what each is for; counter/config/report.py, where each came from.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from counter import limits
+from counter.config.file import config_file, read_toml
+from counter.config.serving import ServingSettings
+from counter.config.values import (
+    CASSANDRA_PORT,
+    CacheAddress,
+    ContactPoints,
+    Duration,
+    ReadableFile,
+    ReadConsistency,
+    Replication,
+    StoreKind,
+    WriteConsistency,
+    between,
+    by_store,
+    endpoint,
+    memcached_servers,
+    read_secret,
+)
+from counter.consistency import gap_of
+from counter.core.namespaces import check_settings
+from counter.durations import format_duration
+from counter.errors import CounterError, StartupError
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
+
+_FUTURE_LIMIT_US: Final = 5 * limits.SECOND
+
+_Retention = Annotated[Duration, between(limits.RETENTION_MIN_US, limits.RETENTION_MAX_US)]
+_Slice = Annotated[Duration, between(limits.MINUTE, limits.RETENTION_MAX_US)]
+_WriteTimeout = Annotated[Duration, between(limits.MILLISECOND, limits.WRITE_TIMEOUT_MAX_US)]
+_Skew = Annotated[Duration, between(0, limits.MINUTE)]
+_TimeBucket = Annotated[Duration, between(limits.SECOND, limits.RETENTION_MAX_US)]
+_EventBuckets = Annotated[int, Field(ge=1, le=256)]
+
+
+def _time_bucket(store: str, slice_us: int) -> int:
+    """An hour in Cassandra where that divides the slice; all of it in SQLite, which has none."""
+    in_hours = store == "cassandra" and slice_us % limits.HOUR == 0
+    return limits.HOUR if in_hours else slice_us
+
+
+def _password(data: dict[str, Any]) -> SecretStr | None:
+    path: Path | None = data["cassandra_password_file"]
+    try:
+        return None if path is None else SecretStr(read_secret(path))
+    except ValueError as error:
+        raise StartupError(f"cassandra_password_file: {error}") from None
+
+
+class DatasetSettings(BaseModel):
+    """A table ``[datasets.NAME]``: what is left out is as for the dataset ``default``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    retention: _Retention | None = None
+    slice: _Slice | None = None
+    write_timeout: _WriteTimeout | None = None
+    clock_skew_max: _Skew | None = None
+    time_bucket: _TimeBucket | None = None
+    event_buckets: _EventBuckets | None = None
+    event_buckets_max: _EventBuckets | None = None
+    replication: Replication | None = None
+    write_consistency: WriteConsistency | None = None
+    read_consistency: ReadConsistency | None = None
+
+
+class Settings(ServingSettings):
+    """The settings of one process. Durations are text with a unit: 5s, 250ms, 7d."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="COUNTER_",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        # A refusal shows what was given, and must not show a password.
+        hide_input_in_errors=True,
+    )
+
+    config: Path | None = Field(None, description="A TOML file with settings")
+    log_level: str = Field(
+        "warning", pattern="^(debug|info|warning|error)$", description="The least that is logged"
+    )
+
+    store: StoreKind = Field("sqlite", description="Where counts are kept: sqlite or cassandra")
+    data: Path = Field(Path("data"), description="The data directory of SQLite")
+    wal_bytes_max: int = Field(
+        limits.WAL_BYTES_MAX,
+        ge=4 * limits.WAL_BYTES_KEPT,
+        le=limits.INT64_MAX,
+        description="The largest write-ahead log of SQLite, in bytes; at it writes are refused",
+    )
+    contact_points: ContactPoints = Field(
+        (), description="Nodes of Cassandra: host[:port],host[:port]"
+    )
+    local_datacenter: str | None = Field(None, description="Cassandra's data center to talk to")
+    single_datacenter: bool = Field(
+        False, description="All API processes and workers run in local_datacenter"
+    )
+    keyspace: str = Field(
+        "counter",
+        pattern="^[a-z][a-z0-9_]{0,30}$",
+        description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
+    )
+    cassandra_username: str | None = Field(None, description="Who logs in to Cassandra")
+    cassandra_password_file: ReadableFile | None = Field(
+        None, description="A file with the password"
+    )
+    cassandra_password: SecretStr | None = Field(
+        default_factory=_password, description="The password; never a flag"
+    )
+    tls_ca: ReadableFile | None = Field(None, description="Whom to trust; turns TLS on")
+    tls_cert: ReadableFile | None = Field(None, description="This process's own certificate")
+    tls_key: ReadableFile | None = Field(None, description="The key of the certificate")
+    tls_check_host: bool = Field(
+        True, description="Require that each node's certificate names the address of the node"
+    )
+
+    cache: CacheAddress = Field("memory", description="memory, or memcached://host:port,host:port")
+    cache_timeout: Annotated[Duration, between(limits.MILLISECOND, 5 * limits.SECOND)] = Field(
+        100 * limits.MILLISECOND, description="How long a cache may take to answer"
+    )
+    cache_entries_max: int = Field(
+        25_000, ge=1, le=10_000_000, description="Counts that a process keeps in its memory"
+    )
+
+    start_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
+        limits.START_TIMEOUT_US, description="How long a start waits for Cassandra in trouble"
+    )
+
+    retention: _Retention = Field(
+        7 * limits.DAY,
+        description="How long events are kept, and so how late a retry may be",
+    )
+    slice: _Slice = Field(limits.DAY, description="The span of one event table")
+    write_timeout: _WriteTimeout = Field(
+        default_factory=by_store(limits.SECOND, 2 * limits.SECOND),
+        description="How long a write may take",
+    )
+    write_wait_max: Annotated[Duration, between(10 * limits.MILLISECOND, limits.MINUTE)] = Field(
+        default_factory=by_store(limits.WRITE_WAIT_MAX_US, 2 * limits.SECOND),
+        description="How long a write may be expected to wait; past it, it is refused",
+    )
+    clock_skew_max: _Skew = Field(
+        default_factory=by_store(0, 500 * limits.MILLISECOND),
+        description="How far this clock may be from the store's",
+    )
+    time_bucket: _TimeBucket = Field(
+        default_factory=lambda data: _time_bucket(data["store"], data["slice"]),
+        description="The span of one partition of events",
+    )
+    event_buckets: _EventBuckets = Field(
+        1, description="Partitions that share a counter's time bucket"
+    )
+    event_buckets_max: _EventBuckets = Field(
+        default_factory=by_store(1, 64), description="Up to where event_buckets is raised by itself"
+    )
+    replication: Replication = Field(
+        (("", 3),), description="Copies of the data: 3, or dc1:3,dc2:3"
+    )
+    write_consistency: WriteConsistency = Field(
+        "LOCAL_QUORUM", description="The copies that acknowledge a write"
+    )
+    read_consistency: ReadConsistency = Field(
+        "LOCAL_QUORUM", description="The copies that answer a read"
+    )
+    extra_datasets: dict[str, DatasetSettings] = Field(
+        default={}, description="Further datasets: tables [datasets.NAME] of the file"
+    )
+
+    rollup_window: Duration = Field(
+        10 * limits.SECOND, description="The rollup window of new namespaces"
+    )
+    accept_limit: Duration = Field(
+        5 * limits.SECOND,
+        description="How old a token may be when its add arrives; past it, it is resolved",
+    )
+    shards: int = Field(
+        default_factory=by_store(1, 16),
+        ge=1,
+        le=limits.SHARDS_MAX,
+        description="The rollup shards of new namespaces",
+    )
+    payload_check: PayloadCheck = Field(
+        PayloadCheck.GUARD, description="off, guard or strict, of new namespaces"
+    )
+
+    rollup: bool = Field(
+        default_factory=by_store(True, False), description="Roll up in the API's process"
+    )
+    lease_time: Annotated[Duration, between(limits.LEASE_TIME_MIN_US, 5 * limits.MINUTE)] = Field(
+        limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
+    )
+    audit_interval: Annotated[Duration, between(0, 365 * limits.DAY)] = Field(
+        limits.HOUR, description="How long after an audit of some counters the next begins; 0: none"
+    )
+    audit_rate: int = Field(20, ge=1, le=10_000, description="Counters audited a second, at most")
+    rollup_concurrency: int = Field(
+        limits.ROLLUP_CONCURRENCY,
+        ge=1,
+        le=1_024,
+        description="Counters that a worker rolls up at once, at most",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What was given, then the environment, then the file. Raises StartupError."""
+        path = config_file(init_settings().get("config"))
+        table = {} if path is None else read_toml(path)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, table)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_datasets(cls, values: Any) -> Any:
+        """``datasets`` is what the file calls them; here it is the method that gives all."""
+        if isinstance(values, dict) and "datasets" in values:
+            values = {**values, "extra_datasets": values["datasets"]}
+            del values["datasets"]
+        return values
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Settings:
+        if problems := list(problems_of(self)):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def dataset(self) -> Dataset:
+        """The dataset ``default`` as the first start on a data directory makes it."""
+        return Dataset(
+            id=0,
+            name="default",
+            retention_us=self.retention,
+            slice_us=self.slice,
+            time_bucket_us=self.time_bucket,
+            event_buckets=self.event_buckets,
+            event_buckets_max=self.event_buckets_max,
+            write_timeout_us=self.write_timeout,
+            clock_skew_max_us=self.clock_skew_max,
+        )
+
+    def datasets(self) -> list[Dataset]:
+        """All datasets, ``default`` first. A store knows them by name and gives ids of its own."""
+        extra = sorted(self.extra_datasets.items())
+        more = [self._dataset(i, name, each) for i, (name, each) in enumerate(extra, start=1)]
+        return [self.dataset(), *more]
+
+    def _dataset(self, number: int, name: str, own: DatasetSettings) -> Dataset:
+        slice_us = own.slice or self.slice
+        bucket_us = own.time_bucket
+        if bucket_us is None:
+            inherits = own.slice is None or slice_us % self.time_bucket == 0
+            bucket_us = self.time_bucket if inherits else _time_bucket(self.store, slice_us)
+        skew_us = self.clock_skew_max if own.clock_skew_max is None else own.clock_skew_max
+        return Dataset(
+            id=number,
+            name=name,
+            retention_us=own.retention or self.retention,
+            slice_us=slice_us,
+            time_bucket_us=bucket_us,
+            event_buckets=own.event_buckets or self.event_buckets,
+            event_buckets_max=own.event_buckets_max or self.event_buckets_max,
+            write_timeout_us=own.write_timeout or self.write_timeout,
+            clock_skew_max_us=skew_us,
+        )
+
+    def placements(self) -> Mapping[str, Placement]:
+        """Where each dataset's copies are in Cassandra, and how many answer, by dataset."""
+        home = (self.local_datacenter or "") if self.single_datacenter else ""
+        consistencies = (self.write_consistency, self.read_consistency)
+        placements = {"default": Placement(self.replication, *consistencies, home)}
+        for name, own in self.extra_datasets.items():
+            placements[name] = Placement(
+                own.replication or self.replication,
+                own.write_consistency or self.write_consistency,
+                own.read_consistency or self.read_consistency,
+                home,
+            )
+        return placements
+
+    def contact_endpoints(self) -> list[tuple[str, int]]:
+        """(host, port) of each contact point."""
+        return [endpoint(each, CASSANDRA_PORT) for each in self.contact_points]
+
+    def cache_servers(self) -> tuple[tuple[str, int], ...]:
+        """(host, port) of each memcached; none where the cache is in memory."""
+        return memcached_servers(self.cache)
+
+    def default_namespace(self) -> NamespaceSettings:
+        """The namespace ``default``, and what a new namespace gets where it says nothing else."""
+        return NamespaceSettings(
+            counter_type=CounterType.ACCURATE,
+            dataset="default",
+            accept_limit_us=self.accept_limit,
+            future_limit_us=max(_FUTURE_LIMIT_US, 2 * self.clock_skew_max),
+            rollup_window_us=self.rollup_window,
+            shards=self.shards,
+            payload_check=self.payload_check,
+            key_ttl_us=min(limits.DAY, self.retention // 2),
+            cache_ttl_us=10 * limits.SECOND,
+        )
+
+
+_DATASET: Final = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
+#: Cassandra's own bound.
+_KEYSPACE_CHARS_MAX: Final = 48
+
+
+def problems_of(settings: Settings) -> Iterator[str]:
+    """What is wrong with settings that are each within their own bounds."""
+    yield from _store_problems(settings)
+    yield from serving_problems(settings)
+    yield from _login_problems(settings)
+    yield from _place_problems(settings)
+    for name in settings.extra_datasets:
+        yield from _name_problems(settings, name)
+    for dataset in settings.datasets():
+        yield from _dataset_problems(dataset)
+    try:
+        check_settings(settings.default_namespace(), settings.dataset())
+    except CounterError as error:
+        yield error.detail
+
+
+def warnings_of(settings: Settings) -> Iterator[str]:
+    """What is allowed and often a mistake."""
+    yield from serving_warnings(settings)
+    # Only what reads settings needs it: not each command's start.
+    from counter.config.namespace_rules import creation_warnings
+
+    yield from creation_warnings(
+        settings.default_namespace(),
+        settings.dataset(),
+        lease_time_us=settings.lease_time,
+        shared=settings.store == "cassandra",
+    )
+    if settings.store == "sqlite":
+        return
+    if settings.cache == "memory":
+        yield (
+            "cache is memory: every process counts BEST_EFFORT counters for itself, and another"
+            " payload under a used token is found by the store only where payload_check is strict;"
+            " use memcached://host:port"
+        )
+    for name, placement in settings.placements().items():
+        copies = [number for _, number in placement.replication]
+        if max(copies) == 1:
+            yield (
+                f"dataset {name!r} is kept in one copy: with a node its data are gone;"
+                " give --replication 3 where there are three nodes"
+            )
+
+
+def _store_problems(settings: Settings) -> Iterator[str]:
+    if settings.store == "cassandra":
+        if not settings.contact_points:
+            yield (
+                "store is cassandra and contact_points is empty:"
+                " give --contact-points host[:port],host[:port]"
+            )
+        return
+    if settings.contact_points:
+        yield (
+            f"contact_points is {','.join(settings.contact_points)} and store is sqlite, which"
+            " has none: add --store cassandra, or leave it out"
+        )
+    if settings.workers > 1:
+        yield (
+            f"workers is {settings.workers} and store is sqlite, whose data directory one process"
+            " holds: use --workers 1, or --store cassandra"
+        )
+
+
+def _login_problems(settings: Settings) -> Iterator[str]:
+    given = "cassandra_password" in settings.model_fields_set
+    if given and settings.cassandra_password_file is not None:
+        yield "cassandra_password and cassandra_password_file are both set: keep one of them"
+    if settings.cassandra_username is None and settings.cassandra_password is not None:
+        yield "there is a password and no cassandra_username: give both or neither"
+    if settings.cassandra_username is not None and settings.cassandra_password is None:
+        yield (
+            f"cassandra_username is {settings.cassandra_username!r} and there is no password:"
+            " give --cassandra-password-file, or COUNTER_CASSANDRA_PASSWORD in the environment"
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        yield "tls_cert and tls_key belong together: give both or neither"
+    if settings.tls_cert is not None and settings.tls_ca is None:
+        yield "tls_cert is set and tls_ca is not, without which TLS is off: give --tls-ca"
+
+
+def _place_problems(settings: Settings) -> Iterator[str]:
+    home = settings.local_datacenter
+    if settings.single_datacenter and home is None:
+        yield "single_datacenter is set and local_datacenter is not: give --local-datacenter"
+    for name, placement in settings.placements().items():
+        places = dict(placement.replication)
+        # How many data centers a plain number means is known when the service connects.
+        gap = gap_of(name, placement, places) if settings.store == "cassandra" else None
+        if gap is not None:
+            yield gap
+        if home is not None and "" not in places and home not in places:
+            yield (
+                f"local_datacenter is {home!r} and dataset {name!r} has no copies there:"
+                f" replication names {', '.join(places)}"
+            )
+
+
+def _name_problems(settings: Settings, name: str) -> Iterator[str]:
+    if _DATASET.fullmatch(name) is None:
+        yield f"dataset {name[:60]!r} does not match [a-z][a-z0-9_]{{0,30}}"
+    elif name == "default":
+        yield "dataset 'default' is set by the settings outside of [datasets.NAME]"
+    keyspace = f"{settings.keyspace}_{name}"
+    if len(keyspace) > _KEYSPACE_CHARS_MAX:
+        yield (
+            f"keyspace {keyspace!r} has {len(keyspace)} characters;"
+            f" Cassandra allows {_KEYSPACE_CHARS_MAX}: choose a shorter name"
+        )
+
+
+def _dataset_problems(dataset: Dataset) -> Iterator[str]:
+    slice_text = format_duration(dataset.slice_us)
+    at = "" if dataset.name == "default" else f"dataset {dataset.name!r}: "
+    if dataset.slice_us > dataset.retention_us and at:
+        yield (
+            f"{at}slice is {slice_text}; it must not be longer than the retention of"
+            f" {format_duration(dataset.retention_us)}"
+        )
+    if dataset.slice_us % dataset.time_bucket_us:
+        yield (
+            f"{at}time_bucket is {format_duration(dataset.time_bucket_us)}; it must divide the"
+            f" slice of {slice_text}"
+        )
+    if 2 * dataset.clock_skew_max_us > dataset.slice_us and at:
+        yield (
+            f"{at}clock_skew_max is {format_duration(dataset.clock_skew_max_us)}; it must be at"
+            f" most half the slice of {slice_text}"
+        )
+
+
+def serving_problems(settings: Settings) -> Iterator[str]:
+    """What is wrong with them."""
+    if settings.https_cert is None:
+        for name in ("https_key", "https_client_ca"):
+            if getattr(settings, name) is not None:
+                yield f"{name} is set and https_cert is not: give both, or neither for plain HTTP"
+    elif settings.https_key is None:
+        yield "https_cert is set and https_key is not: give --https-key"
+    if settings.https_key is None and settings.https_key_password_file is not None:
+        yield "https_key_password_file is set and https_key is not: give both or neither"
+
+
+def serving_warnings(settings: Settings) -> Iterator[str]:
+    """What is allowed and often a mistake."""
+    for name in ("https_key", "https_key_password_file"):
+        path = getattr(settings, name)
+        if path is not None and path.stat().st_mode & stat.S_IROTH:
+            yield f"{name} {path} can be read by every user of this machine: chmod o-r {path}"
+    plain = [each for each in settings.cors_origins if each.startswith("http://")]
+    if plain and settings.https_cert is not None:
+        yield (
+            f"cors_origins has {plain[0]}: what such a page sends and shows, anyone on its way can"
+            " change; use https://"
+        )

@@ -1,0 +1,1 @@
+"""The core: the five verbs (add, clear, add many, add atomically, get) and what they need."""

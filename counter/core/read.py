@@ -1,0 +1,277 @@
+"""GetCount: the cheapest of cache, storage, and storage with the live tail that is fresh enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from counter import limits
+from counter.core.clock_guard import ClockGuard
+from counter.errors import SliceMissingError, UnavailableError
+from counter.folds import apply_fold, fold_rows
+from counter.partitions import shard_of
+from counter.ports import Cache, Clock, Store
+from counter.types import (
+    Accuracy,
+    Checkpoint,
+    CounterType,
+    Head,
+    Namespace,
+    WindowRow,
+)
+
+_NEVER: Final = Checkpoint(0, 0)
+EMPTY_HEAD: Final = Head(_NEVER, _NEVER)
+_ATTEMPTS_MAX: Final = 10
+
+
+class Count(NamedTuple):
+    """A count and the instant it is exact as of."""
+
+    counter: str
+    count: int  # type: ignore[assignment]  # nobody asks for a tuple's count()
+    as_of_us: int
+    accuracy: Accuracy
+
+
+async def read_partitions(
+    store: Store, namespace: Namespace, counters: Sequence[str], *, through_us: int
+) -> list[tuple[Head, list[WindowRow]]]:
+    """Heads with the window rows after ``settled`` up to *through_us*, of one moment each.
+
+    Head and rows are read one after the other: where a settling came between, rows may be missing,
+    so it is done again.
+    """
+    heads = await store.heads(namespace, counters)
+    for _ in range(_ATTEMPTS_MAX):
+        rows = await store.rows(namespace, counters, after_us=0, through_us=through_us)
+        again = await store.heads(namespace, counters)
+        found = [
+            (head or EMPTY_HEAD, [row for row in part if row.window_us > _settled_us(head)])
+            for head, part in zip(heads, rows, strict=True)
+        ]
+        if all(_settled_us(a) == _settled_us(b) for a, b in zip(heads, again, strict=True)):
+            return found
+        heads = again
+    raise UnavailableError("the counter is being settled again and again", retry_after_us=100_000)
+
+
+class CountReader:
+    """Reads counts; see "The path of one get" in docs/architecture.md."""
+
+    def __init__(
+        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._clock = clock
+        self._guard = guard
+        #: Counts that were looked for in the cache.
+        self.lookups = dict.fromkeys(("hit", "miss"), 0)
+
+    def peek(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count | None:
+        """The count of *counter*, if this process holds one that is fresh enough: nothing is asked,
+        so nothing is waited for. None where :meth:`read` must look further."""
+        counter_type = namespace.settings.counter_type
+        if counter_type is CounterType.BEST_EFFORT or max_staleness_us == 0:
+            return None
+        if max_staleness_us is None and counter_type is CounterType.ACCURATE:
+            return None
+        entry = self._cache.peek(namespace, counter)
+        if entry is None:
+            return None
+        if max_staleness_us is not None:
+            oldest_us = self._clock.now_us() - max_staleness_us
+            if entry.time_us < oldest_us + namespace.dataset.clock_skew_max_us:
+                return None
+        self.lookups["hit"] += 1
+        return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
+
+    async def read(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """The counts of *counters*, in order, none staler than *max_staleness_us*.
+
+        None stands for the namespace's default: 0 for ACCURATE, whatever is cheapest for EVENTUAL.
+        """
+        now_us = self._clock.now_us()
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            values = await self._cache.best_effort(namespace, counters)
+            return [
+                Count(counter, value, now_us, Accuracy.BEST_EFFORT)
+                for counter, value in zip(counters, values, strict=True)
+            ]
+        oldest_us = _oldest(namespace, max_staleness_us, now_us)
+        known: dict[str, Checkpoint] = {}
+        if oldest_us < now_us:
+            cached = await self._cache.get_many(namespace, counters)
+            known = {
+                counter: entry
+                for counter, entry in zip(counters, cached, strict=True)
+                if entry is not None and entry.time_us >= oldest_us
+            }
+        missing = [counter for counter in dict.fromkeys(counters) if counter not in known]
+        if oldest_us < now_us:
+            self.lookups["hit"] += len(known)
+            self.lookups["miss"] += len(missing)
+        live: dict[str, Checkpoint] = {}
+        if missing:
+            stored = await self._read_stored(namespace, missing)
+            if oldest_us < now_us:
+                await self._cache.put_many(namespace, list(stored.items()))
+            # Whoever wants it accurate gets the tail, or a clock that is wrong would spare it.
+            stale = {
+                name: each
+                for name, each in stored.items()
+                if each.time_us < oldest_us or oldest_us >= now_us
+            }
+            live = await self._read_live(namespace, stale, now_us)
+            known |= stored
+        return [
+            Count(counter, live[counter].count, live[counter].time_us, Accuracy.ACCURATE)
+            if counter in live
+            else Count(counter, known[counter].count, known[counter].time_us, Accuracy.EVENTUAL)
+            for counter in counters
+        ]
+
+    async def read_one(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count:
+        """As :meth:`read`, of one counter and without the bookkeeping that many need."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return (await self.read(namespace, (counter,), max_staleness_us))[0]
+        now_us = self._clock.now_us()
+        oldest_us = _oldest(namespace, max_staleness_us, now_us)
+        if oldest_us < now_us:
+            (entry,) = await self._cache.get_many(namespace, (counter,))
+            if entry is not None and entry.time_us >= oldest_us:
+                self.lookups["hit"] += 1
+                return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
+            self.lookups["miss"] += 1
+        watermarks = await self._store.watermarks(namespace)
+        (head,) = await self._store.heads(namespace, (counter,))
+        stored = await self._stored(namespace, counter, watermarks, head)
+        if oldest_us < now_us:
+            await self._cache.put_many(namespace, ((counter, stored),))
+            if stored.time_us >= oldest_us:
+                return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
+        live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
+        return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
+
+    async def _read_stored(
+        self, namespace: Namespace, counters: Sequence[str]
+    ) -> dict[str, Checkpoint]:
+        """Counts as rolled up. The watermark is read FIRST: read after the checkpoint, it could
+        speak of a window that the checkpoint does not hold."""
+        watermarks = await self._store.watermarks(namespace)
+        heads = await self._store.heads(namespace, counters)
+        return {
+            counter: await self._stored(namespace, counter, watermarks, head)
+            for counter, head in zip(counters, heads, strict=True)
+        }
+
+    async def _stored(
+        self, namespace: Namespace, counter: str, watermarks: Sequence[int], head: Head | None
+    ) -> Checkpoint:
+        """What a counter's *head*, read after *watermarks*, says of it."""
+        shards = namespace.settings.shards
+        watermark_us = watermarks[0 if shards == 1 else shard_of(counter, shards)]
+        if head is None:
+            return Checkpoint(watermark_us, 0)
+        as_of_us = max(watermark_us, head.checkpoint.time_us)
+        if any(pending.recount_us <= as_of_us for pending in head.pending):
+            # Only up to the watermark do all the rows stand for sure.
+            return await self._recount(namespace, counter, watermark_us)
+        return Checkpoint(as_of_us, head.checkpoint.count)
+
+    async def history(
+        self, namespace: Namespace, counter: str, to_us: int
+    ) -> tuple[Checkpoint, list[WindowRow], int]:
+        """The settled fold, the window rows after it that start before *to_us*, and how far the
+        rows are exact."""
+        watermarks = await self._store.watermarks(namespace)
+        watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
+        as_of_us, settled, rows = await self._whole(namespace, counter, watermark_us)
+        return settled, [row for row in rows if row.window_us < to_us], as_of_us
+
+    async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
+        """Fold a counter for oneself: a recount of it stands that no worker has done yet."""
+        as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
+        return Checkpoint(as_of_us, fold_rows(settled.count, rows))
+
+    async def _whole(
+        self, namespace: Namespace, counter: str, as_of_us: int
+    ) -> tuple[int, Checkpoint, list[WindowRow]]:
+        """A counter's settled fold and all its rows up to *as_of_us*, or a later instant where
+        ``settled`` has passed it meanwhile; windows with a pending recount summed anew."""
+        for _ in range(_ATTEMPTS_MAX):
+            dropped_before_us = await self._store.dropped_before(namespace.dataset)
+            [(head, rows)] = await read_partitions(
+                self._store, namespace, [counter], through_us=as_of_us
+            )
+            if head.settled.time_us > as_of_us:
+                as_of_us = head.settled.time_us
+                continue
+            recounts = recounts_of(head, as_of_us, dropped_before_us)
+            try:
+                sums = await self._store.sums(namespace, [(counter, p) for p in recounts])
+            except SliceMissingError:
+                continue
+            merged = {row.window_us: row for row in rows}
+            for window_us, fold in zip(recounts, sums, strict=True):
+                merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
+            return as_of_us, head.settled, [merged[window_us] for window_us in sorted(merged)]
+        raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
+
+    async def _read_live(
+        self, namespace: Namespace, stored: Mapping[str, Checkpoint], now_us: int
+    ) -> dict[str, Checkpoint]:
+        """Stored counts with the live tail, which does not end at this reader's now: an event that
+        a fast clock accepted must not be invisible to a slow reader."""
+        if not stored:
+            return {}
+        after = [(counter, each.time_us) for counter, each in stored.items()]
+        tails = await self._store.tails(namespace, after, until_us=self._tail_end(namespace))
+        return {
+            counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
+            for (counter, each), tail in zip(stored.items(), tails, strict=True)
+        }
+
+    def _tail_end(self, namespace: Namespace) -> int | None:
+        """An instant that no event acknowledged by now has reached; None where it cannot be told.
+
+        By the bound of all future limits, not by the namespace's own: that may have been another
+        one, or be one already that this process has not heard of.
+        """
+        now_us, dataset = self._clock.now_us(), namespace.dataset
+        if self._guard is None or not self._guard.is_sure(dataset):
+            return None
+        return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1
+
+
+def _oldest(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
+    """The earliest instant that a count may be exact as of; *now_us* or later where no count that
+    was rolled up will do."""
+    if max_staleness_us is None and namespace.settings.counter_type is CounterType.EVENTUAL:
+        return 0
+    return now_us - (max_staleness_us or 0) + namespace.dataset.clock_skew_max_us
+
+
+def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int]:
+    """The windows that the head's pending recounts ask to be summed anew, up to *through_us*.
+
+    Ones at or before ``settled``, or in a slice that is gone, are nobody's any more.
+    """
+    wanted = {
+        pending.recount_us: None
+        for pending in head.pending
+        if head.settled.time_us < pending.recount_us <= through_us
+        and pending.recount_us >= dropped_before_us
+    }
+    return sorted(wanted)
+
+
+def _settled_us(head: Head | None) -> int:
+    return 0 if head is None else head.settled.time_us

@@ -1,0 +1,142 @@
+"""Late tokens: one answer for ever, even to two late retries at once on two servers.
+
+The steps and their order are argued in docs/architecture.md. A crash between any two of them is
+finished by the next retry, and by the rollup worker for atomic adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
+from counter.folds import fingerprint
+from counter.ports import Clock, Store
+from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
+from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
+
+
+class Resolver:
+    """Decides, once and for ever, what became of a token that is too old to be written."""
+
+    def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._guard = guard
+
+    async def resolve(
+        self, namespace: Namespace, events: Sequence[Event], *, by_worker: bool = False
+    ) -> Outcome:
+        """What was decided about the token of *events* (all of one token).
+
+        A worker that settles an atomic add goes on where a client would be told that the token is
+        past knowing. Raises TokenConflictError, TokenPendingError while a write that was admitted
+        may be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
+        """
+        # The clock BEFORE the look-up: read after it, a window could close in between and a
+        # write that landed meanwhile would be voided.
+        now_us = self._now_us(namespace)
+        time_us = events[0].event_time_us
+        earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
+        if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
+            return Outcome.VOID
+        if not by_worker:
+            self._check_retention(namespace, time_us, now_us, self._margin(namespace, time_us))
+        found = await self._store.find(namespace, events)
+        for event, stored in zip(events, found, strict=True):
+            if stored is not None and not stored.same_payload(event):
+                raise conflict(event)
+        if not all(found):
+            self._check_closed(namespace, time_us, now_us)
+        if self._store.transactional and any(found):
+            return Outcome.APPLIED
+        outcome = await self._decide(namespace, events, any(found), by_worker)
+        if not self._store.transactional:
+            recount_us = window_of(time_us, namespace.settings.rollup_window_us)
+            counters = list(dict.fromkeys(event.counter for event in events))
+            await self.leave_recounts(
+                namespace, [(each, recount_us) for each in counters], for_readers=True
+            )
+        if not by_worker:
+            window_us = namespace.settings.rollup_window_us
+            margin_us = window_us + 2 * namespace.dataset.clock_skew_max_us
+            self._check_retention(namespace, time_us, self._clock.now_us(), margin_us)
+        return outcome
+
+    async def _decide(
+        self, namespace: Namespace, events: Sequence[Event], found: bool, by_worker: bool
+    ) -> Outcome:
+        if events[0].item_key and not by_worker:
+            # Before the decision, so that a worker finishes what a crash leaves half done.
+            # In a window that is open: no worker looks into one that was passed.
+            window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
+            await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+        proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
+        standing = await self._store.decide(namespace, events, proposed)
+        if standing.fingerprint != proposed.fingerprint:
+            raise conflict(events[0])
+        if standing.outcome is Outcome.APPLIED:
+            await self._store.rewrite(namespace, events)
+        else:
+            await self._store.void(namespace, events)
+        return standing.outcome
+
+    async def leave_recounts(
+        self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
+    ) -> None:
+        """Have windows of counters counted anew: by readers at once if asked, then by the worker.
+
+        All must be durable while the window that they are left in is open, or a worker could have
+        passed it already. Raises ClockSkewError where that cannot be told.
+        """
+        size_us = namespace.settings.rollup_window_us
+        now_us = self._now_us(namespace)
+        while True:
+            left_us = window_of(now_us, size_us)
+            if for_readers:
+                pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
+                await self._store.leave_pending(namespace, pending)
+            marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
+            await self._store.mark(namespace, marks)
+            closing_us = left_us + size_us + accept_limit_at(namespace, left_us)
+            now_us = self._now_us(namespace)
+            if now_us <= closing_us:
+                return
+
+    def _now_us(self, namespace: Namespace) -> int:
+        """The clock, known to be right at this reading. Raises ClockSkewError."""
+        return checked_now_us(self._clock, self._guard, namespace.dataset)
+
+    def _check_closed(self, namespace: Namespace, time_us: int, now_us: int) -> None:
+        closes_us = closes_at(namespace, time_us)
+        if now_us < closes_us:
+            raise TokenPendingError(
+                "the token is past its accept limit, and a write of it that was admitted in time"
+                " may still be in flight; ask again with the same token",
+                retry_after_us=closes_us - now_us,
+            )
+
+    def _check_retention(
+        self, namespace: Namespace, time_us: int, now_us: int, margin_us: int
+    ) -> None:
+        retention_us = namespace.dataset.retention_us
+        if time_us < now_us - retention_us + margin_us:
+            raise TokenTooOldError(
+                f"the token is {(now_us - time_us) // 1_000_000} s old; what became of tokens is"
+                f" known for {(retention_us - margin_us) // 1_000_000} s",
+                applied=None,
+            )
+
+    def _margin(self, namespace: Namespace, time_us: int) -> int:
+        """What retention must still hold for a recount left now to be done in time."""
+        window_us = namespace.settings.rollup_window_us
+        lag_us = accept_limit_at(namespace, time_us) + closing_lag(namespace.dataset)
+        return 2 * (window_us + lag_us + namespace.dataset.clock_skew_max_us)
+
+
+def conflict(event: Event) -> TokenConflictError:
+    """The refusal of an event whose token was used with another payload."""
+    return TokenConflictError(
+        f"the token was first used with another payload on counter {event.counter!r};"
+        " what it was first used for stands"
+    )

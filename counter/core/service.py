@@ -1,0 +1,432 @@
+"""AddCount, GetCount, ClearCount: the story of a request, in one file.
+
+An add is admitted by its token's age, its mark is made durable, its age is checked AGAIN, its event
+is written, and it is acknowledged if the deadline that began at that second check has not passed.
+A token too old for that is resolved instead. The reasons are in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from counter import limits
+from counter.core import rate_limits
+from counter.core.admission import Bounded, Load
+from counter.core.best_effort import BestEffort
+from counter.core.bulk import OneByOne, adds_of, events_of_atomic
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.coalescing import Done, Turns, telling
+from counter.core.namespaces import Namespaces
+from counter.core.read import Count, CountReader
+from counter.core.resolve import Resolver, conflict
+from counter.core.results import (
+    REPLAYED,
+    TALLIED,
+    TALLIES,
+    Add,
+    Added,
+    Credential,
+    count_failure,
+    counts_failures,
+)
+from counter.core.write import EventWriter
+from counter.errors import (
+    CounterError,
+    NamespaceUnknownError,
+    NotSupportedError,
+    OverloadedError,
+    RateLimitedError,
+    SliceMissingError,
+    TokenConflictError,
+    TokenMissingError,
+    TokenTooOldError,
+    UnavailableError,
+)
+from counter.ports import Cache, Clock, Store
+from counter.tokens import nonce_of_key
+from counter.types import CounterType, Event, Namespace, Outcome, Token, Written
+
+_Answer = TypeVar("_Answer")
+_RERESERVE_ATTEMPTS_MAX: Final = 3
+
+
+class CounterService:
+    """The service over its ports. Holds no state that matters: any number of them may run."""
+
+    def __init__(
+        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._clock = clock
+        self._guard = guard
+        #: What is under way, and whether more could be answered in time.
+        self.load = Load(clock)
+        self.namespaces = Namespaces(store, clock, guard)
+        self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
+        #: Adds and clears by what became of them, since the process began.
+        self.tally = dict.fromkeys(TALLIES, 0)
+        self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
+        self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
+        self._turns = Turns(self._write_turn, self.load)
+        self.best_effort = BestEffort(cache, clock, self.tally)
+        self.one_by_one = OneByOne(self.add, self.tally)
+        self.resolver = Resolver(store, clock, guard)
+        self.reader = CountReader(store, cache, clock, guard)
+
+    @counts_failures
+    async def add(
+        self, namespace: Namespace, counter: str, delta: int, credential: Credential
+    ) -> Added:
+        """Count *delta* once for the token, whatever is retried or hedged."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            await self._cache.increment(namespace, counter, delta)
+            self.tally["best_effort"] += 1
+            return Added(counter, delta, self._clock.now_us(), None)
+        return await self._with_token(
+            namespace,
+            "add",
+            counter,
+            credential,
+            lambda token: self._submit(
+                namespace, Event(counter, token.generation_time_us, token.nonce, 0, delta)
+            ),
+        )
+
+    def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
+        """Count *event* with the others of this turn of the event loop, then call *done*.
+
+        An add that is told to be LATE or a CONFLICT is not judged yet: :meth:`add` does that.
+        False, and nothing is done, where :meth:`add` must do all of it.
+        """
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return False
+        if not self._store.transactional:
+            return self._writer.write_soon(namespace, event, telling(done, self.tally))
+        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        if not first_us <= event.event_time_us <= last_us:
+            return False
+        try:
+            self._turns.add(namespace, event, done)
+        except OverloadedError as error:
+            count_failure(self.tally, error)
+            done(error)
+        return True
+
+    @counts_failures
+    async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
+        """Set the counter to 0 as of the token's time: every earlier event is erased."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            await self._cache.clear(namespace, counter)
+            self.tally["best_effort"] += 1
+            return Added(counter, 0, self._clock.now_us(), None)
+        return await self._with_token(
+            namespace,
+            "clear",
+            counter,
+            credential,
+            lambda token: self._submit(
+                namespace, Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True)
+            ),
+        )
+
+    async def add_many(
+        self, namespace: Namespace, adds: Sequence[Add]
+    ) -> list[Added | CounterError]:
+        """Each add on its own, one commit for those that are on time; an outcome for each."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            # All at once: the cache makes one round trip of them. One that fails spoils no other.
+            return await self.one_by_one(namespace, adds)
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
+        results: list[Added | CounterError | None] = [None] * len(adds)
+        fresh: list[int] = []
+        events: list[Event] = []
+        now_us = self._clock.now_us()
+        for index, (counter, delta, token) in enumerate(adds):
+            if isinstance(token, Token):
+                try:
+                    if not self._writer.is_late(namespace, token.generation_time_us, now_us):
+                        fresh.append(index)
+                        events.append(
+                            Event(counter, token.generation_time_us, token.nonce, 0, delta)
+                        )
+                except CounterError as error:
+                    count_failure(self.tally, error)
+                    results[index] = error
+        for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
+            results[index] = answer
+        return await self._finish(namespace, results, adds)
+
+    async def add_events(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> list[Added | CounterError]:
+        """:meth:`add_many` of adds that all have tokens; at least one."""
+        times = [event[1] for event in events]
+        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        on_time = first_us <= min(times) and max(times) <= last_us
+        if on_time and namespace.settings.counter_type is not CounterType.BEST_EFFORT:
+            if self._guard is not None:
+                self._guard.check(namespace.dataset)
+            answers = await self._write_each(namespace, events)
+            if None not in answers:
+                # Nearly always: one write was all of it.
+                return [each for each in answers if each is not None]
+            return await self._finish(namespace, answers, adds_of(events))
+        return await self.add_many(namespace, adds_of(events))
+
+    @counts_failures
+    async def add_atomic(
+        self, namespace: Namespace, items: Sequence[tuple[str, int]], credential: Credential
+    ) -> list[Added]:
+        """All the items under one token, or none of them."""
+        self.require_events(namespace, "an atomic add")
+
+        return await self._with_token(
+            namespace,
+            "atomic",
+            "",
+            credential,
+            lambda token: self._submit_atomic(namespace, events_of_atomic(items, token)),
+        )
+
+    def peek(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count | None:
+        """The count of *counter*, if it is at hand; None where :meth:`get` must look further."""
+        return self.reader.peek(namespace, counter, max_staleness_us)
+
+    async def get(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """The counts of *counters*, in order, none staler than *max_staleness_us*."""
+        return await self.reader.read(namespace, counters, max_staleness_us)
+
+    async def get_one(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count:
+        """The count of one counter, no staler than *max_staleness_us*."""
+        return await self.reader.read_one(namespace, counter, max_staleness_us)
+
+    async def issue_tokens(self, count: int) -> list[Token]:
+        """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
+        too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
+        """
+        # A time from the future would stand for all later tokens.
+        now_us = checked_now_us(self._clock, self._guard)
+        block = await self._store.lease_tokens(count, now_us)
+        return [
+            Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
+            for number in range(block.first, block.first + count)
+        ]
+
+    async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
+        """Have every rolled-up window that meets ``[from, to)`` counted anew; how many."""
+        self.require_events(namespace, "a recount")
+        size_us = namespace.settings.rollup_window_us
+        dropped_before_us = await self._store.dropped_before(namespace.dataset)
+        [rows] = await self._store.rows(
+            namespace,
+            [counter],
+            after_us=max(from_us - size_us, dropped_before_us - 1),
+            through_us=to_us - 1,
+        )
+        windows = [(counter, row.window_us) for row in rows]
+        for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
+            part = windows[start : start + limits.BATCH_ITEMS_MAX]
+            await self.resolver.leave_recounts(namespace, part, for_readers=False)
+        return len(windows)
+
+    @staticmethod
+    def require_events(namespace: Namespace, what: str) -> None:
+        """Raise NotSupportedError where the namespace keeps no events."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            raise NotSupportedError(
+                f"{what} needs events; namespace {namespace.name!r} is BEST_EFFORT, which keeps"
+                " none: use an EVENTUAL or ACCURATE namespace"
+            )
+
+    async def _with_token(
+        self,
+        namespace: Namespace,
+        operation: str,
+        target: str,
+        credential: Credential,
+        submit: Callable[[Token], Awaitable[_Answer]],
+    ) -> _Answer:
+        """Submit under the credential's token; an arbitrary key's is reserved at first sighting."""
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
+        if credential is None:
+            raise TokenMissingError(
+                f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"
+                " idempotency_token in the body or an Idempotency-Key header"
+            )
+        if isinstance(credential, Token):
+            return await submit(credential)
+        rate_limits.reserve()
+        nonce = nonce_of_key(namespace.id, operation, target, credential)
+        ttl_us = namespace.settings.key_ttl_us
+        now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
+        # A step ahead must not have a key forgotten, and its add counted again.
+        kept_us = 0 if self._guard is None else self._guard.followed_us
+        time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us, kept_us)
+        for _ in range(_RERESERVE_ATTEMPTS_MAX):
+            try:
+                return await submit(Token(nonce, time_us))
+            except TokenTooOldError as error:
+                if error.applied is None:
+                    raise
+                # Void under the old time for ever: the key goes on with a new one.
+                now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
+                time_us = await self._store.rereserve(
+                    namespace, nonce, time_us, now_us, now_us + ttl_us
+                )
+        raise OverloadedError(
+            "the key's reserved time went stale again and again", retry_after_us=limits.SECOND
+        )
+
+    async def _write_turn(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | CounterError]:
+        try:
+            outcomes = await self._writer.write_admitted(namespace, events)
+        except (SliceMissingError, NamespaceUnknownError):
+            # Nothing is written, perhaps for the sake of one: each by itself.
+            return [Written.LATE] * len(events)
+        except CounterError as error:
+            count_failure(self.tally, error, len(events))
+            return [error] * len(events)
+        for outcome in (Written.NEW, Written.REPLAYED):
+            self.tally[TALLIED[outcome]] += outcomes.count(outcome)
+        return outcomes
+
+    async def _submit(self, namespace: Namespace, event: Event) -> Added:
+        if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
+            outcome = await self._writer.write_one(namespace, event)
+            if outcome is not Written.LATE:
+                return self._added(event, outcome)
+        await self._resolve(namespace, (event,))
+        return Added(event.counter, event.delta, event.event_time_us, True)
+
+    async def _submit_atomic(self, namespace: Namespace, events: Sequence[Event]) -> list[Added]:
+        time_us = events[0].event_time_us
+        outcome = Written.LATE
+        if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
+            outcome = await self._writer.write_atomic(namespace, events)
+        if outcome is Written.CONFLICT:
+            self.tally["conflict"] += len(events)
+            raise conflict(events[0])
+        if outcome is not Written.LATE:
+            return [self._added(event, outcome) for event in events]
+        await self._resolve(namespace, events)
+        return [Added(event.counter, event.delta, time_us, True) for event in events]
+
+    def _added(self, event: Event, outcome: Written | UnavailableError) -> Added:
+        """The answer to an event that the store took. Raises what became of it otherwise."""
+        if isinstance(outcome, UnavailableError):
+            raise outcome
+        self.tally[TALLIED[outcome]] += 1
+        if outcome is Written.CONFLICT:
+            raise conflict(event)
+        return Added(event[0], event[4], event[1], REPLAYED[outcome])
+
+    async def _write_each(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> list[Added | CounterError | None]:
+        """An outcome for each event; None for one that is late."""
+        if not events:
+            return []
+        try:
+            outcomes = await self._writer.write(namespace, events)
+        except CounterError as error:
+            count_failure(self.tally, error, len(events))
+            return [error] * len(events)
+        if outcomes.count(Written.NEW) == len(events):
+            self.tally["original"] += len(events)
+            # Made of their cells: half the time of their own constructor.
+            new = tuple.__new__
+            return [new(Added, (event[0], event[4], event[1], False)) for event in events]
+        return [
+            self._answer(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
+        ]
+
+    def _answer(
+        self, event: Event, outcome: Written | UnavailableError
+    ) -> Added | CounterError | None:
+        if outcome is Written.LATE:
+            return None
+        try:
+            return self._added(event, outcome)
+        except (TokenConflictError, UnavailableError) as error:
+            count_failure(self.tally, error)
+            return error
+
+    async def _finish(
+        self,
+        namespace: Namespace,
+        results: Sequence[Added | CounterError | None],
+        adds: Sequence[Add],
+    ) -> list[Added | CounterError]:
+        """*results*, those filled in that need more than a write: of late adds, and of ones without
+        a token.
+
+        Late tokens are charged here, before each has a task: the first refusal serves the rest.
+        """
+        refusal: RateLimitedError | None = None
+        refused: set[int] = set()
+        left: list[Add] = []
+        for index, (each, result) in enumerate(zip(adds, results, strict=True)):
+            if result is not None:
+                continue
+            if isinstance(each.credential, Token):
+                refusal = refusal or _refused_resolution()
+                if refusal is not None:
+                    refused.add(index)
+                    continue
+            left.append(each)
+        if refusal is not None:
+            count_failure(self.tally, refusal, len(refused))
+        others: Iterator[Added | CounterError] = iter(())
+        if left:
+            with rate_limits.resolutions_paid():
+                others = iter(await self.one_by_one(namespace, left))
+        return [
+            result or (refusal if refusal is not None and index in refused else next(others))
+            for index, result in enumerate(results)
+        ]
+
+    async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Return if the token was applied; raise what else became of it."""
+        rate_limits.resolve()
+        self.late.take(len(events))
+        try:
+            async with self._resolving:
+                outcome = await self.resolver.resolve(namespace, events)
+            if not self._store.transactional:
+                # A resolution may take long: no answer speaks of a namespace deleted meanwhile.
+                self.namespaces.current(namespace, self._clock.boottime_us())
+        except TokenConflictError:
+            self.tally["conflict"] += len(events)
+            raise
+        finally:
+            self.late.give_back(len(events))
+        void = outcome is Outcome.VOID
+        self.tally["voided" if void else "late_applied"] += len(events)
+        if void:
+            raise TokenTooOldError(
+                "the token was not applied in time and never will be;"
+                " if the add is still wanted, send it with a new token",
+                applied=False,
+            )
+
+
+def _refused_resolution() -> RateLimitedError | None:
+    """Take one resolution of the request under way, or return why it may have no more."""
+    try:
+        rate_limits.resolve()
+    except RateLimitedError as error:
+        return error
+    return None

@@ -1,0 +1,1 @@
+"""Operators' work: audits, backups, moving counts, planning, and the doctor."""

@@ -1,0 +1,307 @@
+"""How many of each part a cluster needs: pure functions, no I/O, with every step of the arithmetic.
+
+Rates are measured ones (:mod:`counter.ops.measured_rates`); what was not measured is an assumption
+that :class:`ClusterNeed` names and the caller can set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from counter import limits
+from counter.config.namespace_rules import EVENT_BUCKETS_MAX, Clients, contradictions
+from counter.durations import format_duration
+from counter.ops.measured_rates import MEASURED, Rates
+from counter.ops.planner import RATE_MAX_PER_S, PlanError, hold_duration, hold_number
+from counter.quantities import NUMBER_MAX, format_bytes, format_number, format_share
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+from counter.windows import closing_lag
+
+#: What an entry of memcached 1.6.18 takes, a count's or a token's: the 152 bytes of its slab class.
+CACHE_ENTRY_BYTES: Final = 152
+#: So that one can be started anew while the other works.
+PROCESSES_MIN: Final = 2
+REPLICATION_MAX: Final = 16
+_BYTES_MAX: Final = 10**18
+#: A token is remembered twice as long as it may be sent again: counter/storage/memcached/cache.py.
+_GUARD_MARGIN: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNeed:
+    """What a cluster is asked for, by one namespace that stands for all.
+
+    ``load`` is how much of its measured rate each part may be used at; ``disk_use``, how much of
+    ``disk_bytes`` a node may fill, for compaction needs room; ``memory_bytes`` is a memcached's;
+    ``row_bytes`` is what the rolled-up row of a counter's window takes on disk, an assumption as
+    ``event_bytes`` is.
+    """
+
+    adds_per_s: Fraction
+    gets_per_s: Fraction
+    counters: int
+    dataset: Dataset
+    settings: NamespaceSettings
+    replication: int = 3
+    event_bytes: int = 64
+    row_bytes: int = 64
+    disk_bytes: int = 10**12
+    disk_use: Fraction = Fraction(1, 2)
+    memory_bytes: int = 2**30
+    load: Fraction = Fraction(7, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the arithmetic: a name, how it is reckoned, and what comes out; *part* is what of
+    the cluster it is about."""
+
+    what: str
+    arithmetic: str
+    result: str
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """How many of each, and why. Plain values, so that JSON gives the same back."""
+
+    cassandra_nodes: int
+    memcached_servers: int
+    api_processes: int
+    worker_processes: int
+    steps: tuple[Step, ...]
+
+
+def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
+    """How many of each part *need* takes, from *rates*. Raises PlanError past a bound.
+
+    Counters rolled up a second are at most ``min(adds in a window, counters) / window``: each
+    counter that was added to costs one batch a window, however often it was. The rest is division.
+    """
+    _check(need)
+    api = _Sum("API processes", need.load, PROCESSES_MIN)
+    api.add("adds", need.adds_per_s, rates.api_adds.per_s)
+    api.add("gets", need.gets_per_s, rates.api_gets.per_s)
+    workers = _Sum("worker processes", need.load, PROCESSES_MIN)
+    rollups_per_s = _rollups(need, workers)
+    workers.add("rollups", rollups_per_s, rates.worker_rollups.per_s)
+    nodes = _Sum("Cassandra nodes", need.load, need.replication)
+    _nodes(need, rates, rollups_per_s, nodes)
+    cache = _Sum("memcached servers", need.load, 1)
+    _cache(need, rates, rollups_per_s, cache)
+    api_processes, worker_processes = api.whole(), workers.whole()
+    cassandra_nodes, memcached_servers = nodes.whole(), cache.whole()
+    return ClusterPlan(
+        cassandra_nodes=cassandra_nodes,
+        memcached_servers=memcached_servers,
+        api_processes=api_processes,
+        worker_processes=worker_processes,
+        steps=(*api.steps, *workers.steps, *nodes.steps, *cache.steps),
+    )
+
+
+class _Sum:
+    """The parts of one kind that are needed, and the steps that led there."""
+
+    def __init__(self, name: str, load: Fraction, least: int) -> None:
+        self.steps: list[Step] = []
+        self._name = name
+        self._load = load
+        self._least = least
+        self._busy = Fraction(0)
+        self._floors: list[Fraction] = []
+
+    def show(self, what: str, arithmetic: str, result: str) -> None:
+        self.steps.append(Step(what, arithmetic, result, self._name))
+
+    def add(self, what: str, asked: Fraction, takes: Fraction) -> None:
+        """*asked* a second of which one takes *takes*."""
+        busy = asked / takes
+        self._busy += busy
+        self.show(
+            f"busy with {what}",
+            f"{format_number(asked)}/s / {format_number(takes)}/s",
+            format_number(busy),
+        )
+
+    def fill(self, what: str, size: Fraction, room: Fraction, arithmetic: str) -> None:
+        """*size* bytes where one has *room* for."""
+        self._floors.append(size / room)
+        self.show(f"for {what}", arithmetic, format_number(size / room))
+
+    def whole(self) -> int:
+        """How many are needed, not fewer than the least."""
+        loaded = self._busy / self._load
+        needed = max(self._least, ceil(loaded), *map(ceil, self._floors))
+        self.show(
+            f"at {format_share(self._load)} load",
+            f"{format_number(self._busy)} / {format_share(self._load)}",
+            format_number(loaded),
+        )
+        others = "".join(f", {format_number(each)}" for each in self._floors)
+        self.show(
+            "needed",
+            f"the largest of {format_number(loaded)}{others}, rounded up; at least {self._least}",
+            f"{needed:,}",
+        )
+        return needed
+
+
+def _rollups(need: ClusterNeed, shown: _Sum) -> Fraction:
+    """Counters to be rolled up a second, at most."""
+    window = format_duration(need.settings.rollup_window_us)
+    if need.settings.counter_type is CounterType.BEST_EFFORT:
+        shown.show("rollups", "BEST_EFFORT keeps no events", "0/s")
+        return Fraction(0)
+    window_s = Fraction(need.settings.rollup_window_us, limits.SECOND)
+    in_window = min(need.adds_per_s * window_s, Fraction(need.counters))
+    per_s = in_window / window_s
+    shown.show(
+        "rollups, at most",
+        f"min({format_number(need.adds_per_s)}/s * {window}, {format_number(need.counters)}"
+        f" counters) / {window}",
+        f"{format_number(per_s)}/s",
+    )
+    return per_s
+
+
+def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum) -> None:
+    """What is written to Cassandra, and kept there."""
+    if need.settings.counter_type is CounterType.BEST_EFFORT:
+        nodes.show("adds", "BEST_EFFORT counts in memcached", "0/s")
+        return
+    copies = need.replication
+    nodes.show(
+        "copies written",
+        f"{format_number(need.adds_per_s)}/s * {copies}",
+        f"{format_number(need.adds_per_s * copies)}/s",
+    )
+    takes = rates.node_adds if copies == 1 else rates.node_copies
+    nodes.add("adds", need.adds_per_s * copies, takes.per_s)
+    nodes.add(f"rollups, {copies} each", rollups_per_s * copies, rates.node_rollups.per_s)
+    # A slice is dropped whole, when its youngest event is as old as retention.
+    kept_us = need.dataset.retention_us + need.dataset.slice_us
+    kept = (
+        f"({format_duration(need.dataset.retention_us)} + {format_duration(need.dataset.slice_us)})"
+    )
+    events = need.adds_per_s * kept_us / limits.SECOND * need.event_bytes * copies
+    rows = rollups_per_s * kept_us / limits.SECOND * need.row_bytes * copies
+    for what, per_s, each, size in (
+        ("events", need.adds_per_s, need.event_bytes, events),
+        ("window rows", rollups_per_s, need.row_bytes, rows),
+    ):
+        nodes.show(
+            f"disk for {what}",
+            f"{format_number(per_s)}/s * {kept} * {each} B * {copies}",
+            format_bytes(size),
+        )
+    nodes.fill(
+        "disk",
+        events + rows,
+        need.disk_bytes * need.disk_use,
+        f"{format_bytes(events + rows)} /"
+        f" ({format_bytes(need.disk_bytes)} * {format_share(need.disk_use)})",
+    )
+
+
+def _cache(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, cache: _Sum) -> None:
+    """What is asked of memcached, and kept there."""
+    counts, tokens = Fraction(need.counters), Fraction(0)
+    if need.settings.counter_type is CounterType.BEST_EFFORT:
+        cache.add("adds", need.adds_per_s, rates.cache_keys.per_s)
+    elif need.settings.payload_check is PayloadCheck.GUARD:
+        lag_us = need.settings.accept_limit_us + closing_lag(need.dataset)
+        ttl_us = _GUARD_MARGIN * (need.settings.future_limit_us + lag_us)
+        tokens = need.adds_per_s * ttl_us / limits.SECOND
+        cache.add("tokens", need.adds_per_s, rates.cache_keys.per_s)
+        cache.show(
+            "tokens remembered",
+            f"{format_number(need.adds_per_s)}/s * {format_duration(ttl_us)}",
+            format_number(tokens),
+        )
+    cache.add("gets and rollups", need.gets_per_s + rollups_per_s, rates.cache_keys.per_s)
+    size = (counts + tokens) * CACHE_ENTRY_BYTES
+    cache.fill(
+        "memory",
+        size,
+        Fraction(need.memory_bytes),
+        f"({format_number(counts)} counts + {format_number(tokens)} tokens) *"
+        f" {CACHE_ENTRY_BYTES} B / {format_bytes(need.memory_bytes)}",
+    )
+
+
+def _check(need: ClusterNeed) -> None:
+    hold_number("adds", need.adds_per_s, 0, RATE_MAX_PER_S, "/s")
+    hold_number("gets", need.gets_per_s, 0, RATE_MAX_PER_S, "/s")
+    hold_number("counters", need.counters, 1, NUMBER_MAX)
+    hold_number("replication", need.replication, 1, REPLICATION_MAX)
+    dataset, longest_us = need.dataset, limits.RETENTION_MAX_US
+    hold_duration("retention", dataset.retention_us, limits.RETENTION_MIN_US, longest_us)
+    hold_duration("slice", dataset.slice_us, limits.MINUTE, longest_us)
+    hold_duration("time_bucket", dataset.time_bucket_us, limits.SECOND, longest_us)
+    hold_number("event_buckets", dataset.event_buckets, 1, EVENT_BUCKETS_MAX)
+    hold_duration("write_timeout", dataset.write_timeout_us, limits.MILLISECOND, limits.MINUTE)
+    hold_duration("clock_skew_max", dataset.clock_skew_max_us, 0, limits.MINUTE)
+    window_us = need.settings.rollup_window_us
+    low_us, high_us = limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US
+    hold_duration("rollup_window", window_us, low_us, high_us)
+    hold_number("shards", need.settings.shards, 1, limits.SHARDS_MAX)
+    for name in ("event", "row", "disk", "memory"):
+        hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
+    for name, share in (("load", need.load), ("disk_use", need.disk_use)):
+        if not 0 < share <= 1:
+            raise PlanError(
+                f"{name} is {format_share(share)}; it must be more than 0% and at most 100%"
+            )
+
+
+def cluster_warnings(
+    need: ClusterNeed,
+    plan: ClusterPlan,
+    clients: Clients,
+    rates: Rates = MEASURED,
+    *,
+    lease_time_us: int = limits.LEASE_TIME_US,
+) -> tuple[str, ...]:
+    """Where the settings contradict each other, the clients or the plan."""
+    return (
+        *contradictions(need.settings, need.dataset, clients, lease_time_us=lease_time_us),
+        *_plan_problems(need, plan),
+        *_rate_problems(rates),
+    )
+
+
+def _plan_problems(need: ClusterNeed, plan: ClusterPlan) -> Iterator[str]:
+    workers, shards = plan.worker_processes, need.settings.shards
+    if need.settings.counter_type is not CounterType.BEST_EFFORT and workers > shards:
+        yield (
+            f"{workers} workers share {shards} shards of a namespace: {workers - shards} of them"
+            f" would find nothing to do; create it with at least {workers} shards"
+        )
+    if workers > limits.LEASE_SLOTS:
+        yield (
+            f"{workers} workers are needed and {limits.LEASE_SLOTS} at most share the work:"
+            " lengthen rollup_window, so that a counter is rolled up less often"
+        )
+
+
+def _rate_problems(rates: Rates) -> Iterator[str]:
+    used = {name: getattr(rates, name) for name in MEASURED.__dataclass_fields__}
+    embedded = [name for name, rate in used.items() if rate.embedded]
+    if embedded:
+        yield (
+            f"{', '.join(embedded)} were measured over SQLite, which takes more than Cassandra"
+            " does: the plan is too small; measure with ./scripts/capacity --store cassandra"
+        )
+    assumed = [name for name, rate in used.items() if rate == getattr(MEASURED, name)]
+    if assumed:
+        yield (
+            f"rates of a machine with 2 cores that shared them with the load stand for"
+            f" {', '.join(assumed)}: measure your own with ./scripts/capacity, and give"
+            " --rates FILE"
+        )

@@ -1,0 +1,171 @@
+"""The audit log: who did what to namespaces, keys, tables and counts.
+
+Each act is one line of JSON: to the logger ``counter.audit``, whatever ``log_level`` says; with the
+setting ``audit_log`` also to a file, on disk before the act is answered. An act that was refused
+changed nothing and is not told; one whose end nobody knows is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pwd
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from counter.clock import to_rfc3339
+from counter.durations import format_duration
+from counter.errors import CounterError, StartupError
+from counter.ports import Clock
+from counter.telemetry.logs import AUDIT
+from counter.types import NamespaceSettings
+
+_log = logging.getLogger(AUDIT)
+#: From this status on nobody knows what was done.
+_FAULTS: Final = 500
+_MODE: Final = 0o600
+#: One line, one write: what several processes add does not mix.
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who did it: ``key:<id>`` or ``user:<name>``; ``anyone`` where no key is asked for."""
+
+    who: str
+    #: Where the request came from: host and port of the other end of the connection.
+    remote: str | None = None
+    request_id: str | None = None
+    #: Who became another user with sudo, as sudo tells.
+    sudo_user: str | None = None
+
+
+def os_user() -> Who:
+    """Who runs this process, for acts of the command line."""
+    uid = os.getuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        # A container may run as a user that no file knows.
+        name = str(uid)
+    return Who(f"user:{name}", sudo_user=os.environ.get("SUDO_USER"))
+
+
+@dataclass(slots=True)
+class Act:
+    """What an act did, as far as it is known yet."""
+
+    #: What it was done to: ``namespace``, ``counter``, ``key`` and the like.
+    to: dict[str, Any]
+    #: Settings before and after it, as they are written in the API; only those that differ.
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+
+    def changed(self, before: NamespaceSettings | None, after: NamespaceSettings | None) -> None:
+        """Tell settings of a namespace: all of one that is made or deleted, else what differs."""
+        old, new = _written(before), _written(after)
+        self.before = {name: value for name, value in old.items() if new.get(name) != value}
+        self.after = {name: value for name, value in new.items() if old.get(name) != value}
+
+
+class AdminLog:
+    """Writes acts down; to *path* too where one is given. Any number of processes may share it.
+
+    Raises StartupError where it cannot be written to.
+    """
+
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        if path is not None:
+            try:
+                _append(path, b"")
+            except OSError as error:
+                raise StartupError(
+                    f"audit_log {str(path)!r} cannot be written: {error.strerror}; let the user"
+                    " that runs this write there, or name another file"
+                ) from error
+
+    @asynccontextmanager
+    async def act(self, what: str, who: Who, **to: Any) -> AsyncIterator[Act]:
+        """Around an act such as ``namespace.delete`` that is done *to* something."""
+        act = Act(to)
+        try:
+            yield act
+        except CounterError as error:
+            if error.status >= _FAULTS:
+                await self._tell_beside(what, who, act, "unknown")
+            raise
+        except BaseException:
+            # Cancelled, or a bug. There may be no other turn of the event loop.
+            self.tell(what, who, act, end="unknown")
+            raise
+        await self._tell_beside(what, who, act, "done")
+
+    async def _tell_beside(self, what: str, who: Who, act: Act, end: str) -> None:
+        """Write it down while others go on."""
+        if self._path is None:
+            self.tell(what, who, act, end=end)
+        else:
+            await asyncio.to_thread(self.tell, what, who, act, end=end)
+
+    def tell(self, what: str, who: Who, act: Act, *, end: str = "done") -> None:
+        """Write down that *what* was done, or may have been done (*end* is ``unknown``). Waits for
+        the disk; a file that fails is told in the log, which has the line too."""
+        by = {name: value for name, value in asdict(who).items() if value is not None}
+        line: dict[str, Any] = {"act": what, "end": end, **by, **act.to}
+        if act.before:
+            line["before"] = act.before
+        if act.after:
+            line["after"] = act.after
+        _log.info("%s %s", what, end, extra={"told": line})
+        if self._path is not None:
+            line = {"time": to_rfc3339(self._clock.now_us()), **line}
+            try:
+                _append(self._path, json.dumps(line, default=str).encode() + b"\n")
+            except OSError as error:
+                _log.error("audit_log %s lacks the line before: %s", self._path, error.strerror)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add *line* to the file, and wait until it is on disk.
+
+    Opened each time: acts are rare, and a file that was moved away (rotated) is made anew.
+    """
+    is_new = not path.exists()
+    file = os.open(path, _FLAGS, _MODE)
+    try:
+        size = os.fstat(file).st_size
+        if line and size and os.pread(file, 1, size - 1) != b"\n":
+            # A crash cut the last line short.
+            line = b"\n" + line
+        while line:
+            line = line[os.write(file, line) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    if is_new:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _written(settings: NamespaceSettings | None) -> Mapping[str, Any]:
+    """Settings as the API writes them."""
+    if settings is None:
+        return {}
+    found: dict[str, Any] = {}
+    for name, value in asdict(settings).items():
+        if name.endswith("_us"):
+            found[name.removesuffix("_us")] = format_duration(value)
+        else:
+            found[name] = value.value if isinstance(value, Enum) else value
+    return found

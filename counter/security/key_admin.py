@@ -1,0 +1,264 @@
+"""Making, rotating and revoking API keys: what ``counter key`` does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from counter.clock import to_rfc3339
+from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.durations import format_duration
+from counter.errors import (
+    InvalidParameterError,
+    NotFoundError,
+    PreconditionFailedError,
+    UnavailableError,
+)
+from counter.limits import DAY, SECOND
+from counter.security.keys import digest_of, id_in, is_pattern, key_text, new_id, new_secret
+from counter.types import ApiKey, Scope
+
+if TYPE_CHECKING:
+    from counter.ports import Clock, KeyStore
+
+#: Each process reads all of them every second.
+KEYS_MAX: Final = 2_000
+#: A key is forgotten so long after it ended, when another one is made.
+FORGET_AFTER_US: Final = 30 * DAY
+NAMESPACES_MAX: Final = 100
+LABEL_CHARS_MAX: Final = 100
+LIFETIME_MAX_US: Final = 3_650 * DAY
+GRACE_MAX_US: Final = 365 * DAY
+RATE_MAX: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a new key may do, and for how long. Rates are per second; 0 is any number, and None
+    what the settings say."""
+
+    namespaces: tuple[str, ...]
+    scope: Scope
+    label: str = ""
+    lifetime_us: int | None = None
+    requests_per_s: float | None = None
+    adds_per_s: float | None = None
+    reservations_per_s: float | None = None
+    resolutions_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A new key, and the text that its holder sends: nobody can tell that a second time."""
+
+    key: ApiKey
+    text: str = field(repr=False)
+    #: From this one on, requests need a key.
+    is_first: bool = False
+
+
+class KeyAdmin:
+    """Changes what is on record. Any number of processes may do so at once: each change is a
+    compare-and-set."""
+
+    def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._guard = guard
+
+    async def all(self) -> Sequence[ApiKey]:
+        """All keys on record, in the order they were made."""
+        return await self._store.api_keys()
+
+    async def create(self, rights: Rights) -> Issued:
+        """Make a key. Raises InvalidParameterError where *rights* are none, and
+        PreconditionFailedError where there are too many keys. Raises ClockSkewError if this
+        machine's clock is not known to be right."""
+        check_rights(rights)
+        standing = await self._store.api_keys()
+        now_us = await self._checked_now_us()
+        if sum(not _is_forgettable(each, now_us) for each in standing) >= KEYS_MAX:
+            raise PreconditionFailedError(
+                f"{len(standing)} keys are on record; at most {KEYS_MAX} may be: revoke some, which"
+                f" are forgotten {format_duration(FORGET_AFTER_US)} later"
+            )
+        expires_us = None if rights.lifetime_us is None else now_us + rights.lifetime_us
+        issued = await self._issue(
+            ApiKey(
+                "",
+                rights.label,
+                b"",
+                tuple(dict.fromkeys(rights.namespaces)),
+                rights.scope,
+                now_us,
+                expires_us,
+                requests_per_s=rights.requests_per_s,
+                adds_per_s=rights.adds_per_s,
+                reservations_per_s=rights.reservations_per_s,
+                resolutions_per_s=rights.resolutions_per_s,
+            )
+        )
+        # After the new one is on record: so the record is never empty, which would say that
+        # nobody ever asked for keys.
+        await self._forget(now_us)
+        return replace(issued, is_first=not standing)
+
+    async def rotate(self, name: str, grace_us: int) -> tuple[Issued, ApiKey]:
+        """Make a key with the rights of the one that *name* names, which expires after *grace_us*;
+        the new one, and the old one as it is now.
+
+        A lifetime begins anew. Raises NotFoundError, InvalidParameterError, and
+        PreconditionFailedError for a key that was revoked or rotated before. Raises ClockSkewError
+        if this machine's clock is not known to be right.
+        """
+        if not 0 <= grace_us <= GRACE_MAX_US:
+            raise InvalidParameterError(
+                f"grace is {format_duration(grace_us)}; it must be from 0s to"
+                f" {format_duration(GRACE_MAX_US)}",
+                field="grace",
+            )
+        old = await self.find(name)
+        _must_rotate(old)
+        now_us = await self._checked_now_us()
+        expires_us = old.expires_at_us
+        lifetime_us = None if expires_us is None else expires_us - old.created_at_us
+        issued = await self._issue(
+            replace(
+                old,
+                created_at_us=now_us,
+                expires_at_us=None if lifetime_us is None else now_us + lifetime_us,
+            )
+        )
+        ends_us = now_us + grace_us if expires_us is None else min(expires_us, now_us + grace_us)
+        ended = replace(old, expires_at_us=ends_us, replaced_by=issued.key.id)
+        try:
+            changed = await self._store.change_api_key(old, ended)
+        except UnavailableError as error:
+            error.detail += f"; a new key {issued.key.id} is on record, of no use to anybody"
+            raise
+        if not changed:
+            # Nobody has its secret; what is left of it on record shows what happened.
+            await self._store.change_api_key(issued.key, replace(issued.key, revoked_at_us=now_us))
+            _must_rotate(await self.find(old.id))
+            raise PreconditionFailedError(f"key {old.id} has changed meanwhile; try again")
+        await self._forget(now_us)
+        return issued, ended
+
+    async def revoke(self, name: str) -> tuple[ApiKey, bool]:
+        """Have the key that *name* names be refused from now on: the key, and whether it is this
+        that did it. Raises NotFoundError."""
+        while True:
+            key = await self.find(name)
+            if key.revoked_at_us is not None:
+                return key, False
+            # By any clock: a key that was revoked is refused, whenever that was.
+            revoked = replace(key, revoked_at_us=self._clock.now_us())
+            # Else it was rotated meanwhile, or revoked: a key is not changed often.
+            if await self._store.change_api_key(key, revoked):
+                return revoked, True
+
+    async def find(self, name: str) -> ApiKey:
+        """The key of which *name* is the id, or the whole text. Raises NotFoundError."""
+        key_id = id_in(name.strip())
+        known = await self._store.api_keys()
+        for each in known:
+            if each.id == key_id:
+                return each
+        raise NotFoundError(_unknown(name, key_id, known))
+
+    async def _checked_now_us(self) -> int:
+        """The time by which keys begin and end for every process."""
+        if self._guard is not None:
+            await self._guard.measure()
+        return checked_now_us(self._clock, self._guard)
+
+    async def _forget(self, now_us: int) -> None:
+        """Forget the keys that ended long ago. Where the store fails, the next new key does it: the
+        one that was just made is on record, and must be told."""
+        with suppress(UnavailableError):
+            for each in await self._store.api_keys():
+                if _is_forgettable(each, now_us):
+                    await self._store.forget_api_key(each)
+
+    async def _issue(self, key: ApiKey) -> Issued:
+        """*key*, with an id and a secret of its own, on record."""
+        while True:
+            secret = new_secret()
+            made = replace(
+                key,
+                id=new_id(),
+                digest=digest_of(secret.encode("ascii")),
+                last_used_us=None,
+                revoked_at_us=None,
+                replaced_by=None,
+            )
+            if await self._store.create_api_key(made):
+                return Issued(made, key_text(made.id, secret))
+
+
+def check_rights(rights: Rights) -> None:
+    """Raise InvalidParameterError, naming the value, the bound and the fix."""
+    problems = [
+        f"namespace {each[:80]!r} is none that a key can be for: give a name, the beginning of one"
+        " and a * ('team-*'), or '*' for all"
+        for each in rights.namespaces
+        if not is_pattern(each)
+    ]
+    if not 1 <= len(rights.namespaces) <= NAMESPACES_MAX:
+        problems.append(
+            f"{len(rights.namespaces)} namespaces are given; it must be 1 to {NAMESPACES_MAX}: a *"
+            " at the end stands for many"
+        )
+    if len(rights.label) > LABEL_CHARS_MAX or not rights.label.isprintable():
+        problems.append(
+            f"label {rights.label[:LABEL_CHARS_MAX]!r} must be at most {LABEL_CHARS_MAX} printable"
+            " characters"
+        )
+    lifetime_us = rights.lifetime_us
+    if lifetime_us is not None and not SECOND <= lifetime_us <= LIFETIME_MAX_US:
+        problems.append(
+            f"expires is {format_duration(lifetime_us)}; it must be from 1s to"
+            f" {format_duration(LIFETIME_MAX_US)}; leave it out for a key that does not expire"
+        )
+    for name in ("requests", "adds", "reservations", "resolutions"):
+        rate = getattr(rights, f"{name}_per_s")
+        if rate is not None and not 0 <= rate <= RATE_MAX:
+            problems.append(
+                f"{name} is {rate:g}/s; it must be at most {RATE_MAX:g}/s, or 0/s for any number"
+            )
+    if problems:
+        raise InvalidParameterError("\n".join(problems))
+
+
+def _must_rotate(key: ApiKey) -> None:
+    if key.revoked_at_us is not None:
+        raise PreconditionFailedError(
+            f"key {key.id} was revoked at {to_rfc3339(key.revoked_at_us)}, and what it allowed is"
+            " not given again: create a new one"
+        )
+    if key.replaced_by is not None:
+        raise PreconditionFailedError(
+            f"key {key.id} was rotated before, to {key.replaced_by}: rotate that one"
+        )
+
+
+def _is_forgettable(key: ApiKey, now_us: int) -> bool:
+    ends_us = key.ends_at_us()
+    return ends_us is not None and ends_us <= now_us - FORGET_AFTER_US
+
+
+def _unknown(name: str, key_id: str | None, known: Sequence[ApiKey]) -> str:
+    """Why *name* names no key. It is shown only where it cannot hold a secret."""
+    if not known:
+        return "there are no keys: make one with counter key create"
+    names = {each.id: each.id for each in known} | {each.label: each.id for each in known}
+    names.pop("", None)
+    shown = key_id or (name if len(name) < len(known[0].id) + 4 or name in names else None)
+    if shown is None:
+        return "this is not the id of a key; counter key list shows them"
+    close = dict.fromkeys(names[each] for each in difflib.get_close_matches(shown, names, 3))
+    hint = f"is it {' or '.join(close)}?" if close else "counter key list shows them"
+    return f"there is no key {shown!r}; {hint}"

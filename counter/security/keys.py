@@ -1,0 +1,269 @@
+"""API keys: what one is, how it is written, and the ring that says who holds a valid one.
+
+A key is ``ck_<id>_<secret>``. The id is public: lists, logs and errors name a key by it. The secret
+is 160 bits from the system's random source, and is shown once; what is kept is its SHA-256. A slow
+hash, as passwords need, would gain nothing: nobody finds 160 random bits by trying, however fast
+each try is, and each of them would cost every request instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+from base64 import b32encode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Final
+
+from counter.errors import CounterError, StoreUnavailableError
+from counter.limits import MINUTE, SECOND
+from counter.types import ApiKey, Scope
+
+if TYPE_CHECKING:
+    from counter.core.clock_guard import ClockGuard
+    from counter.ports import Clock, KeyStore
+
+
+#: A ring that could not be read anew for so long lets nobody in by it: a key that was revoked
+#: meanwhile must not hold for ever.
+RING_AGE_MAX_US: Final = MINUTE
+_TOO_OLD: Final = (
+    f"API keys could not be read for over {RING_AGE_MAX_US // SECOND} s, and a key may have been"
+    " revoked meanwhile: the store must be reachable again"
+)
+#: How often a ring is read anew, and how often it notes which keys were used.
+_READ_EVERY_S: Final = 1.0
+_NOTE_EVERY_US: Final = MINUTE
+
+_ID_CHARS: Final = 12
+_SECRET_BYTES: Final = 20
+_TEXT: Final = re.compile(rb"ck_([a-z2-7]{12})_([a-z2-7]{32})")
+_ID: Final = re.compile(r"(?:ck_)?([a-z2-7]{12})(?:_[a-z2-7]*)?", re.ASCII)
+_PATTERN: Final = re.compile(r"\*|[a-z][a-z0-9_-]{0,62}\*?", re.ASCII)
+#: What the secret of an unknown id is compared with: it must take as long as a wrong one.
+_NOBODYS: Final = bytes(hashlib.sha256().digest_size)
+
+_log = logging.getLogger("counter.keys")
+
+
+def new_id() -> str:
+    """An id that no other key has: 60 random bits."""
+    return _base32(secrets.token_bytes(8))[:_ID_CHARS]
+
+
+def new_secret() -> str:
+    """160 random bits."""
+    return _base32(secrets.token_bytes(_SECRET_BYTES))
+
+
+def key_text(key_id: str, secret: str) -> str:
+    """The key as its holder sends it."""
+    return f"ck_{key_id}_{secret}"
+
+
+def digest_of(secret: bytes) -> bytes:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret).digest()
+
+
+def id_in(text: str) -> str | None:
+    """The id that *text* names: by itself, as ``ck_<id>``, or within a whole key."""
+    found = _ID.fullmatch(text)
+    return None if found is None else found[1]
+
+
+def is_pattern(text: str) -> bool:
+    """Whether *text* can say which namespaces a key is for."""
+    return _PATTERN.fullmatch(text) is not None
+
+
+def covers(pattern: str, namespace: str) -> bool:
+    """Whether *pattern* holds for *namespace*."""
+    if pattern.endswith("*"):
+        return namespace.startswith(pattern[:-1])
+    return namespace == pattern
+
+
+def _base32(random: bytes) -> str:
+    return b32encode(random).decode("ascii").lower().rstrip("=")
+
+
+class KeyRing:
+    """All keys in memory, as the store last said.
+
+    Each process reads them anew every second, so what another one does holds here within about two.
+    Where the store cannot be read, what was read last holds for RING_AGE_MAX_US; then no key is
+    known to be valid any more, and :meth:`find` raises StoreUnavailableError until the store can be
+    read again. A service that never had a key is not closed by that: nobody asked for it.
+    """
+
+    def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._guard = guard
+        self._by_id: Mapping[bytes, ApiKey] = {}
+        self._read_at_us: int | None = None
+        self._next_end_us: int | None = None
+        self._is_closed = False
+        self._failing: set[str] = set()
+        self._used: dict[str, int] = {}
+        self._noted_at_us = clock.boottime_us()
+        #: Whether requests need a key: from the first one that was ever made on. Neither revoking
+        #: the last one nor losing them all opens the service.
+        self.required = False
+        #: Another number whenever an answer of :meth:`find` may be another one, and once a minute
+        #: while keys are used: who remembers an answer asks again then, and is noted as a user.
+        self.version = 0
+
+    @property
+    def keys(self) -> Sequence[ApiKey]:
+        """All keys on record."""
+        return tuple(self._by_id.values())
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """The valid key that *presented* is; None for one that is unknown, wrong, expired or
+        revoked. Raises StoreUnavailableError where it is too long ago that keys could be read."""
+        if self._is_too_old():
+            raise StoreUnavailableError(_TOO_OLD, retry_after_us=SECOND)
+        parts = _TEXT.fullmatch(presented)
+        if parts is None:
+            return None
+        key = self._by_id.get(parts[1])
+        is_same = compare_digest(digest_of(parts[2]), _NOBODYS if key is None else key.digest)
+        if key is None or not is_same:
+            return None
+        now_us = self._clock.now_us()
+        if not key.is_valid_at(now_us):
+            return None
+        if self._guard is None or self._guard.trouble is None:
+            # Of two uses the later one stays on record, so a time from the future would stay.
+            self._used[key.id] = now_us
+        return key
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody is let in; None where those with a valid key are."""
+        return _TOO_OLD if self.required and self._is_too_old() else None
+
+    def allows(self, key: ApiKey, namespace: str) -> bool:
+        """Whether *key* is for *namespace*."""
+        return any(covers(pattern, namespace) for pattern in key.namespaces)
+
+    async def refresh(self) -> None:
+        """Read all keys anew."""
+        began_us = self._clock.boottime_us()
+        found = {key.id.encode("ascii"): key for key in await self._store.api_keys()}
+        if self._read_at_us is not None and began_us < self._read_at_us:
+            # A later reading came in first.
+            return
+        is_first, self._read_at_us = self._read_at_us is None, began_us
+        if found != self._by_id:
+            if not is_first:
+                self._tell_changes(found)
+            self._by_id = found
+            self.required |= bool(found)
+            self._move_on()
+        self._settle()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read the keys anew every second until *stop* is set, and note which were used."""
+        reading: asyncio.Task[None] | None = None
+        noting: asyncio.Task[None] | None = None
+        try:
+            while not stop.is_set():
+                # Not awaited: one that hangs must not keep what expires, or is too old, in force.
+                if reading is None or reading.done():
+                    reading = asyncio.create_task(self._try("read anew", self.refresh))
+                # Nor may many uses that are noted keep in force what was revoked meanwhile.
+                is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
+                if is_due and (noting is None or noting.done()):
+                    noting = asyncio.create_task(self._try("noted as used", self._note_uses))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
+                self._settle()
+        finally:
+            under_way = [each for each in (reading, noting) if each is not None]
+            for each in under_way:
+                each.cancel()
+            # What a note that is given up was for is noted below.
+            await asyncio.gather(*under_way, return_exceptions=True)
+        with suppress(CounterError):
+            await self._note_uses()
+
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do *work*, by which keys are *what*; that it fails is told once."""
+        try:
+            await work()
+            self._failing.discard(what)
+        except CounterError as error:
+            if what not in self._failing:
+                _log.warning("API keys cannot be %s: %s", what, error.detail)
+            self._failing.add(what)
+        except Exception:
+            _log.exception("API keys were %s in a way that should not fail", what)
+
+    async def _note_uses(self) -> None:
+        self._noted_at_us = self._clock.boottime_us()
+        used, self._used = self._used, {}
+        if not used:
+            return
+        self.version += 1
+        try:
+            await self._store.note_api_key_uses(list(used.items()))
+        except (CounterError, asyncio.CancelledError):
+            self._used = used | self._used
+            raise
+
+    def _is_too_old(self) -> bool:
+        read_us = self._read_at_us
+        return read_us is None or self._clock.boottime_us() - read_us > RING_AGE_MAX_US
+
+    def _settle(self) -> None:
+        """Have what time alone changes known: a key that expired, a ring that is too old."""
+        if self._next_end_us is not None and self._next_end_us <= self._clock.now_us():
+            self._move_on()
+        is_closed = self.required and self._is_too_old()
+        if is_closed != self._is_closed:
+            self._is_closed = is_closed
+            self.version += 1
+            if is_closed:
+                _log.error("API keys are too old to let anybody in by them")
+            else:
+                _log.warning("API keys could be read again")
+
+    def _move_on(self) -> None:
+        """Have whoever remembers an answer ask again, now and when the next key expires."""
+        self.version += 1
+        now_us = self._clock.now_us()
+        ends = (each.ends_at_us() for each in self._by_id.values())
+        self._next_end_us = min((each for each in ends if each and each > now_us), default=None)
+
+    def _tell_changes(self, found: Mapping[bytes, ApiKey]) -> None:
+        if not found:
+            _log.error("no API keys are on record any more: nobody is let in until one is made")
+        for key_id, key in found.items():
+            before = self._by_id.get(key_id)
+            if before is None:
+                _log.info("API key %s was made", key.id)
+            elif before != key:
+                what = "changed" if key.revoked_at_us is None else "revoked"
+                _log.info("API key %s was %s", key.id, what)
+
+
+__all__ = [
+    "RING_AGE_MAX_US",
+    "ApiKey",
+    "KeyRing",
+    "Scope",
+    "covers",
+    "digest_of",
+    "id_in",
+    "is_pattern",
+    "key_text",
+    "new_id",
+    "new_secret",
+]

@@ -1,0 +1,234 @@
+"""The control keyspace: its statements, and compare-and-sets of its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from cassandra import ConsistencyLevel
+
+from counter.errors import OverloadedError, StoreUnavailableError
+from counter.limits import SECOND
+from counter.storage.cassandra.connection import Connection
+from counter.types import (
+    CounterType,
+    Dataset,
+    Era,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    Placement,
+    Slice,
+    TokenBlock,
+)
+
+Row = tuple[Any, ...]
+
+#: No row has this ``op``: for a compare-and-set that leaves none.
+NO_OP: Final = b""
+
+
+class ControlKeyspace:
+    """Rows that all processes agree on. In a template, {control} is the keyspace.
+
+    Quorums are of all data centers together: what one process did, every other one sees.
+    """
+
+    def __init__(self, connection: Connection, keyspace: str) -> None:
+        self.keyspace = keyspace
+        self._connection = connection
+        self._statements: dict[tuple[str, int], Any] = {}
+
+    async def read(self, cql: str, *values: Any) -> Sequence[Row]:
+        """The rows at QUORUM: all that was written, or set, before."""
+        statement = await self._prepared(cql, ConsistencyLevel.QUORUM)
+        return await self._connection.one(statement.bind(values))
+
+    async def settled(self, cql: str, *values: Any) -> Row | None:
+        """The row at SERIAL: what is under way is brought to its end first."""
+        statement = await self._prepared(cql, ConsistencyLevel.SERIAL)
+        rows = await self._connection.one(statement.bind(values))
+        return rows[0] if rows else None
+
+    async def write(self, cql: str, *values: Any) -> None:
+        """An idempotent write at QUORUM. It says its own timestamp."""
+        statement = await self._prepared(cql, ConsistencyLevel.QUORUM)
+        await self._connection.one(statement.bind(values))
+
+    async def compare(
+        self,
+        cql: str,
+        values: Sequence[Any],
+        *,
+        seen_by: tuple[str, Sequence[Any]],
+        mine: Any,
+        at: int,
+    ) -> tuple[bool, Row | None]:
+        """A compare-and-set, as :meth:`Connection.compare_and_set` says. *seen_by* is the SERIAL
+        read that settles it and its values."""
+        statement = await self._prepared(cql, ConsistencyLevel.QUORUM, idempotent=False)
+        settle_cql, settle_values = seen_by
+
+        async def settle() -> Row | None:
+            return await self.settled(settle_cql, *settle_values)
+
+        return await self._connection.compare_and_set(statement.bind(values), settle, mine, at)
+
+    def forget_statements(self) -> None:
+        """Prepare each anew when it is next needed."""
+        self._statements.clear()
+
+    async def _prepared(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
+        key = (cql, consistency)
+        known = self._statements.get(key)
+        if known is None:
+            text = cql.format(control=self.keyspace)
+            known = await self._connection.prepare(text, consistency, idempotent=idempotent)
+            self._statements[key] = known
+        return known
+
+
+def dataset_text(dataset: Dataset, placement: Placement) -> str:
+    """What is stored of a dataset beside its id and name."""
+    body = {name: value for name, value in asdict(dataset).items() if name not in ("id", "name")}
+    return json.dumps(body | {"placement": asdict(placement)})
+
+
+def dataset_of(name: str, dataset_id: int, text: str) -> tuple[Dataset, Placement]:
+    """The dataset and how it is placed."""
+    body: dict[str, Any] = json.loads(text)
+    placement = body.pop("placement")
+    placement["replication"] = tuple((center, n) for center, n in placement["replication"])
+    return Dataset(id=dataset_id, name=name, **body), Placement(**placement)
+
+
+def slice_text(each: Slice) -> str:
+    """What is stored of a slice beside its start."""
+    return json.dumps({name: value for name, value in asdict(each).items() if name != "start_us"})
+
+
+def slice_from(start_us: int, text: str) -> Slice:
+    """The slice that starts at *start_us*."""
+    return Slice(start_us=start_us, **json.loads(text))
+
+
+def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
+    """What is stored of a namespace beside its name, id and version."""
+    document = {
+        "settings": asdict(namespace.settings),
+        "eras": namespace.eras,
+        "dataset": namespace.dataset.id,
+        "created_at_us": namespace.created_at_us,
+    }
+    return json.dumps(document | {"deleted": True} if deleted else document)
+
+
+def is_deleted(text: str) -> bool:
+    """Whether a namespace's document is of one that was deleted, and keeps its name for a while."""
+    return "deleted" in json.loads(text)
+
+
+def dataset_id_in(text: str) -> int:
+    """The id of the dataset that a namespace's document names."""
+    dataset_id: int = json.loads(text)["dataset"]
+    return dataset_id
+
+
+def namespace_of(row: tuple[str, int, int, str], dataset: Dataset) -> Namespace:
+    """The namespace of a row: name, id, version, document."""
+    name, namespace_id, version, text = row
+    body = json.loads(text)
+    settings = body["settings"]
+    settings["counter_type"] = CounterType(settings["counter_type"])
+    settings["payload_check"] = PayloadCheck(settings["payload_check"])
+    return Namespace(
+        id=namespace_id,
+        name=name,
+        settings=NamespaceSettings(**settings),
+        eras=tuple(Era(*era) for era in body["eras"]),
+        dataset=dataset,
+        created_at_us=body["created_at_us"],
+        version=version,
+    )
+
+
+TOKENS: Final = "tokens"
+NAMESPACES: Final = "namespaces"
+DATASETS: Final = "datasets"
+
+_ISSUER_BYTES: Final = 8
+_ATTEMPTS_MAX: Final = 40
+_PAUSE_MAX_S: Final = 0.2
+
+_BEGIN: Final = (
+    "INSERT INTO {control}.sequences (name, next, time, issuer, op) VALUES (?, 1, 0, ?, ?)"
+    " IF NOT EXISTS"
+)
+#: Every taker moves ``next``, so it alone tells whether anybody was there in between.
+_TAKE: Final = (
+    "UPDATE {control}.sequences SET next = ?, time = ?, op = ? WHERE name = ? IF next = ?"
+)
+_READ: Final = "SELECT next, time, issuer, op FROM {control}.sequences WHERE name = ?"
+_OP: Final = 3
+
+
+class Sequences:
+    """Takes numbers by compare-and-set. A number that was taken and not used is a gap."""
+
+    def __init__(self, control: ControlKeyspace) -> None:
+        self._control = control
+        #: As last seen: where this process alone takes numbers, the first try is right.
+        self._seen: dict[str, tuple[int, int, bytes]] = {}
+
+    async def begin(self, name: str) -> None:
+        """Have the sequence *name*, from 1."""
+        op = os.urandom(16)
+        await self._control.compare(
+            _BEGIN,
+            (name, os.urandom(_ISSUER_BYTES), op),
+            seen_by=(_READ, (name,)),
+            mine=op,
+            at=_OP,
+        )
+
+    async def take(self, name: str, count: int = 1, now_us: int = 0) -> TokenBlock:
+        """*count* numbers above all that were taken before, and *now_us*, or the latest time that
+        was taken where this is later."""
+        for attempt in range(_ATTEMPTS_MAX):
+            seen = self._seen.get(name) or await self._read(name)
+            first, latest_us, issuer = seen
+            time_us = max(latest_us, now_us)
+            op = os.urandom(16)
+            # Forgotten until it is known how it went.
+            self._seen.pop(name, None)
+            applied, row = await self._control.compare(
+                _TAKE,
+                (first + count, time_us, op, name, first),
+                seen_by=(_READ, (name,)),
+                mine=op,
+                at=_OP,
+            )
+            if applied:
+                self._seen[name] = (first + count, time_us, issuer)
+                return TokenBlock(issuer, first, time_us)
+            if row is not None:
+                self._seen[name] = (row[0], row[1], row[2])
+            await asyncio.sleep(random.uniform(0, min(_PAUSE_MAX_S, 0.01 * 2**attempt)))
+        raise OverloadedError(
+            f"{_ATTEMPTS_MAX} tries to take numbers of {name!r} met others who took them",
+            retry_after_us=SECOND,
+        )
+
+    async def _read(self, name: str) -> tuple[int, int, bytes]:
+        row = await self._control.settled(_READ, name)
+        if row is None:
+            raise StoreUnavailableError(
+                f"there is no sequence {name!r} in keyspace {self._control.keyspace!r}:"
+                " run `counter schema apply`"
+            )
+        return row[0], row[1], row[2]

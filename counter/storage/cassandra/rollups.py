@@ -1,0 +1,601 @@
+"""Marks and watermarks: what is to be rolled up, and up to where it has been.
+
+A mark bears the time of its writing. When its window is closed, whoever deletes it is later by any
+clock. Marks that are left behind, by a crash or because they landed late, lie at or before the
+watermark, where nobody looks: they do no harm, and their time to live is there to have them go one
+day. It is far longer than any outage of the rollup, for a mark that stands is all that knows of
+its window.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from counter.errors import invariant
+from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
+from counter.partitions import shard_of
+from counter.ports import Clock
+from counter.storage.cassandra.base import CassandraBase, CassandraWrites, Coalesced, Lane, unknown
+from counter.storage.cassandra.gathering import batch_of
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    CounterUpdate,
+    Event,
+    Head,
+    Mark,
+    Namespace,
+    Pending,
+    WindowRow,
+)
+from counter.windows import window_of
+
+_TIME_BYTES: Final = 8
+_ITEMS_VERSION: Final = 1
+#: version, number of items
+_ITEMS_HEAD: Final = struct.Struct(">BH")
+#: delta, item key, bytes of the counter's name, whether it is a clear
+_ITEM: Final = struct.Struct(">qIH?")
+
+
+def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The time, then the count in as many bytes as it takes, big-endian and signed."""
+    return checkpoint.time_us.to_bytes(_TIME_BYTES, "big") + _pack_count(checkpoint.count)
+
+
+def unpack_checkpoint(cell: bytes) -> Checkpoint:
+    """What :func:`pack_checkpoint` packed."""
+    return Checkpoint(int.from_bytes(cell[:_TIME_BYTES], "big"), _unpack_count(cell[_TIME_BYTES:]))
+
+
+def pack_row(row: WindowRow) -> bytes:
+    """Whether the window holds a clear, then its sum. Its start is in the row's key."""
+    return (b"\x01" if row.cleared else b"\x00") + _pack_count(row.total)
+
+
+def unpack_row(window_us: int, cell: bytes) -> WindowRow:
+    """What :func:`pack_row` packed, of the window that starts at *window_us*."""
+    return WindowRow(window_us, cell[0] == 1, _unpack_count(cell[1:]))
+
+
+def pack_items(events: Sequence[Event]) -> bytes:
+    """The items of one atomic add, all that differs among them; the token is in the row's key."""
+    parts = [_ITEMS_HEAD.pack(_ITEMS_VERSION, len(events))]
+    for event in events:
+        name = event.counter.encode()
+        parts += (_ITEM.pack(event.delta, event.item_key, len(name), event.clear), name)
+    return b"".join(parts)
+
+
+def unpack_items(
+    cell: bytes, event_time_us: int, event_id: bytes, atom: bytes | None
+) -> tuple[Event, ...]:
+    """The events of what :func:`pack_items` packed, under the token that they share."""
+    version, count = _ITEMS_HEAD.unpack_from(cell)
+    invariant(version == _ITEMS_VERSION, f"an atomic mark of version {version} is from a later one")
+    at = _ITEMS_HEAD.size
+    events = []
+    for _ in range(count):
+        delta, item_key, name_bytes, clear = _ITEM.unpack_from(cell, at)
+        at += _ITEM.size
+        counter = cell[at : at + name_bytes].decode()
+        at += name_bytes
+        events.append(Event(counter, event_time_us, event_id, item_key, delta, clear, atom))
+    return tuple(events)
+
+
+def _pack_count(count: int) -> bytes:
+    return count.to_bytes(count.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _unpack_count(packed: bytes) -> int:
+    return int.from_bytes(packed, "big", signed=True)
+
+
+GARBAGE_TTL_S: Final = 2 * 365 * DAY // SECOND
+
+_WINDOW_IS: Final = "namespace = ? AND shard = ? AND window_start = ?"
+_WINDOW_IN: Final = "namespace = ? AND shard = ? AND window_start IN ?"
+_MARK: Final = (
+    "INSERT INTO {keyspace}.dirty (namespace, shard, window_start, counter, recount)"
+    f" VALUES (?, ?, ?, ?, ?) USING TTL {GARBAGE_TTL_S} AND TIMESTAMP ?"
+)
+_MARK_ATOMIC: Final = (
+    "INSERT INTO {keyspace}.atomic_marks"
+    " (namespace, shard, window_start, event_time, event_id, atom, items)"
+    f" VALUES (?, ?, ?, ?, ?, ?, ?) USING TTL {GARBAGE_TTL_S} AND TIMESTAMP ?"
+)
+_NAME: Final = (
+    "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, ?, ?) USING TIMESTAMP ?"
+)
+_MARK_PACKERS: Final = (BIGINT, INT, BIGINT, TEXT, BIGINT, BIGINT)
+_NAME_PACKERS: Final = (BIGINT, INT, TEXT, BIGINT)
+_COLUMNS: Final = "SELECT window_start, counter, recount FROM {keyspace}.dirty"
+_DIRTY: Final = f"{_COLUMNS} WHERE {_WINDOW_IS} AND (counter, recount) > (?, ?) LIMIT ?"
+_MARKED: Final = tuple(
+    f"SELECT window_start FROM {{keyspace}}.{table} WHERE {_WINDOW_IN} PER PARTITION LIMIT 1"
+    for table in ("dirty", "atomic_marks")
+)
+_ATOMIC: Final = (
+    "SELECT window_start, event_time, event_id, atom, items FROM {keyspace}.atomic_marks"
+    f" WHERE {_WINDOW_IN}"
+)
+_DELETES: Final = tuple(
+    f"DELETE FROM {{keyspace}}.{table} USING TIMESTAMP ? WHERE {_WINDOW_IS}"
+    for table in ("dirty", "atomic_marks")
+)
+_WATERMARKS: Final = "SELECT through FROM {keyspace}.watermarks WHERE namespace = ?"
+_ADVANCE: Final = (
+    "INSERT INTO {keyspace}.watermarks (namespace, shard, through) VALUES (?, ?, ?)"
+    " USING TIMESTAMP ?"
+)
+
+#: Counters whose name this process knows to be listed; forgetting one is safe.
+_NAMES_MAX: Final = 200_000
+#: Windows that one statement names.
+_WINDOWS_MAX: Final = 64
+#: Before all counters of a window: no name is empty.
+_FIRST: Final = ("", 0)
+#: A process that drops marks for the first time looks for them in so many windows: what another one
+#: that crashed rolled up last, and did not come to drop. Where it does not come to it, they stay.
+_LEFT_BEHIND: Final = 64
+#: Shards for which that is done at once. A process that takes over thousands of them must not ask
+#: for all of it at the same moment, nor have their rollup wait for it.
+_LOOKS_AT_ONCE: Final = 4
+#: Windows of a shard whose marks are deleted at once.
+_DROPPED_AT_ONCE: Final = 32
+
+
+class CassandraMarks(CassandraWrites):
+    """Marks, of :class:`counter.ports.EventStore` and :class:`counter.ports.RollupStore`, and the
+    watermarks."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
+        #: By namespace id and shard: windows that were seen to hold marks and are not dropped yet.
+        self._seen: dict[tuple[int, int], set[int]] = {}
+        self._has_dropped: set[tuple[int, int]] = set()
+        self._looks = 0
+        self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
+
+    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        dataset = namespace.dataset
+        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
+            await self._slice_of(dataset, window_us)
+        insert = await self._to_write(dataset, _MARK)
+        rows: list[tuple[Lane, Any]] = []
+        for window_us, counter, recount_us in marks:
+            shard = shard_of(counter, namespace.settings.shards)
+            lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
+            values = (*lane[2:], counter, recount_us, self._stamp())
+            row = bound(insert, _MARK_PACKERS, values)
+            rows.append((lane, row))
+        self.tally.mark(mark.recount_us for mark in marks)
+        await self._write_listed(namespace, rows, [mark.counter for mark in marks])
+
+    def mark_soon(
+        self, namespace: Namespace, mark: Mark, told: Callable[[BaseException | None], None]
+    ) -> bool:
+        """See :class:`counter.ports.PromptStore`."""
+        dataset, (window_us, counter, recount_us) = namespace.dataset, mark
+        if self._slice_at_hand(dataset, window_us) is None:
+            return False
+        insert = self._write_at_hand(dataset, _MARK)
+        insert_name = self._write_at_hand(dataset, _NAME)
+        if insert is None or insert_name is None:
+            return False
+        name = (namespace.id, counter)
+        is_new = name not in self._listed
+        sink = _Marked(told, 1 + is_new, partial(self._list, name) if is_new else None)
+        shard = shard_of(counter, namespace.settings.shards)
+        timeout_us, partition = dataset.write_timeout_us, (namespace.id, shard, window_us)
+        self.tally.mark((recount_us,))
+        row = bound(insert, _MARK_PACKERS, (*partition, counter, recount_us, self._stamp()))
+        self._rows.begin((timeout_us, "dirty", *partition), row, sink)
+        if is_new:
+            row = bound(insert_name, _NAME_PACKERS, (*partition[:2], counter, self._stamp()))
+            self._rows.begin((timeout_us, "names", *partition[:2]), row, sink)
+        return True
+
+    def _list(self, name: tuple[int, str]) -> None:
+        """Know that *name* is listed."""
+        self._listed[name] = None
+        while len(self._listed) > _NAMES_MAX:
+            self._listed.popitem(last=False)
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        dataset, events = namespace.dataset, mark.events
+        for time_us in {event.event_time_us for event in events}:
+            await self._slice_of(dataset, time_us)
+        insert = await self._to_write(dataset, _MARK_ATOMIC)
+        first, items = events[0], pack_items(events)
+        token = (first.event_time_us, first.event_id, first.atom or b"")
+        rows: list[tuple[Lane, Any]] = []
+        for shard in {shard_of(event.counter, namespace.settings.shards) for event in events}:
+            lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
+            values = (*lane[2:], *token, items, self._stamp())
+            rows.append((lane, insert.bind(values)))
+        self.tally.marks["atomic"] += len(rows)
+        await self._write_listed(namespace, rows, [event.counter for event in events])
+
+    async def _write_listed(
+        self, namespace: Namespace, rows: list[tuple[Lane, Any]], counters: Iterable[str]
+    ) -> None:
+        """Write *rows*, and with them the names of those *counters* that may not be listed yet."""
+        dataset, listed = namespace.dataset, self._listed
+        new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
+        if new:
+            insert = await self._to_write(dataset, _NAME)
+            for counter in new:
+                bucket = shard_of(counter, namespace.settings.shards)
+                lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
+                values = (namespace.id, bucket, counter, self._stamp())
+                rows.append((lane, bound(insert, _NAME_PACKERS, values)))
+        await self._write(rows)
+        for counter in new:
+            self._list((namespace.id, counter))
+
+    async def fence(self) -> int:
+        return self._clock.now_us()
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        read = self._watermarks.get(namespace.id)
+        if read is None:
+
+            async def read_now() -> Sequence[int]:
+                select = await self._to_read(namespace.dataset, _WATERMARKS)
+                rows = await self._connection.one(select.bind((namespace.id,)))
+                if len(rows) < namespace.settings.shards:
+                    raise unknown(namespace)
+                return [through_us for (through_us,) in rows]
+
+            read = self._watermarks[namespace.id] = Coalesced(read_now)
+        return await read()
+
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        insert = await self._to_write(namespace.dataset, _ADVANCE)
+        await self._connection.rows(
+            [insert.bind((namespace.id, shard, through_us, through_us)) for shard in shards]
+        )
+
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        """All of *shards*: each window of a shard is a partition of its own."""
+        return shards
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        marks: list[Mark] = []
+        position = _FIRST
+        if start is not None and start.window_us > after_us:
+            after_us, position = start.window_us - 1, (start.counter, start.recount_us)
+        windows: Sequence[int] = self._windows(namespace, after_us, through_us)
+        select = await self._to_read(namespace.dataset, _DIRTY)
+        width = 1
+        while windows and len(marks) < limit:
+            some, windows = windows[:width], windows[width:]
+            # A single window is not worth asking for.
+            if width > 1:
+                some = await self._marked(namespace, shard, some, _MARKED[:1])
+            for window_us in some:
+                left = limit - len(marks)
+                if left:
+                    values = (namespace.id, shard, window_us, *position, left)
+                    rows = await self._connection.one(select.bind(values))
+                    marks += [Mark(*row) for row in rows]
+                position = _FIRST
+            width = min(2 * width, _WINDOWS_MAX)
+        self._note_seen(namespace, shard, marks)
+        return marks
+
+    async def _marked(
+        self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
+    ) -> Sequence[int]:
+        """Those of *windows* that hold marks, in order."""
+        values = (namespace.id, shard, windows)
+        selects = [(await self._to_read(namespace.dataset, cql)).bind(values) for cql in tables]
+        found = await self._connection.rows(selects)
+        return sorted({window_us for rows in found for (window_us,) in rows or ()})
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        select = await self._to_read(namespace.dataset, _ATOMIC)
+        windows = self._windows(namespace, after_us, through_us)
+        found = await self._connection.rows(
+            [
+                select.bind((namespace.id, shard, windows[at : at + _WINDOWS_MAX]))
+                for at in range(0, len(windows), _WINDOWS_MAX)
+            ]
+        )
+        marks = [
+            AtomicMark(window_us, unpack_items(items, time_us, event_id, atom or None))
+            for rows in found
+            for window_us, time_us, event_id, atom, items in rows or ()
+        ]
+        self._note_seen(namespace, shard, marks)
+        return sorted(marks, key=_window)
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        key = (namespace.id, shard)
+        seen = self._seen.setdefault(key, set())
+        if key not in self._has_dropped and self._looks < _LOOKS_AT_ONCE:
+            seen.update(await self._left_behind(namespace, shard, through_us))
+            self._has_dropped.add(key)
+        done = sorted(window_us for window_us in seen if window_us <= through_us)
+        stamp_us = self._stamp()
+        statements = [await self._to_write(namespace.dataset, cql) for cql in _DELETES]
+        for first in range(0, len(done), _DROPPED_AT_ONCE):
+            some = done[first : first + _DROPPED_AT_ONCE]
+            await self._connection.rows(
+                [
+                    delete.bind((stamp_us, namespace.id, shard, window_us))
+                    for delete in statements
+                    for window_us in some
+                ]
+            )
+            seen.difference_update(some)
+
+    async def _left_behind(
+        self, namespace: Namespace, shard: int, through_us: int
+    ) -> Sequence[int]:
+        """The latest windows up to *through_us* that still hold marks."""
+        after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
+        windows = self._windows(namespace, after_us, through_us)
+        self._looks += 1
+        try:
+            return await self._marked(namespace, shard, windows, _MARKED)
+        finally:
+            self._looks -= 1
+
+    def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
+        """The starts of windows in ``(after_us, through_us]``, from the first slice on: there are
+        none before it that anybody could sum, and no marks that are still to be rolled up."""
+        size_us = namespace.settings.rollup_window_us
+        slices = self._shelf(namespace.dataset).slices
+        if slices:
+            after_us = max(after_us, slices[0].start_us - 1)
+        return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)
+
+    def _note_seen(
+        self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
+    ) -> None:
+        """Remember where there is something to drop."""
+        seen = self._seen.setdefault((namespace.id, shard), set())
+        seen.update(mark.window_us for mark in marks)
+
+
+class _Marked:
+    """Tells when a mark stands, and its counter's name where that is new."""
+
+    __slots__ = ("_error", "_left", "_stands", "_told")
+
+    def __init__(
+        self,
+        told: Callable[[BaseException | None], None],
+        rows: int,
+        stands: Callable[[], None] | None,
+    ) -> None:
+        self._told = told
+        self._left = rows
+        self._stands = stands
+        self._error: BaseException | None = None
+
+    def settle(self, _index: int, result: BaseException | None) -> None:
+        self._error = self._error or result
+        self._left -= 1
+        if not self._left:
+            if self._error is None and self._stands is not None:
+                self._stands()
+            self._told(self._error)
+
+
+def _window(mark: Mark | AtomicMark) -> int:
+    return mark.window_us
+
+
+#: Kinds of rows, in the order in which they lie.
+CHECKPOINT: Final = 0
+PENDING: Final = 1
+SETTLED: Final = 2
+WINDOW: Final = 3
+
+_INSERT: Final = (
+    "INSERT INTO {keyspace}.counts (namespace, counter, kind, t, u, cell)"
+    " VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+_PACKERS: Final = (BIGINT, TEXT, TINYINT, BIGINT, BIGINT, BLOB, BIGINT)
+_DELETE: Final = (
+    "DELETE FROM {keyspace}.counts USING TIMESTAMP ?"
+    " WHERE namespace = ? AND counter = ? AND kind = ? AND t = ? AND u = ?"
+)
+_DELETE_ROWS: Final = (
+    "DELETE FROM {keyspace}.counts USING TIMESTAMP ?"
+    f" WHERE namespace = ? AND counter = ? AND kind = {WINDOW} AND t <= ?"
+)
+#: Of one counter, which its own nodes can be asked for, and of many.
+_HEADS: Final = tuple(
+    f"SELECT counter, kind, t, u, cell FROM {{keyspace}}.counts WHERE namespace = ?"
+    f" AND counter {of} AND kind < {WINDOW}"
+    for of in ("= ?", "IN ?")
+)
+#: The settled fold and the rows after it in one read, so that they are of one moment.
+_ROWS: Final = tuple(
+    f"SELECT counter, kind, t, cell FROM {{keyspace}}.counts WHERE namespace = ? AND counter {of}"
+    f" AND (kind, t) >= ({SETTLED}, 0) AND (kind, t) <= ({WINDOW}, ?)"
+    for of in ("= ?", "IN ?")
+)
+
+#: Counters that one statement reads.
+_READ_TOGETHER: Final = 64
+#: Counters, and rows of theirs, that go out in one statement; each counter is written as one
+#: nevertheless. Servers complain of more than ten partitions and of 5 KiB, and refuse 50; a single
+#: partition may be of any size.
+_WRITTEN_TOGETHER: Final = 10
+_ROWS_TOGETHER: Final = 40
+_RANDOM_US: Final = 1_000
+_NOTHING: Final = Checkpoint(0, 0)
+#: Calls whose random part is remembered.
+_DRAWN_MAX: Final = 1_000
+
+_T = TypeVar("_T")
+
+invariant(_RANDOM_US < ROLLUP_WINDOW_MIN_US, "a batch's timestamps lie before the next batch's")
+
+
+class CassandraCounts(CassandraBase):
+    """The ``counts`` partitions of :class:`counter.ports.RollupStore`."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self._drawn: OrderedDict[tuple[int, int, str], int] = OrderedDict()
+
+    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        parts: dict[str, _Parts] = {}
+        for counter, kind, t, u, cell in await self._read(namespace, _HEADS, counters):
+            part = parts.get(counter)
+            if part is None:
+                part = parts[counter] = _Parts()
+            if kind == PENDING:
+                part.pending.append(Pending(t, u))
+            elif kind == CHECKPOINT:
+                part.checkpoint = unpack_checkpoint(cell)
+            else:
+                part.settled = unpack_checkpoint(cell)
+        return [parts[each].head() if each in parts else None for each in counters]
+
+    async def rows(
+        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+    ) -> Sequence[Sequence[WindowRow]]:
+        found: dict[str, list[WindowRow]] = {counter: [] for counter in counters}
+        settled: dict[str, int] = {}
+        for counter, kind, t, cell in await self._read(namespace, _ROWS, counters, through_us):
+            if kind == SETTLED:
+                settled[counter] = unpack_checkpoint(cell).time_us
+            elif t > max(after_us, settled.get(counter, 0)):
+                found[counter].append(unpack_row(t, cell))
+        return [found[counter] for counter in counters]
+
+    async def _read(
+        self, namespace: Namespace, cql: Sequence[str], counters: Sequence[str], *values: Any
+    ) -> Iterator[Sequence[Any]]:
+        """The rows of each of *counters*, those of one together and in order."""
+        of_one, of_many = [await self._to_read(namespace.dataset, each) for each in cql]
+        statements = [
+            of_one.bind((namespace.id, some[0], *values))
+            if len(some) == 1
+            else of_many.bind((namespace.id, some, *values))
+            for some in _chunks(dict.fromkeys(counters), _READ_TOGETHER)
+        ]
+        found = await self._connection.rows(statements)
+        return (row for rows in found for row in rows or ())
+
+    async def apply(
+        self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
+    ) -> None:
+        if not updates:
+            return
+        stamp_us = through_us + 1 + self._draw(namespace.id, through_us, updates[0].counter)
+        batches: list[list[Any]] = []
+        counters = _WRITTEN_TOGETHER
+        for update in updates:
+            statements = await self._written(namespace, update, through_us, stamp_us)
+            fits = batches and len(batches[-1]) + len(statements) <= _ROWS_TOGETHER
+            if fits and counters < _WRITTEN_TOGETHER:
+                batches[-1] += statements
+                counters += 1
+            else:
+                batches.append(statements)
+                counters = 1
+        await self._connection.rows([batch_of(each) for each in batches])
+
+    async def _written(
+        self, namespace: Namespace, update: CounterUpdate, through_us: int, stamp_us: int
+    ) -> list[Any]:
+        """What writes one counter's update, of a batch up to *through_us*."""
+        dataset, partition = namespace.dataset, (namespace.id, update.counter)
+        insert = await self._to_write(dataset, _INSERT)
+        checkpoint = pack_checkpoint(update.checkpoint)
+        values = [(*partition, CHECKPOINT, 0, 0, checkpoint, stamp_us)]
+        settled, settled_us = update.settled, 0
+        if settled is not None:
+            settled_us = settled.time_us
+            values.append((*partition, SETTLED, 0, 0, pack_checkpoint(settled), settled_us))
+        values += (
+            (*partition, WINDOW, row.window_us, 0, pack_row(row), stamp_us)
+            for row in update.rows
+            if row.window_us > settled_us
+        )
+        statements = [bound(insert, _PACKERS, each) for each in values]
+        if settled is not None:
+            delete = await self._to_write(dataset, _DELETE_ROWS)
+            statements.append(delete.bind((through_us, *partition, settled_us)))
+        if update.pending_done:
+            delete = await self._to_write(dataset, _DELETE)
+            statements += (
+                delete.bind((left_us, *partition, PENDING, recount_us, left_us))
+                for recount_us, left_us in update.pending_done
+            )
+        return statements
+
+    async def leave_pending(
+        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+    ) -> None:
+        insert = await self._to_write(namespace.dataset, _INSERT)
+        await self._connection.rows(
+            [
+                insert.bind((namespace.id, counter, PENDING, recount_us, left_us, b"", left_us))
+                for counter, (recount_us, left_us) in recounts
+            ]
+        )
+
+    def _draw(self, namespace_id: int, through_us: int, first: str) -> int:
+        """The random part of the timestamps of one call, whose *first* counter tells it from others
+        up to the same instant. Done again, having seen more, it draws a higher one."""
+        key = (namespace_id, through_us, first)
+        before = self._drawn.pop(key, None)
+        if before is None:
+            drawn = random.randrange(_RANDOM_US // 2)
+        else:
+            drawn = min(before + random.randint(1, 9), _RANDOM_US - 1)
+        self._drawn[key] = drawn
+        while len(self._drawn) > _DRAWN_MAX:
+            self._drawn.popitem(last=False)
+        return drawn
+
+
+class _Parts:
+    """What was found of one counter, its window rows excepted."""
+
+    __slots__ = ("checkpoint", "pending", "settled")
+
+    def __init__(self) -> None:
+        self.checkpoint = self.settled = _NOTHING
+        self.pending: list[Pending] = []
+
+    def head(self) -> Head:
+        return Head(self.checkpoint, self.settled, tuple(self.pending))
+
+
+def _chunks(all_of: Iterable[_T], size: int) -> Iterator[tuple[_T, ...]]:
+    items = iter(all_of)
+    while some := tuple(islice(items, size)):
+        yield some

@@ -1,0 +1,63 @@
+"""Plain tallies as the families of samples that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
+
+from counter.telemetry.metrics import Histogram
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """One value that goes up and down."""
+    return GaugeMetricFamily(f"counter_{name}", text, value=value)
+
+
+def gauges(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """Such values, each with its own *labels*."""
+    family = GaugeMetricFamily(f"counter_{name}", text, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """One number that only grows; its sample's name ends in ``_total``."""
+    return CounterMetricFamily(f"counter_{name}", text, value=value)
+
+
+def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Such numbers, each by its *label*."""
+    family = CounterMetricFamily(f"counter_{name}", text, labels=[label])
+    for of, value in values.items():
+        family.add_metric([of], value)
+    return family
+
+
+def histogram(name: str, text: str, tally: Histogram) -> Metric:
+    """One histogram."""
+    family = histogram_family(f"counter_{name}", text, labels=())
+    add_histogram(family, (), tally)
+    return family
+
+
+def histogram_family(name: str, text: str, *, labels: Sequence[str]) -> HistogramMetricFamily:
+    """Histograms with labels, to be added one by one."""
+    return HistogramMetricFamily(name, text, labels=labels)
+
+
+def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], tally: Histogram) -> None:
+    """Add *tally*: Prometheus wants in each bucket what is in all the smaller ones, too."""
+    bounds = [*map(floatToGoString, tally.bounds), "+Inf"]
+    counts = list(tally.counts)
+    family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), tally.sum)

@@ -1,0 +1,128 @@
+"""Traces by OpenTelemetry: a span for each call of the store, and for each part of the rollup.
+
+Where they go, how many, and under which name is said by OpenTelemetry's own variables, such as
+``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER`` and ``OTEL_SERVICE_NAME``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib import metadata
+from inspect import iscoroutinefunction
+from threading import Thread
+from typing import Any, Final, cast
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span
+
+from counter.ports import Store
+from counter.types import Namespace
+
+_NAME: Final = "distributed-counter"
+#: How long the end of a process waits for a collector that may be gone.
+_FLUSH_S_MAX: Final = 2.0
+
+
+def to_collector(system: str) -> SpanTracing:
+    """Traces of a process whose store is a *system* such as ``cassandra``, sent over OTLP."""
+    return SpanTracing(BatchSpanProcessor(OTLPSpanExporter()), system)
+
+
+class SpanTracing:
+    """Makes spans and hands them to *processor*; see :class:`counter.telemetry.tracing.Tracing`."""
+
+    tracer: Tracer | None
+
+    def __init__(self, processor: SpanProcessor, system: str) -> None:
+        version = metadata.version(_NAME)
+        own = Resource(
+            {
+                "service.name": _NAME,
+                "service.version": version,
+                "host.name": socket.gethostname(),
+                "process.pid": os.getpid(),
+            }
+        )
+        # What the environment says overrules what is said here.
+        resource = own.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._system = system
+        self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
+
+    def watched(self, store: Store) -> Store:
+        """*store*, with a span for each call that is part of something traced."""
+        return cast(Store, _WatchedStore(store, self._tracer, self._system))
+
+    def part(self, name: str, **attributes: str | int) -> AbstractContextManager[Span]:
+        """A span of its own, whose calls of the store are its parts."""
+        told = {f"counter.{key}": value for key, value in attributes.items()}
+        return self._tracer.start_as_current_span(name, attributes=told)
+
+    async def close(self) -> None:
+        """Send what is not sent yet, within a few seconds."""
+        # A thread that nothing waits for at the end of the process: the exporter tries for as long
+        # as it likes to reach a collector that is gone.
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def end() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):
+                # The loop may be over by then.
+                loop.call_soon_threadsafe(ended.set)
+
+        Thread(target=end, name="counter-traces", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), _FLUSH_S_MAX)
+
+
+class _WatchedStore:
+    """A store whose calls are told. What it is not asked for within a span, it does as it did:
+    there would be a trace for each look of a worker that finds nothing to do."""
+
+    def __init__(self, store: Store, tracer: Tracer, system: str) -> None:
+        self._store = store
+        self._tracer = tracer
+        self._kind = SpanKind.INTERNAL if store.transactional else SpanKind.CLIENT
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if iscoroutinefunction(found):
+            found = self._watched(name, found)
+            setattr(self, name, found)
+        return found
+
+    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def watched(*arguments: Any, **named: Any) -> Any:
+            if not get_current_span().is_recording():
+                return await call(*arguments, **named)
+            told = {
+                "db.system.name": self._system,
+                "db.operation.name": name,
+                **_what(arguments),
+            }
+            with self._tracer.start_as_current_span(
+                f"store.{name}", kind=self._kind, attributes=told
+            ):
+                return await call(*arguments, **named)
+
+        return watched
+
+
+def _what(arguments: Sequence[Any]) -> dict[str, str | int]:
+    """What a call is about: its namespace, and how many things it is given."""
+    told: dict[str, str | int] = {}
+    match arguments:
+        case [Namespace(name=name), *rest]:
+            told["counter.namespace"] = name
+            if rest and isinstance(rest[0], list | tuple) and not hasattr(rest[0], "_fields"):
+                told["db.operation.batch.size"] = len(rest[0])
+    return told
