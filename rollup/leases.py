@@ -198,7 +198,8 @@ class Leases:
         """Compute the shares of those who *live*.
 
         A slot that another living worker may still hold is free two looks later: by then that
-        worker has seen the same.
+        worker has seen the same. A slot that is not free yet waits again whenever the workers
+        change, because others may have seen some of them in another order.
         """
         if live == self._live and self._owners:
             return
@@ -207,11 +208,16 @@ class Leases:
         for worker in sorted({*self._live} - {*live}):
             _log.info("worker %s is gone", worker)
         before, self._owners = self._owners, owners_of(live)
-        free_us = self._clock.boottime_us() + 2 * self._look_us
+        now_us = self._clock.boottime_us()
         for slot, owner in self._owners.items():
-            held_by_another = before.get(slot) in {*live} - {owner} if before else len(live) > 1
-            if held_by_another:
-                self._free_us[slot] = free_us
+            if owner != self.worker:
+                continue
+            if before.get(slot) == self.worker:
+                waits = now_us < self._free_us.get(slot, 0)
+            else:
+                waits = before.get(slot) in live if before else len(live) > 1
+            if waits:
+                self._free_us[slot] = now_us + 2 * self._look_us
         self._live = live
         ours = sum(owner == self.worker for owner in self._owners.values())
         _log.info("%d workers live; %d of %d slots are ours", len(live), ours, len(SLOTS))
