@@ -25,7 +25,6 @@ from counter.config.settings import Settings
 from counter.config.values import PORT_MAX
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter.telemetry.logs import load_soon
 
 #: How long a thread may hold the interpreter while another waits for it. The default of 5 ms would
 #: make the writer thread wait that long for a busy event loop, several times a commit.
@@ -33,8 +32,6 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 #: New objects between two looks for garbage cycles; a request makes hardly any.
 _GC_THRESHOLD: Final = 50_000
 _TALKATIVE: Final = ("debug", "info")
-#: What log lines are made with is loaded so long after the start, which is not to wait for it.
-_LOAD_LOGS_S: Final = 1.0
 
 
 def serve(settings: Settings, work: Work) -> None:
@@ -103,7 +100,6 @@ async def _serve(
         # Only the store knows whether there are keys.
         check_exposure(settings, listeners, keys=application.keys.required)
         ready()
-        asyncio.get_running_loop().call_later(_LOAD_LOGS_S, load_soon)
         await server.serve(sockets=listeners)
 
 

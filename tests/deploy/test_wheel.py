@@ -24,7 +24,7 @@ from tests.support.server import ROOT, Server, served
 NOT_THE_SDKS = (
     *("api", "rollup", "counter.cli", "counter.config", "counter.storage"),
     *("cassandra", "cyclopts", "fastapi", "opentelemetry", "prometheus_client", "pydantic"),
-    *("pymemcache", "rich", "starlette", "structlog", "uvicorn", "xxhash"),
+    *("pymemcache", "rich", "starlette", "uvicorn", "xxhash"),
 )
 COUNT = """
 import sys

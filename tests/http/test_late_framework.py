@@ -14,7 +14,7 @@ from api.routes.site import Site
 LOOK = """
 import sys
 import api.serve, counter.cli.app
-late = ("fastapi", "starlette", "structlog", "opentelemetry")
+late = ("fastapi", "starlette", "opentelemetry")
 print(sorted(each for each in late if each in sys.modules))
 """
 

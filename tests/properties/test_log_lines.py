@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from counter.telemetry.logs import LateFormatter
+from counter.telemetry.logs import LineFormatter
 
 #: Surrogates too: a body in JSON can hold lone ones.
 TEXTS = st.text(st.characters(codec=None, exclude_categories=[]))
@@ -24,7 +24,7 @@ def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None
     """The lines that a handler writes of one record."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LateFormatter(as_json=as_json))
+    handler.setFormatter(LineFormatter(as_json=as_json))
     logger = logging.Logger("counter.test")
     logger.addHandler(handler)
     try:

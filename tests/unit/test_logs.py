@@ -1,6 +1,5 @@
 """How logging is set up: what is let through, how it looks, and that it works in want."""
 
-import builtins
 import io
 import json
 import logging
@@ -12,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.config.settings import Settings
-from counter.telemetry.logs import REQUEST_ID, LateFormatter, log_to_stderr
+from counter.telemetry.logs import REQUEST_ID, log_to_stderr
 
 CHANGED = ("", "counter", "counter.requests", "counter.audit")
 
@@ -77,19 +76,3 @@ def test_each_line_names_the_request_that_it_was_written_for(tmp_path: Path) -> 
     finally:
         REQUEST_ID.reset(reset)
     assert json.loads(line)["request_id"] == "req-1"
-
-
-def test_a_process_that_can_open_no_file_still_logs_on_one_line() -> None:
-    real = builtins.__import__
-
-    def out_of_files(name: str, *rest: Any) -> Any:
-        if name == "counter.log_lines":
-            raise OSError(24, "Too many open files")
-        return real(name, *rest)
-
-    record = logging.LogRecord("counter.x", 40, "", 0, "accept:\n%s", ("no files",), None)
-    formatter = LateFormatter(as_json=True)
-    with patch.object(builtins, "__import__", out_of_files):
-        line = formatter.format(record)
-    assert "counter.x: accept:\\nno files" in line
-    assert json.loads(formatter.format(record))["message"] == "accept:\nno files"
