@@ -1,4 +1,4 @@
-"""A bar that moves while a command works, on a terminal; nothing where nobody looks."""
+"""What commands draw on a terminal: progress bars, plots, and the console that rich draws on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffered adds for threads."""
+"""Buffered adds, for threads and for event loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Batches on their way: every item is sent under its own token until its end is known."""
+"""Batches in flight and the backlog of a buffer.
+
+Every item is sent under its own token until its result is known.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""The client for threads, and its hedges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests over httpx: pooled connections, one attempt at a time, and hedges."""
+"""Requests over httpx: pooled connections, deadlines, TLS, hedges, and live streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands ``counter add`` and ``counter clear``: one token for all that is sent."""
+"""The commands ``counter add``, ``counter clear`` and ``counter get``."""
 
 from __future__ import annotations
 

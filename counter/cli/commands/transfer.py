@@ -1,4 +1,4 @@
-"""The command ``counter import``: a file of counts into a namespace, exactly once."""
+"""The commands ``counter export`` and ``counter import``: counts to a file and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control keyspace: its statements, and compare-and-sets of its rows."""
+"""The control keyspace: statements, compare-and-sets of rows, their documents, and sequences."""
 
 from __future__ import annotations
 

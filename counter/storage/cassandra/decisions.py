@@ -1,4 +1,4 @@
-"""The compare-and-set tables: what was decided about late tokens, and the times of keys.
+"""The compare-and-set tables: decisions about late tokens, times of keys, and leases.
 
 Every write is SERIAL, across data centers too: a decision is one for ever.
 """

@@ -1,4 +1,4 @@
-"""How the driver is set up: which node it asks, when it asks a second one, what it logs."""
+"""The set-up of the driver: which node it asks, when a second one, and its log; its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds of the event log.
+"""Reads of the event log: folds of windows, and pages of single events.
 
 Most windows of most counters hold few events, and many partitions are asked for at once: their rows
 are read, up to a bound for each partition, and summed here. Where a partition holds more, the

@@ -1,4 +1,4 @@
-"""The event log on Cassandra: writing, finding and voiding; folds and scans are beside it."""
+"""The event log in Cassandra: write, find and void events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks and watermarks: what is to be rolled up, and up to where it has been.
+"""Marks, watermarks and counts: what is to be rolled up, up to where it has been, and the result.
 
 A mark bears the time of its writing. When its window is closed, whoever deletes it is later by any
 clock. Marks that are left behind, by a crash or because they landed late, lie at or before the

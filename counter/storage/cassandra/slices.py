@@ -1,5 +1,4 @@
-"""Slices of time in Cassandra: a table each, and a row each in the control keyspace.
-
+"""Slices of time: tables, rows in the control keyspace, sizes of partitions; and the purge.
 The rows of a dataset's slices and its ``dropped_before`` lie in one partition, so that one
 compare-and-set decides over both: no row appears once ``dropped_before`` has passed its end. Tables
 cannot take part in that. So a table is there before its row is: a row without a table would make

@@ -1,4 +1,4 @@
-"""The Cassandra store, put together from its parts."""
+"""The Cassandra store, put together from its parts; and API keys alone, for commands."""
 
 from __future__ import annotations
 

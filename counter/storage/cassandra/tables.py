@@ -1,4 +1,4 @@
-"""An event as a row: where it lies, how it is written, what is read of it.
+"""The tables, and an event as a row of one: its partition, how it is written, what is read of it.
 
 A row is written with the event's own time as write timestamp, so that every attempt at it writes
 the same. One with neither delta nor clear is void: it keeps its place, and nobody sees it.
