@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 import ssl
 import time
@@ -25,6 +24,8 @@ from counter.limits import FIRST_REQUEST_US, HANDSHAKES_MAX, SECOND
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _LOOK_EVERY_S: Final = 5.0
 _ENDS_SOON_S: Final = 7 * 86_400
+#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL: the end of a certificate that has expired is wanted, too.
+_NO_CHECK_TIME: Final = 0x200000
 #: Connections taken in one turn of the loop: others have their turn too.
 _ACCEPTS_AT_ONCE: Final = 64
 #: How long nobody is let in when the process, or the machine, can open no more files.
@@ -91,9 +92,8 @@ class Certificates:
         ]
         self._stamps = self._look()
         self.context = server_context(settings)
-        #: When what is shown ends, in Unix time; 0 where that cannot be told.
-        self.ends_at_s = 0.0
-        self._note_end()
+        #: When the certificate in use ends, in Unix time; 0 if that is not known.
+        self.ends_at_s = self._find_end_s()
 
     def renew(self) -> bool:
         """Take the files anew if they have changed; whether they were taken.
@@ -110,7 +110,7 @@ class Certificates:
             _log.error("the certificate that was loaded before stays in use: %s", error)
             return False
         _log.info("the certificate was renewed from %s", self._settings.https_cert)
-        self._note_end()
+        self.ends_at_s = self._find_end_s()
         return True
 
     async def watch(self, every_s: float = _LOOK_EVERY_S) -> None:
@@ -119,17 +119,30 @@ class Certificates:
             await asyncio.sleep(every_s)
             self.renew()
 
-    def _note_end(self) -> None:
-        cert = self._settings.https_cert
-        self.ends_at_s = 0.0
-        if cert is None:
-            return
-        with suppress(OSError, ValueError):
-            self.ends_at_s = ends_at_s(cert)
-            left_s = self.ends_at_s - time.time()
-            if left_s < _ENDS_SOON_S:
-                when = datetime.fromtimestamp(self.ends_at_s, UTC).isoformat()
-                _log.warning("the certificate in %s ends at %s: renew it", cert, when)
+    def _find_end_s(self) -> float:
+        """Return when the certificate ends, as a client sees it in a handshake in memory: the
+        standard library reads a certificate only for a peer that verified it."""
+        cert = str(self._settings.https_cert)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        try:
+            client.load_verify_locations(cert)
+            server = self.context.wrap_bio(to_server, to_client, server_side=True)
+            asking = client.wrap_bio(to_client, to_server)
+            for side in (asking, server, asking):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+            shown = asking.getpeercert() or {}
+            ends_at_s = float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+        except (OSError, KeyError, ValueError) as error:
+            _log.warning("the end of the certificate in %s is not known: %s", cert, error)
+            return 0.0
+        if ends_at_s - time.time() < _ENDS_SOON_S:
+            when = datetime.fromtimestamp(ends_at_s, UTC).isoformat()
+            _log.warning("the certificate in %s ends at %s: renew it", cert, when)
+        return ends_at_s
 
     def _look(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]
@@ -277,54 +290,3 @@ class TlsListener:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-_BLOCK: Final = re.compile(
-    r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL | re.ASCII
-)
-#: Tags of DER (X.690) that are met here.
-_VERSION: Final = 0xA0
-_UTC_TIME: Final = 0x17
-#: Two digits of a year from here on are of the last century (RFC 5280, 4.1.2.5.1).
-_CENTURY: Final = 50
-
-
-def ends_at_s(path: Path) -> float:
-    """The end of the first certificate in the PEM file *path*, in Unix time.
-
-    Raises OSError, and ValueError where there is none.
-    """
-    found = _BLOCK.search(path.read_text(encoding="ascii", errors="replace"))
-    if found is None:
-        raise ValueError(f"{path} holds no certificate")
-    der = ssl.PEM_cert_to_DER_cert(found[0])
-    try:
-        return _not_after(der).timestamp()
-    except IndexError as error:
-        raise ValueError(f"the certificate in {path} is cut off") from error
-
-
-def _not_after(der: bytes) -> datetime:
-    """The second time of ``tbsCertificate.validity`` (RFC 5280, 4.1)."""
-    whole, _ = _content(der, 0)
-    at, _ = _content(der, whole)
-    if der[at] == _VERSION:
-        at = _content(der, at)[1]
-    for _ in ("serialNumber", "signature", "issuer"):
-        at = _content(der, at)[1]
-    validity, _ = _content(der, at)
-    at = _content(der, validity)[1]
-    start, end = _content(der, at)
-    text = der[start:end].decode("ascii")
-    if der[at] == _UTC_TIME:
-        text = f"{'19' if int(text[:2]) >= _CENTURY else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _content(der: bytes, at: int) -> tuple[int, int]:
-    """Where the contents of the value at *at* begin and end."""
-    length, start = der[at + 1], at + 2
-    if length & 0x80:
-        start += length & 0x7F
-        length = int.from_bytes(der[at + 2 : start], "big")
-    return start, start + length

@@ -5,6 +5,7 @@ import json
 import logging
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.server.tls import Certificates, ends_at_s, server_context
+from api.server.tls import Certificates, server_context
 from counter.client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
 from counter.config.settings import Settings
 from counter.errors import InvalidParameterError, StartupError
@@ -227,20 +228,27 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
 
 
 def test_the_end_of_a_certificate_is_known_and_told(
-    wire: Wire, own: Signed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wire: Wire, own: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = ["openssl", "x509", "-in", str(own.cert), "-noout", "-enddate"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     end_s = ssl.cert_time_to_seconds(said.strip().partition("=")[2])
-    assert ends_at_s(own.cert) == end_s
     families = {each.name: each for each in wire.app.application.connections.collect()}
     assert families["counter_certificate_end_timestamp_seconds"].samples[0].value == end_s
     Certificates(settings(own))
     assert f"the certificate in {own.cert} ends at " in caplog.text
-    none = tmp_path / "none.pem"
-    none.write_text("none", encoding="ascii")
-    with pytest.raises(ValueError, match="holds no certificate"):
-        ends_at_s(none)
+
+
+def test_the_end_is_known_with_clients_certificates_and_after_it_has_passed(
+    own: Signed, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = Certificates(settings(own)).ends_at_s
+    assert Certificates(settings(own, https_client_ca=authority.cert)).ends_at_s == known
+    past = Signed(tmp_path / "past.pem", own.key)
+    signing = ["openssl", "x509", "-in", str(own.cert), "-days", "-1", "-out", str(past.cert)]
+    subprocess.run([*signing, "-signkey", str(own.key)], capture_output=True, check=True)
+    assert 0 < Certificates(settings(past)).ends_at_s < time.time()
+    assert "is not known" not in caplog.text
 
 
 def test_files_that_stay_the_same_are_told_of_once(
