@@ -29,7 +29,7 @@ from counter.config.report import Loaded
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.durations import format_duration
-from counter.errors import CounterError, StartupError, StoreUnavailableError
+from counter.errors import CounterError, StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.ports import Clock
 from counter.quantities import format_bytes
@@ -157,34 +157,14 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
         yield Finding("store", "ok", f"{data} holds {format_bytes(seen.size)}; {by}")
         yield Finding("schema", "ok", f"version {seen.version} of {seen.newest_version}{later}")
     yield _wal(seen.wal_bytes, settings.wal_bytes_max)
-    ahead_us = seen.written_at_us - clock.now_us()
-    if ahead_us > SECOND:
-        yield Finding(
-            "clock",
-            "wrong",
-            f"{data} was written {ahead_us // SECOND} s after what this machine's clock says now",
-            "set the clock right (NTP) before anything is served: tokens would be taken for early",
-        )
-    else:
-        yield _stored_times(data, clock)
-
-
-def _stored_times(data: Path, clock: Clock) -> Finding:
-    """Whether this machine's clock is behind the times that are in the database."""
-    from counter.storage.sqlite.control import latest_time_in
-
-    try:
-        latest_us = latest_time_in(data)
-    except StoreUnavailableError as error:
-        do = "run it as the user that serves; it is asked for the times that are stored"
-        return Finding("clock", "warning", f"it cannot be compared: {error.detail}", do)
-    behind_us = latest_us - clock.now_us()
-    if behind_us <= CLOCK_STEP_MAX_US:
-        return Finding("clock", "ok", "not behind what was written last")
-    return Finding(
+    ahead_us = max(seen.stored_us, seen.written_us) - clock.now_us()
+    if ahead_us <= CLOCK_STEP_MAX_US:
+        yield Finding("clock", "ok", "not behind what was written last")
+        return
+    yield Finding(
         "clock",
         "wrong",
-        f"{data} holds times that are {behind_us // SECOND} s ahead of this machine's clock",
+        f"{data} holds times that are {ahead_us // SECOND} s ahead of this machine's clock",
         "set the clock right (NTP) if it is wrong; if it was ahead once, writes are refused until"
         ' time has caught up: see "When the clock was wrong" in docs/how-to/read-an-outage.md',
     )

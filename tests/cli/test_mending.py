@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,10 +134,11 @@ def test_what_is_wrong_is_found(
     flags: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("a-file").touch()
-    header = b"SQLite format 3\0" + bytes(44) + (99).to_bytes(4, "big") + bytes(36)
-    for name, content in {"damaged": b"x" * 200, "newer": header}.items():
-        Path(name).mkdir()
-        (Path(name) / "counter.db").write_bytes(content)
+    Path("damaged").mkdir()
+    Path("damaged/counter.db").write_bytes(b"x" * 200)
+    Path("newer").mkdir()
+    with closing(sqlite3.connect("newer/counter.db")) as newer:
+        newer.execute("PRAGMA user_version = 99")
     Path("read-for-long").mkdir()
     with Path("read-for-long/counter.db-wal").open("wb") as wal:
         wal.truncate(268_435_456)

@@ -34,8 +34,16 @@ def test_a_database_that_was_cut_is_told_from_a_whole_one(tmp_path: Path) -> Non
         glance(tmp_path)
     assert glance(tmp_path).size == path.stat().st_size
     path.write_bytes(path.read_bytes()[:40_000])
-    with pytest.raises(StartupError, match="is cut: its last"):
+    with pytest.raises(StartupError, match="is damaged; restore it"):
         glance(tmp_path)
+
+
+def test_it_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Regression: SQLite made a log beside a database that no process had open."""
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+    assert glance(tmp_path).version == 0
+    assert [each.name for each in tmp_path.iterdir()] == [DATABASE]
 
 
 def test_a_lock_file_that_is_no_text_names_nobody(tmp_path: Path) -> None:

@@ -6,23 +6,18 @@ import json
 import logging
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from counter.errors import StoreUnavailableError, invariant
 from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
 from counter.storage.sqlite.base import SqliteBase
-from counter.storage.sqlite.copying import DATABASE
 from counter.storage.sqlite.log import latest_event, tail_rows
 from counter.storage.sqlite.schema import (
     EVENTS_DDL,
     SCHEMA_VERSION,
     events_table,
     one_json,
-    unavailable,
 )
 from counter.types import (
     ClockReading,
@@ -81,7 +76,7 @@ class SqliteControl(SqliteBase):
         """Make slices and watermarks again where they lie ahead of the clock and nothing was ever
         counted: the clock of the first start was wrong, and nothing is lost by it yet."""
         now_us = self._clock.now_us()
-        ahead_us = _latest_time(connection) - now_us
+        ahead_us = latest_time(connection) - now_us
         if ahead_us <= CLOCK_STEP_MAX_US or connection.execute(_IS_USED).fetchone()[0]:
             return
         connection.execute("BEGIN IMMEDIATE")
@@ -158,7 +153,7 @@ class SqliteControl(SqliteBase):
 
     async def read_clock(self) -> ClockReading:
         """How far the latest time that is stored is ahead, 0 if it is not."""
-        latest_us: int = await self._read(self._reader, _latest_time)
+        latest_us: int = await self._read(self._reader, latest_time)
         return ClockReading(max(0, latest_us - self._clock.wall_us()), 0)
 
     async def datasets(self) -> Sequence[Dataset]:
@@ -358,7 +353,7 @@ class SqliteControl(SqliteBase):
         )
 
 
-def _latest_time(connection: sqlite3.Connection) -> int:
+def latest_time(connection: sqlite3.Connection) -> int:
     """The latest time that a clock told the store: none that a client named is among them."""
     (latest_us,) = connection.execute(
         "SELECT max(coalesce((SELECT max(through) FROM watermarks), 0),"
@@ -367,22 +362,6 @@ def _latest_time(connection: sqlite3.Connection) -> int:
         " coalesce((SELECT min(start) FROM slices), 0))"
     ).fetchone()
     return int(latest_us)
-
-
-def latest_time_in(directory: Path) -> int:
-    """The same of a data directory that another process may serve; 0 where nothing is in it. Raises
-    StoreUnavailableError."""
-    path = directory / DATABASE
-    if not path.exists():
-        return 0
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
-            has_tables = connection.execute(
-                "SELECT count(*) FROM sqlite_schema WHERE name IN ('tokens', 'slices')"
-            ).fetchone()[0]
-            return _latest_time(connection) if has_tables == 2 else 0
-    except sqlite3.Error as error:
-        raise unavailable(error) from error
 
 
 def _settings_json(settings: NamespaceSettings) -> str:
