@@ -1,17 +1,15 @@
 """What is right and wrong about a process's settings and surroundings. Nothing is changed here.
 
-Each look gives findings; none raises for what it looks at, so that one trouble hides no other.
+Each look returns findings; none raises for what it looks at, so that one trouble hides no other.
+What `counter serve` checks itself at startup (open files, exposure) is not repeated here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
-import resource
 import shutil
-import ssl
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -35,7 +33,6 @@ from counter.ports import Clock
 from counter.quantities import format_bytes
 from counter.storage import open_cache, open_store, opened_keys
 from counter.storage.shared.startup_retry import Patience
-from counter.types import ApiKey
 
 State = Literal["ok", "warning", "wrong"]
 
@@ -45,8 +42,6 @@ _DISK_SHARE_MIN: Final = 0.05
 _WAL_SHARE_MAX: Final = 0.25
 _DISK_LOW: Final = _GIB
 _DISK_FULL: Final = 64 * 1024**2
-#: What a process opens besides the connections of its clients, as api/server/sockets.py has it.
-FILES_BESIDES: Final = 2_660
 _CACHE_S: Final = 5.0
 #: A start waits longer for Cassandra; whoever asks a doctor wants to know how it is now.
 _PATIENCE_US: Final = 5 * SECOND
@@ -78,13 +73,11 @@ async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     )
     for look in looks:
         found += await look()
-    return [*found, *_files(settings)]
+    return found
 
 
 def _settings(loaded: Loaded) -> Iterator[Finding]:
-    given = [f"{name} ({origin})" for name, origin in loaded.origins.items()]
-    told = f"{len(given)} given: {', '.join(given)}" if given else "none given: all are defaults"
-    yield Finding("settings", "ok", told)
+    yield Finding("settings", "ok", f"{len(loaded.origins)} given")
     for each in loaded.warnings:
         yield Finding("settings", "warning", each, "counter config check shows all of them")
 
@@ -239,48 +232,7 @@ async def _keys(settings: Settings, clock: Clock) -> list[Finding]:
     if keys and not valid:
         do = "make one: counter key create --help"
         found = [Finding("keys", "warning", "all are revoked or expired: nobody gets in", do)]
-    return [*found, _exposure(settings, keys)]
-
-
-def _exposure(settings: Settings, keys: Sequence[ApiKey]) -> Finding:
-    where = f"{settings.host}:{settings.port}"
-    if _is_loopback(settings.host):
-        return Finding("exposure", "ok", f"{where} is reached from this machine alone")
-    missing = [] if keys else ["an API key"]
-    if settings.https_cert is None and not settings.tls_in_front:
-        missing.append("TLS")
-    if not missing:
-        return Finding("exposure", "ok", f"{where} asks for keys, over TLS")
-    told = f"{where} is open to other machines without {' and '.join(missing)}"
-    do = "counter key create; --https-cert and --https-key, or --tls-in-front behind a proxy"
-    if settings.insecure:
-        return Finding("exposure", "warning", f"{told} (--insecure)", do)
-    return Finding("exposure", "wrong", f"{told}: counter serve will refuse to start", do)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _files(settings: Settings) -> Iterator[Finding]:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.connections_max + FILES_BESIDES
-    if hard in (resource.RLIM_INFINITY, -1) or hard >= wanted:
-        yield Finding(
-            "files", "ok", f"enough may be open for {settings.connections_max} connections"
-        )
-        return
-    fits = max(10, hard - FILES_BESIDES)
-    yield Finding(
-        "files",
-        "warning",
-        f"{hard} files may be open, and {wanted} are needed for {settings.connections_max}"
-        f" connections: it takes {fits}",
-        "raise the limit: ulimit -Hn, or LimitNOFILE= of its unit",
-    )
+    return found
 
 
 def _text(error: BaseException) -> str:
@@ -290,10 +242,8 @@ def _text(error: BaseException) -> str:
 _TIMEOUT_S: Final = 5.0
 #: Farther apart than this, tokens that are made here come late or early to some namespaces.
 _APART_S: Final = 1.0
-#: Nobody adds to it here, so it comes to be by no look_at_service.
+#: It is only read, which creates no counter.
 _ANY: Final = "counter-doctor"
-_DAYS_LEFT: Final = 14
-_DAY_S: Final = 86_400
 
 
 def look_at_service(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
@@ -302,7 +252,6 @@ def look_at_service(url: str, api_key: str | None, version: str) -> Iterator[Fin
         # As a client of the SDK goes: what is on this machine is asked without a proxy.
         with httpx.Client(base_url=url, timeout=_TIMEOUT_S, mounts=direct([url])) as http:
             with http.stream("GET", "/readyz") as answer:
-                yield from _certificate(answer)
                 yield _ready(answer, _body(answer, "readyz"))
             yield from _version(http, version)
     except UnexpectedAnswerError as error:
@@ -350,23 +299,6 @@ def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
         yield Finding("version", "warning", told, "upgrade the older one")
 
 
-def _certificate(answer: httpx.Response) -> Iterator[Finding]:
-    """How long the service's certificate holds, where there is one."""
-    stream = answer.extensions.get("network_stream")
-    tls = None if stream is None else stream.get_extra_info("ssl_object")
-    if tls is None:
-        return
-    ends = tls.getpeercert().get("notAfter")
-    days = (ssl.cert_time_to_seconds(ends) - time.time()) / _DAY_S
-    told = f"the certificate holds until {ends}"
-    if days > _DAYS_LEFT:
-        yield Finding("certificate", "ok", told)
-    else:
-        yield Finding(
-            "certificate", "warning", told, "renew it; the service reads it anew by itself"
-        )
-
-
 def _clock(url: str, api_key: str | None) -> Finding:
     """How far the service's clock is from this one: an accurate read tells when it was made."""
     try:
@@ -378,8 +310,8 @@ def _clock(url: str, api_key: str | None) -> Finding:
             as_of = client.get(_ANY, max_staleness="0s").as_of
             after = datetime.now(UTC)
     except CounterError as error:
-        do = "for a look_at_service at its clock, give a key: --api-key-file or COUNTER_API_KEY"
-        return Finding("service clock", "warning", f"it cannot be told: {error.detail}", do)
+        do = "give a key that may read: --api-key-file or COUNTER_API_KEY"
+        return Finding("service clock", "warning", f"it cannot be read: {error.detail}", do)
     apart_s = (as_of - before - (after - before) / 2).total_seconds()
     surely_s = max(0.0, abs(apart_s) - (after - before).total_seconds() / 2)
     ahead = "ahead of" if apart_s > 0 else "behind"

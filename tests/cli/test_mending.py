@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 import counter.cli.commands.recount
-from api.server import sockets as listening
 from counter.cli.app import app
 from counter.client import CounterClient, Options
 from counter.durations import parse_duration
 from counter.errors import CounterError
-from counter.limits import CONNECTIONS_SPARE
-from counter.ops.doctor import FILES_BESIDES
 from tests.support.server import Server, served
 from tests.support.waiting import eventually
 
@@ -108,7 +105,6 @@ def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
     ("flags", "part"),
     [
         (["--retention", "1m"], "settings"),
-        (["--host", "0.0.0.0"], "exposure"),
         (["--url", "http://127.0.0.1:9"], "service"),
         (["--url", "nowhere"], "service"),
         (["--data", "a-file"], "store"),
@@ -148,11 +144,6 @@ def test_what_is_wrong_is_found(
     os.utime("of-tomorrow/counter.db", (tomorrow_s, tomorrow_s))
     code, found = doctor(capsys, *flags)
     assert (code, found[part]) == (1, "wrong")
-
-
-def test_it_counts_the_files_of_a_process_as_the_process_does() -> None:
-    besides = listening._BACKLOG + CONNECTIONS_SPARE + listening._OTHER_FILES
-    assert besides == FILES_BESIDES
 
 
 async def test_a_recount_says_that_a_right_count_was_right(
