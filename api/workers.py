@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Protocol
 
+from counter.background import pause
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import SECOND
@@ -151,9 +152,7 @@ class Supervisor:
                 "worker %d %s; it is started again in %g s",
                 *(number, _how(worker.exit_code), pause_s),
             )
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), pause_s)
-            if self._stop.is_set():
+            if await pause(self._stop, pause_s):
                 return
             worker = self._begin(number)
 

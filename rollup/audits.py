@@ -17,6 +17,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from counter.background import pause
 from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.errors import CounterError, NamespaceUnknownError
@@ -81,10 +82,9 @@ class Audits:
     async def run(self, stop: asyncio.Event, is_mine: Callable[[], bool]) -> None:
         """Do rounds until *stop* is set, while *is_mine*. No failure ends them."""
         self._stop = stop
-        while not stop.is_set():
-            # First a pause: a process that has just begun has better things to do.
-            await self._rest(self._interval_s)
-            if stop.is_set() or not is_mine():
+        # First a pause: a process that has just begun has better things to do.
+        while not await pause(stop, self._interval_s):
+            if not is_mine():
                 continue
             try:
                 await self.round()
@@ -158,9 +158,8 @@ class Audits:
         return now_us - random.randrange(namespace.dataset.retention_us)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait, or until this is to end."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+        """Wait *seconds*, or until this is to end."""
+        await pause(self._stop, seconds)
 
 
 def _tell(summary: Summary) -> None:

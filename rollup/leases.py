@@ -20,6 +20,7 @@ from typing import Final
 
 import xxhash
 
+from counter.background import pause
 from counter.core.clock_guard import ClockGuard
 from counter.errors import UnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
@@ -142,10 +143,7 @@ class Leases:
                 # Random, so that workers that failed together do not try again together.
                 wait_us = round(random.uniform(0.5, 1) * pause_us)
                 pause_us = max(self._look_us, min(2 * pause_us, self._ttl_us // _PAUSE_MAX))
-            try:
-                await asyncio.wait_for(stop.wait(), wait_us / SECOND)
-            except TimeoutError:
-                continue
+            await pause(stop, wait_us / SECOND)
 
     async def turn(self) -> None:
         """Renew the lease, and see which slots are this worker's now.

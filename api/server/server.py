@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import uvicorn
 
 from api.server.protocol import TimedProtocol, cut_slow_clients
 from api.server.tls import Certificates, TlsListener
+from counter.background import pause
 from counter.config.settings import Settings
 from counter.limits import SECOND
 
@@ -105,8 +106,7 @@ class Server(uvicorn.Server):
         """End in order."""
         self._leaving()
         if delay_us := self._settings.shutdown_delay:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._at_once.wait(), delay_us / SECOND)
+            await pause(self._at_once, delay_us / SECOND)
         for server in self.servers:
             server.close()
         self._draining()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
+from counter.background import every
 from counter.core.clock_guard import ClockGuard
 from counter.errors import (
     ClockSkewError,
@@ -20,6 +21,7 @@ from counter.security.keys import KeyRing
 from counter.telemetry.incidents import Trouble, Troubles
 from rollup.worker import RollupWorker
 
+_log = logging.getLogger("counter.health")
 _PING_S: Final = 5.0
 _LOOK_EVERY_S: Final = 5.0
 _LEAVING: Final = "this process was told to end: send requests elsewhere"
@@ -94,10 +96,7 @@ class Health:
 
     async def keep_looking(self, stop: asyncio.Event) -> None:
         """Look every few seconds until *stop* is set."""
-        while not stop.is_set():
-            await self.look()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+        await every(_LOOK_EVERY_S, self.look, stop, _log, "looking at the dependencies")
 
     async def look(self) -> Report:
         """Ask the store and the cache, each for a bounded time; who comes meanwhile waits for the

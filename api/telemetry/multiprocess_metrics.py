@@ -13,12 +13,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from counter.background import pause
 from counter.limits import SECOND
 from counter.ports import Clock
 
@@ -47,10 +47,9 @@ class Board:
 
     async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
         """Lay down what *collect* gives every second until *stop* is set, and a last time then."""
-        while not stop.is_set():
+        self.lay(collect())
+        while not await pause(stop, _EVERY_S):
             self.lay(collect())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _EVERY_S)
         self.lay(collect())
 
     def gathered(self, own: Iterable[Metric]) -> list[Metric]:

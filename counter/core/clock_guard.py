@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from counter.background import every
 from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError
 from counter.limits import (
@@ -158,12 +159,7 @@ class ClockGuard:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Measure every few seconds until *stop* is set."""
-        while not stop.is_set():
-            await self.measure()
-            try:
-                await asyncio.wait_for(stop.wait(), _EVERY_S)
-            except TimeoutError:
-                continue
+        await every(_EVERY_S, self.measure, stop, _log, "comparing the clocks")
 
     def _pair(self) -> _Pair:
         """Both clocks now."""

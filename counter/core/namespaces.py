@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from counter import limits
+from counter.background import every
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.durations import format_duration
 from counter.errors import (
-    CounterError,
     InvalidBodyError,
     InvalidParameterError,
     NamespaceConflictError,
@@ -66,22 +66,8 @@ class Namespaces:
                 return
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read the directory anew every second until *stop* is set."""
-        failed = False
-        while not stop.is_set():
-            try:
-                await self.refresh()
-                failed = False
-            except CounterError as error:
-                if not failed:
-                    _log.warning("namespaces cannot be read anew: %s", error.detail)
-                failed = True
-            except Exception:
-                _log.exception("namespaces were read anew in a way that should not fail")
-            try:
-                await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
-            except TimeoutError:
-                continue
+        """Read the directory again every second until *stop* is set."""
+        await every(_READ_EVERY_S, self.refresh, stop, _log, "reading the namespaces")
 
     @property
     def is_fresh(self) -> bool:

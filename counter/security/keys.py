@@ -19,6 +19,7 @@ from contextlib import suppress
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
+from counter.background import pause
 from counter.errors import CounterError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.types import ApiKey, Scope
@@ -182,8 +183,7 @@ class KeyRing:
                 is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
                 if is_due and (noting is None or noting.done()):
                     noting = asyncio.create_task(self._try("noted as used", self._note_uses))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _READ_EVERY_S)
+                await pause(stop, _READ_EVERY_S)
                 self._settle()
         finally:
             under_way = [each for each in (reading, noting) if each is not None]

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span
 
+from counter.background import pause
 from counter.ports import Store
 from counter.types import Namespace
 
@@ -79,8 +80,7 @@ class SpanTracing:
                 loop.call_soon_threadsafe(ended.set)
 
         Thread(target=end, name="counter-traces", daemon=True).start()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), _FLUSH_S_MAX)
+        await pause(ended, _FLUSH_S_MAX)
 
 
 class _WatchedStore:
