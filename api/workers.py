@@ -1,8 +1,7 @@
 """Several API processes on one port, and the process that keeps them there.
 
-uvicorn's own supervisor does not fit: it starts what dies again at once and for ever, and what it
-started lives on where it is killed itself. Here each worker has a pipe to its supervisor: through
-it the worker says that it is ready, and learns that the supervisor is gone.
+uvicorn's own supervisor does not fit (see docs/architecture.md). Each worker has a pipe to its
+supervisor: through it the worker says that it is ready, and learns that the supervisor is gone.
 """
 
 from __future__ import annotations

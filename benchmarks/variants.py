@@ -20,7 +20,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +36,7 @@ from api.server.protocol import TimedProtocol, timed_protocol
 from api.telemetry.metrics import Metrics
 from api.telemetry.request_metrics import RequestMetrics
 from counter.cli.commands.serve import serve_one
-from counter.cli.flags import ServeFlags
+from counter.cli.flags import ServeFlags, given
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.config.settings import Settings
@@ -194,9 +193,8 @@ def unmetered() -> Iterator[None]:
 
 
 def settings_of(flags: ServeFlags | None) -> Settings:
-    """What ``counter serve`` would make of *flags*."""
-    given = {k: v for k, v in asdict(flags or ServeFlags()).items() if v is not None}
-    return load(given).settings
+    """The settings that ``counter serve`` would have with *flags*."""
+    return load(given(flags)).settings
 
 
 def serve_with(make: Callable[[Settings], Application], settings: Settings | None = None) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.capacity.measure import COUNTERS, EMBEDDED, Figure, Run, measure
 from benchmarks.capacity.processes import BenchError
 from counter.cli.commands.backup import ending_in_order
-from counter.cli.flags import StoreFlags
+from counter.cli.flags import STORE, StoreFlags, given
 from counter.cli.terminal import EXIT_INTERRUPTED, remark, tell, told
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.report import load, toml_value
@@ -72,8 +72,8 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
     flags = flags or BenchFlags()
     with told(), ending_in_order():
         _check(flags)
-        given = {**({} if store is None else asdict(store)), "cache": flags.cache}
-        settings = load({k: v for k, v in given.items() if v is not None}).settings
+        cache = {} if flags.cache is None else {"cache": flags.cache}
+        settings = load(given(store) | cache).settings
         folder = _folder(settings)
         try:
             with _progress() as progress:
@@ -130,7 +130,7 @@ def _process(settings: Settings, folder: Path) -> tuple[dict[str, str], tuple[st
     env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIX)}
     if settings.store == "sqlite":
         return env, (*EMBEDDED, f"--data={folder / 'data'}")
-    names = {each.name for each in fields(StoreFlags)} - {"config"} | {"cache"}
+    names = {*STORE} - {"config"} | {"cache"}
     lines = []
     for name in sorted(names & settings.model_fields_set):
         value = getattr(settings, name)

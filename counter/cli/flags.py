@@ -1,121 +1,81 @@
-"""The flags of commands that need settings: one for each, and what reads them."""
+"""The flags of commands that need settings: one for each setting, with its description as help."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from dataclasses import field, make_dataclass
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from counter.config.report import Loaded, load, toml_value
-from counter.config.settings import Settings
+from counter.config.settings import DatasetSettings, Settings
 from counter.telemetry.logs import log_to_stderr
 
+#: The settings that say where the store is.
+STORE: Final = (
+    *("config", "log_level", "log_format", "audit_log", "store", "data", "wal_bytes_max"),
+    *("contact_points", "local_datacenter", "single_datacenter", "keyspace"),
+    *("cassandra_username", "cassandra_password_file"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_check_host", "start_timeout"),
+    # A dataset is the same for each process that creates it, writes it or rolls it up.
+    *DatasetSettings.model_fields,
+)
+_ROLLUP: Final = (
+    *("cache", "cache_timeout", "cache_entries_max", "host", "metrics_port", "hosts", "insecure"),
+    *("lease_time", "rollup_concurrency", "audit_interval", "audit_rate", "drain_timeout"),
+    "traces",
+)
+#: A secret does not belong on a command line, and tables do not fit there.
+_NO_FLAGS: Final = ("cassandra_password", "extra_datasets")
 
-def _is(name: str) -> Parameter:
-    """The flag of the setting *name*: what it is for, and its default where there is one."""
-    field = Settings.model_fields[name]
-    given = None if field.default_factory else field.default
-    default = "" if given in (None, ()) else toml_value(name, given).strip('"')
-    return Parameter(help=(field.description or "") + (f" [{default}]." if default else "."))
+
+def _flags(settings: Iterable[str]) -> Callable[[type], Any]:
+    """Give a class a flag for each of *settings*, besides those of its base."""
+
+    def give(cls: type) -> Any:
+        made = make_dataclass(
+            cls.__name__,
+            [(name, _flag(name), field(default=None)) for name in settings],
+            bases=cls.__bases__,
+            namespace={"__doc__": cls.__doc__, "__module__": __name__},
+            frozen=True,
+            kw_only=True,
+        )
+        return Parameter(name="*")(made)
+
+    return give
 
 
-_Text = str | None
+def _flag(name: str) -> Any:
+    """The type of the flag of the setting *name*, with its description and default as help."""
+    setting = Settings.model_fields[name]
+    value = None if setting.default_factory else setting.default
+    default = "" if value in (None, ()) else toml_value(name, value).strip('"')
+    text = (setting.description or "") + (f" [{default}]." if default else ".")
+    kind = bool if setting.annotation is bool else str
+    return Annotated[kind | None, Parameter(help=text)]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@_flags(STORE)
 class StoreFlags:
     """Where counts are kept; a flag that is left out is read from elsewhere."""
 
-    config: Annotated[_Text, _is("config")] = None
-    log_level: Annotated[_Text, _is("log_level")] = None
-    log_format: Annotated[_Text, _is("log_format")] = None
-    audit_log: Annotated[_Text, _is("audit_log")] = None
-    store: Annotated[_Text, _is("store")] = None
-    data: Annotated[_Text, _is("data")] = None
-    wal_bytes_max: Annotated[_Text, _is("wal_bytes_max")] = None
-    contact_points: Annotated[_Text, _is("contact_points")] = None
-    local_datacenter: Annotated[_Text, _is("local_datacenter")] = None
-    single_datacenter: Annotated[bool | None, _is("single_datacenter")] = None
-    keyspace: Annotated[_Text, _is("keyspace")] = None
-    cassandra_username: Annotated[_Text, _is("cassandra_username")] = None
-    cassandra_password_file: Annotated[_Text, _is("cassandra_password_file")] = None
-    tls_ca: Annotated[_Text, _is("tls_ca")] = None
-    tls_cert: Annotated[_Text, _is("tls_cert")] = None
-    tls_key: Annotated[_Text, _is("tls_key")] = None
-    tls_check_host: Annotated[bool | None, _is("tls_check_host")] = None
-    start_timeout: Annotated[_Text, _is("start_timeout")] = None
-    retention: Annotated[_Text, _is("retention")] = None
-    slice: Annotated[_Text, _is("slice")] = None
-    write_timeout: Annotated[_Text, _is("write_timeout")] = None
-    clock_skew_max: Annotated[_Text, _is("clock_skew_max")] = None
-    time_bucket: Annotated[_Text, _is("time_bucket")] = None
-    event_buckets: Annotated[_Text, _is("event_buckets")] = None
-    event_buckets_max: Annotated[_Text, _is("event_buckets_max")] = None
-    replication: Annotated[_Text, _is("replication")] = None
-    write_consistency: Annotated[_Text, _is("write_consistency")] = None
-    read_consistency: Annotated[_Text, _is("read_consistency")] = None
 
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@_flags(_ROLLUP)
 class RollupFlags(StoreFlags):
     """What every process that counts needs besides."""
 
-    cache: Annotated[_Text, _is("cache")] = None
-    cache_timeout: Annotated[_Text, _is("cache_timeout")] = None
-    cache_entries_max: Annotated[_Text, _is("cache_entries_max")] = None
-    host: Annotated[_Text, _is("host")] = None
-    metrics_port: Annotated[_Text, _is("metrics_port")] = None
-    hosts: Annotated[_Text, _is("hosts")] = None
-    insecure: Annotated[bool | None, _is("insecure")] = None
-    lease_time: Annotated[_Text, _is("lease_time")] = None
-    rollup_concurrency: Annotated[_Text, _is("rollup_concurrency")] = None
-    audit_interval: Annotated[_Text, _is("audit_interval")] = None
-    audit_rate: Annotated[_Text, _is("audit_rate")] = None
-    drain_timeout: Annotated[_Text, _is("drain_timeout")] = None
-    traces: Annotated[_Text, _is("traces")] = None
 
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@_flags(each for each in Settings.model_fields if each not in (*STORE, *_ROLLUP, *_NO_FLAGS))
 class ServeFlags(RollupFlags):
-    """What a process that serves needs besides."""
-
-    port: Annotated[_Text, _is("port")] = None
-    workers: Annotated[_Text, _is("workers")] = None
-    rollup: Annotated[bool | None, _is("rollup")] = None
-    rollup_window: Annotated[_Text, _is("rollup_window")] = None
-    accept_limit: Annotated[_Text, _is("accept_limit")] = None
-    shards: Annotated[_Text, _is("shards")] = None
-    payload_check: Annotated[_Text, _is("payload_check")] = None
-    body_bytes_max: Annotated[_Text, _is("body_bytes_max")] = None
-    batch_items_max: Annotated[_Text, _is("batch_items_max")] = None
-    namespaces_max: Annotated[_Text, _is("namespaces_max")] = None
-    shards_max: Annotated[_Text, _is("shards_max")] = None
-    requests_per_s: Annotated[_Text, _is("requests_per_s")] = None
-    adds_per_s: Annotated[_Text, _is("adds_per_s")] = None
-    reservations_per_s: Annotated[_Text, _is("reservations_per_s")] = None
-    resolutions_per_s: Annotated[_Text, _is("resolutions_per_s")] = None
-    request_timeout: Annotated[_Text, _is("request_timeout")] = None
-    write_wait_max: Annotated[_Text, _is("write_wait_max")] = None
-    log_requests: Annotated[_Text, _is("log_requests")] = None
-    https_cert: Annotated[_Text, _is("https_cert")] = None
-    https_key: Annotated[_Text, _is("https_key")] = None
-    https_key_password_file: Annotated[_Text, _is("https_key_password_file")] = None
-    https_client_ca: Annotated[_Text, _is("https_client_ca")] = None
-    tls_in_front: Annotated[bool | None, _is("tls_in_front")] = None
-    connections_max: Annotated[_Text, _is("connections_max")] = None
-    connections_per_address: Annotated[_Text, _is("connections_per_address")] = None
-    cors_origins: Annotated[_Text, _is("cors_origins")] = None
-    shutdown_delay: Annotated[_Text, _is("shutdown_delay")] = None
+    """What a process that serves needs besides: all other settings."""
 
 
 def given(flags: StoreFlags | None) -> dict[str, str]:
     """What was said, by the names of the settings."""
-    return {} if flags is None else {k: v for k, v in asdict(flags).items() if v is not None}
+    return {} if flags is None else {k: v for k, v in vars(flags).items() if v is not None}
 
 
 def ready(flags: StoreFlags | None) -> Loaded:
