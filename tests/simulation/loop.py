@@ -153,6 +153,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def end(self) -> None:
         """Close every coroutine that is left, so that none is closed at some time of its own."""
         self.ending = True
+        self._ready.clear()
+        self._scheduled.clear()
+        # What cleans up may ask for the running loop: without one, asyncio.gather opens a real one.
+        self.call_soon(self._close_coroutines)
+        self.stop()
+        self.run_forever()
+        self.close()
+
+    def _close_coroutines(self) -> None:
         for task in self._made:
             if task.done():
                 continue
@@ -161,6 +170,3 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 task.get_coro().close()
             except (RuntimeError, StopIteration):
                 continue
-        self._ready.clear()
-        self._scheduled.clear()
-        self.close()

@@ -1,14 +1,17 @@
 """A fast share of the simulation: seeds that must pass, bugs that must not."""
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.simulation.bugs import all_bugs
 from tests.simulation.directed import QUICK
+from tests.simulation.loop import SimulatedLoop
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 
@@ -61,3 +64,18 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 def test_another_seed_gives_another_run() -> None:
     assert run_seed(3).digest != run_seed(7).digest
+
+
+def test_what_is_left_at_the_end_is_closed_within_the_loop() -> None:
+    loop, cleaned_up_in = SimulatedLoop(Random(0)), []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up_in.append(asyncio.get_running_loop())
+
+    loop.create_task(endless())
+    loop.run_until_complete(asyncio.sleep(1))
+    loop.end()
+    assert cleaned_up_in == [loop]
