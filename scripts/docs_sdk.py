@@ -33,8 +33,8 @@ shows them in use. Instants are `datetime`s in UTC; names that end in `_s` are s
 [Errors](errors.md) names each beside its code.
 
 In signatures, a `Credential` is a `Token` or a `Key`; `Items` are pairs of a counter and a delta,
-or a mapping; `Settings` is a dictionary of a namespace's settings; `Told` is a `Count`, or the
-`CounterError` of trouble that may pass.
+or a mapping; `Settings` is a dictionary of a namespace's settings; `LiveUpdate` is a `Count`, or
+the `CounterError` of a temporary failure.
 """
 
 

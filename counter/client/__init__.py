@@ -1,7 +1,7 @@
 """The Python SDK: :class:`CounterClient` for threads, :class:`AsyncCounterClient` for event loops.
 
-Errors are those of :mod:`counter.errors`, and the few more that only a client can meet. It imports
-no server code, and keeps no state in a module.
+It raises the errors of :mod:`counter.errors` and a few of its own. It imports no server code and
+has no module-level state.
 """
 
 from counter.client.aio import AsyncCounterClient

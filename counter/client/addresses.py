@@ -1,4 +1,4 @@
-"""Where a client sends to, and as whom: base URLs, the API key, and proxies on the way."""
+"""Base URLs, the API key header, and proxies from the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORT_MAX: Final = 65_535
 
 
 def checked_urls(url: str | Sequence[str]) -> list[str]:
-    """The base URLs that *url* names, without a slash at the end. Raises InvalidParameterError."""
+    """Return *url* as a list of base URLs, no slash at the end. Raises InvalidParameterError."""
     if isinstance(url, str):
         urls = [url]
     elif isinstance(url, Sequence) and all(isinstance(each, str) for each in url):
@@ -33,7 +33,7 @@ def checked_urls(url: str | Sequence[str]) -> list[str]:
 
 
 def _problem_of(url: str) -> str | None:
-    """What is wrong with *url*, if anything is."""
+    """Return what is wrong with *url*, or None."""
     try:
         read = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -45,31 +45,32 @@ def _problem_of(url: str) -> str | None:
     if read.port is not None and not 1 <= read.port <= _PORT_MAX:
         return f"has the port {read.port}; 1 to {_PORT_MAX} are ports"
     if read.userinfo:
-        return "has a user or a password in it, which would stand in errors and logs: leave it out"
+        return "contains a user or a password, which would appear in errors and logs: leave it out"
     if read.query or read.fragment:
-        return "has a query or a fragment; give what stands before /v1 in the paths of the API"
+        return "has a query or a fragment; give only the part before /v1"
     return None
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header of *api_key*. Raises InvalidParameterError."""
+    """Return the Authorization header for *api_key*. Raises InvalidParameterError."""
     if api_key is None:
         return {}
     if not isinstance(api_key, str):
-        raise InvalidParameterError(f"the API key is no text, but {type(api_key).__name__}")
-    # As a file has it, with the end of its line. What it is, no error tells.
+        raise InvalidParameterError(f"the API key must be a string, not {type(api_key).__name__}")
+    # A key read from a file ends with a newline. Errors never contain the key.
     api_key = api_key.strip()
     if not (api_key.isascii() and api_key.isprintable()) or not api_key or " " in api_key:
         raise InvalidParameterError(
-            f"the API key of {len(api_key)} characters is empty, or has some that no key has: give"
-            " it as counter key create printed it"
+            f"the API key of {len(api_key)} characters is empty or has invalid characters: give it"
+            " as counter key create printed it"
         )
     return {"Authorization": f"Bearer {api_key}"}
 
 
 def direct(urls: Sequence[str]) -> dict[str, None]:
-    """What httpx must reach without a proxy of the environment: a proxy on another machine cannot
-    reach this one's loopback, which HTTP_PROXY is not meant for."""
+    """Return httpx mounts that bypass environment proxies for loopback URLs.
+
+    A proxy on another machine cannot reach this machine's loopback."""
     hosts = {httpx.URL(each).host for each in urls}
     # A host with colons is an IPv6 address.
     return {
@@ -80,12 +81,12 @@ def direct(urls: Sequence[str]) -> dict[str, None]:
 
 
 def by_proxy(url: str) -> str:
-    """What to say of the way to *url* where the environment names a proxy for it."""
+    """Return an error suffix if the environment names a proxy for *url*, else an empty string."""
     read = httpx.URL(url)
     if _is_loopback(read.host) or proxy_bypass(read.host):
         return ""
     found = getproxies()
-    return " by the proxy that the environment names" if {read.scheme, "all"} & set(found) else ""
+    return " through the proxy from the environment" if {read.scheme, "all"} & set(found) else ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -95,14 +96,13 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-#: How long a base URL that did not answer is passed by; then one attempt tries it again. Without
-#: that every call would begin with a failure while the first server is away, and the retries that
-#: calls share would soon be used up.
+#: How long a base URL is skipped after it failed; then one attempt tries it again. Otherwise every
+#: call would first fail on a server that is down and use up the shared retry budget.
 _AWAY_S: Final = 1.0
 
 
 class Places:
-    """Base URLs, and until when which of them is passed by. Threads may share it."""
+    """Select base URLs and skip those that failed recently. Thread-safe."""
 
     def __init__(self, urls: Sequence[str], now_s: Callable[[], float] = time.monotonic) -> None:
         self._urls = tuple(urls)
@@ -113,7 +113,7 @@ class Places:
         return len(self._urls)
 
     def pick(self, number: int) -> str:
-        """Where attempt *number* of a call goes; where none answers, to each in turn."""
+        """Return the base URL for attempt *number*; if all failed recently, take each in turn."""
         count = len(self._urls)
         first = self._urls[number % count]
         if not self._away_until_s:
@@ -125,16 +125,16 @@ class Places:
             if until_s is None:
                 return url
             if until_s <= now_s:
-                # This attempt finds out; others go by until it has.
+                # Only this attempt probes the URL; others skip it until then.
                 self._away_until_s[url] = now_s + _AWAY_S
                 return url
         return first
 
     def answered(self, url: str) -> None:
-        """*url* gave an answer, whatever it was."""
+        """Record that *url* answered, with any status."""
         if self._away_until_s:
             self._away_until_s.pop(url, None)
 
     def failed(self, url: str) -> None:
-        """*url* gave none."""
+        """Record that *url* did not answer."""
         self._away_until_s[url] = self._now_s() + _AWAY_S

@@ -1,4 +1,4 @@
-"""The client for event loops."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from counter.client.failures import Unfinished, UnknownOutcomeError, unfinished_
 from counter.client.options import Options
 from counter.client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
 from counter.client.tokens import Credential, Items, Token
-from counter.client.transport import AsyncTransport, Course, Told
+from counter.client.transport import AsyncTransport, Course, LiveUpdate
 from counter.errors import CounterError, TokenTooOldError
 
 T = TypeVar("T")
 
 
 class AsyncCounterClient:
-    """What :class:`counter.client.CounterClient` is for threads, in one event loop: the same calls,
-    the same answers, the same errors. A call that is cancelled may have been counted: give it a
-    token of your own where that matters.
+    """The same as :class:`counter.client.CounterClient`, for one event loop.
+
+    A cancelled add may have been counted: pass your own token if that matters.
     """
 
     def __init__(
@@ -54,67 +54,68 @@ class AsyncCounterClient:
         await self.close()
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._transport.close()
 
     async def add(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.Added:
-        """Add *delta*, any signed 64-bit integer, once for the *token*: a new one if None.
+        """Add *delta*, a signed 64-bit integer, once per *token* (a new one if None).
 
-        Raises TokenConflictError where the token was used with another payload, and
-        UnknownOutcomeError where nobody knows at the deadline whether it is counted.
+        Raises TokenConflictError if the token was used with another payload, and
+        UnknownOutcomeError if it is not known at the deadline whether the add is counted.
         """
         return await self._call(self._calls.add(counter, delta, token))
 
     async def add_and_get(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.AddedCount:
-        """Add as :meth:`add` does, and read the count with the add in it, exact as of ``as_of``."""
+        """Add as :meth:`add` does; return the count including the add, exact as of ``as_of``."""
         return await self._call(self._calls.add_and_get(counter, delta, token))
 
     async def clear(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
         """Set the counter to 0 as of the token's time.
 
-        Adds with a time up to it are erased, whenever they arrive, and later ones stay. Raises as
-        :meth:`add` does.
+        Adds with a time up to then are erased even if they arrive later. Raises as :meth:`add`
+        does.
         """
         return await self._call(self._calls.clear(counter, token))
 
     async def get(self, counter: str, *, max_staleness: str | None = None) -> answers.Count:
-        """The count, and the instant it is exact as of; a counter that was never written reads 0.
+        """Return the count and the instant it is exact as of; an unknown counter reads 0.
 
-        *max_staleness* is how old that instant may be, a duration such as ``5s``: ``0s`` is
-        accurate, and None is as the namespace has it.
+        *max_staleness* bounds the age of that instant, a duration such as ``5s``: ``0s`` is
+        accurate, and None means the namespace's setting.
         """
         return await self._call(self._calls.get(counter, max_staleness))
 
     async def get_many(
         self, counters: Iterable[str], *, max_staleness: str | None = None
     ) -> list[answers.Count]:
-        """The counts of up to 1,000 counters, in order; *max_staleness* as in :meth:`get`."""
+        """Return the counts of up to 1,000 counters, in order. *max_staleness*: see :meth:`get`."""
         return await self._call(self._calls.batch_get(counters, max_staleness))
 
     async def batch(self, items: Items) -> list[answers.Added | CounterError]:
-        """Add to up to 1,000 counters, a token each; what became of each, in order.
+        """Add to up to 1,000 counters, each under its own token; return the results in order.
 
-        An item that is refused is its error; one whose end is not known at the deadline is an
-        UnknownOutcomeError, and spoils no other.
+        A rejected item's result is its error; one with an unknown outcome at the deadline is an
+        UnknownOutcomeError. Items do not affect each other.
         """
         delivery = Delivery.of_items(self._calls, items)
         return await drive_async(delivery.until_deadline(self._policy), self._do)
 
     async def atomic(self, items: Items, *, token: Credential | None = None) -> list[answers.Added]:
-        """Up to 100 adds under one token: all of them are counted, or none. Raises as :meth:`add`
-        does."""
+        """Make up to 100 adds under one token: either all are counted or none. Raises as
+        :meth:`add` does."""
         return await self._call(self._calls.atomic(items, token))
 
     async def resolve(self, unfinished: Unfinished | UnknownOutcomeError | str) -> answers.Resolved:
-        """Finish what an UnknownOutcomeError left: it, its ``unfinished``, or ``str()`` of that.
+        """Find out whether an add is counted, given an UnknownOutcomeError, its ``unfinished``, or
+        ``str()`` of that.
 
-        The very same is sent again. While the token is young it is counted by that, at the latest;
-        an old one is found out about. A key is known for the namespace's ``key_ttl`` only: resolved
-        later it counts anew.
+        Sends the same request again. If the token is young, this counts the add if it was not
+        counted yet; otherwise it looks the add up. A key is known only for the namespace's
+        ``key_ttl``: resolved later, it counts again.
         """
         try:
             return await self._call(self._calls.resolve(unfinished_of(unfinished)))
@@ -124,11 +125,11 @@ class AsyncCounterClient:
             raise
 
     async def tokens(self, count: int = 1) -> list[Token]:
-        """1 to 1,000 tokens with the service's time, for a machine whose clock is wrong."""
+        """Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong."""
         return await self._call(tokens(count))
 
     async def counters(self, prefix: str | None = None) -> AsyncIterator[str]:
-        """The names of all counters, in code point order, read page by page."""
+        """Yield the names of all counters, in code point order, read page by page."""
         page = None
         while True:
             names, page = await self._call(self._calls.counters(prefix, page))
@@ -138,8 +139,8 @@ class AsyncCounterClient:
                 return
 
     async def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
-        """The *limit* counters (1 to 100) with the most adds in the last *span*, at most ``1m``;
-        docs/http.md tells how exact that is."""
+        """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most
+        ``1m``; docs/http.md describes how exact that is."""
         return await self._call(self._calls.busiest(limit, span))
 
     async def events(
@@ -150,7 +151,7 @@ class AsyncCounterClient:
         *,
         limit: int | None = None,
     ) -> AsyncIterator[answers.Event]:
-        """The events of ``[start, end)``, latest first, read page by page; at most *limit*."""
+        """Yield at most *limit* events of ``[start, end)``, latest first, read page by page."""
         page, left = None, limit
         while left is None or left > 0:
             items = PAGE if left is None else min(PAGE, left)
@@ -168,16 +169,16 @@ class AsyncCounterClient:
         end: datetime | None = None,
         step: str | None = None,
     ) -> AsyncIterator[answers.Point]:
-        """The count at the end of each *step*, a duration such as ``1m``, of ``[start, end)``."""
+        """Yield the count at the end of each *step* (such as ``1m``) of ``[start, end)``."""
         for each in await self._call(self._calls.history(counter, start, end, step)):
             yield each
 
-    async def live(self, counter: str) -> AsyncGenerator[Told]:
-        """The count, and again whenever it changes, and every few seconds for its ``as_of``: until
-        the program has enough of it.
+    async def live(self, counter: str) -> AsyncGenerator[LiveUpdate]:
+        """Yield the count, again whenever it changes, and every few seconds with a new ``as_of``.
 
-        A connection that ends is taken up again. In place of a count there is the CounterError of
-        trouble that may pass; what will not is raised, and so is silence of ``deadline_s``.
+        Reconnects if a connection ends. Yields the CounterError of a temporary failure in place of
+        a count. Raises a permanent one, and the last one if the stream is silent for
+        ``deadline_s``.
         """
         course = Course(self._calls.live(counter), self._policy)
         while True:
@@ -185,39 +186,39 @@ class AsyncCounterClient:
             try:
                 async with aclosing(self._transport.lines(course.request, course.number)) as lines:
                     async for line in lines:
-                        if (told := course.line(line)) is not None:
-                            yield told
+                        if (update := course.line(line)) is not None:
+                            yield update
             except CounterError as error:
                 ended = error
             await asyncio.sleep(course.pause_s(ended))
 
     async def recount(self, counter: str) -> int:
-        """Have all that is kept of a counter's past counted anew from its events, by the next
-        rollup; how many windows of time that is."""
+        """Make the next rollup recount the counter's stored past from its events; return the number
+        of windows."""
         return await self._call(self._calls.recount(counter))
 
     async def namespaces(self) -> list[Settings]:
-        """All namespaces that there are for the caller, with their settings."""
+        """Return the namespaces that the caller may see, with their settings."""
         return await self._call(namespaces())
 
     async def namespace(self) -> Settings:
-        """The settings of this client's namespace, by name, as the service writes them."""
+        """Return the settings of this client's namespace, by name, as the service writes them."""
         return await self._call(self._calls.settings())
 
     async def create_namespace(self, **settings: Any) -> Settings:
-        """Make this client's namespace: ``counter_type="EVENTUAL"`` at least.
+        """Create this client's namespace; ``counter_type="EVENTUAL"`` is the least it needs.
 
-        Raises PreconditionFailedError where it is there already. ``warnings`` in the answer are
-        there only if there are some.
+        Raises PreconditionFailedError if it exists. The answer has ``warnings`` only if there are
+        any.
         """
         return await self._call(self._calls.create_namespace(settings))
 
     async def change_namespace(self, **settings: Any) -> Settings:
-        """Change *settings* of this client's namespace; what is left out stays as it is."""
+        """Change the given *settings* of this client's namespace."""
         return await self._call(self._calls.change_namespace(settings))
 
     async def delete_namespace(self) -> None:
-        """Delete this client's namespace with its counters, events and tokens, for ever."""
+        """Delete this client's namespace permanently, with its counters, events and tokens."""
         await self._call(self._calls.delete_namespace())
 
     def buffer(
@@ -227,10 +228,10 @@ class AsyncCounterClient:
         max_items: int = 100_000,
         spool: str | Path | None = None,
     ) -> AsyncBuffer:
-        """A buffer that merges the adds of one counter, and sends every *max_delay* seconds.
+        """Return a buffer that merges adds by counter and sends them every *max_delay* seconds.
 
-        It holds up to *max_items* counters that wait; *spool* is a directory to keep them in, so
-        that they survive the end of this process; other processes may share it.
+        It holds up to *max_items* pending counters. *spool* is a directory that keeps them when
+        this process ends; other processes may share it.
         """
         self._transport.check_open()
         bounds = Bounds(max_delay, max_items)

@@ -1,4 +1,4 @@
-"""What a client gives back: the service's answers, read. Instants are datetimes in UTC."""
+"""The service's answers as dataclasses. Instants are datetimes in UTC."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from counter.clock import parse_rfc3339
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """An add that is counted, once."""
+    """An add that is counted once."""
 
     counter: str
     delta: int
     event_time: datetime
-    #: Whether it was counted before; None where the store cannot tell.
+    #: Whether it was counted before; None if the store cannot know.
     replayed: bool | None
     #: False in a BEST_EFFORT namespace, where a retry may count twice.
     retry_safe: bool = True
@@ -26,7 +26,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class AddedCount(Added):
-    """An add, and the count with it, exact as of ``as_of``."""
+    """An add, and the count including it, exact as of ``as_of``."""
 
     count: int = 0
     as_of: datetime = datetime.min
@@ -59,7 +59,7 @@ class Event:
     event_time: datetime
     event_id: str
     event_item_key: int
-    #: 0 where it is a clear.
+    #: 0 for a clear.
     delta: int
     clear: bool
 
@@ -88,22 +88,22 @@ class Busiest:
 
     since: datetime
     as_of: datetime
-    #: Whether all counters that changed in that time were looked at.
+    #: Whether all counters that changed in that time were considered.
     complete: bool
     counters: list[Busy]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The end of an add: counted, or never to be."""
+    """The outcome of an add: it is counted, or never will be."""
 
     applied: bool
-    #: A new token is safe where it was not applied.
+    #: Why it was not applied; an add with a new token is safe then.
     detail: str = ""
 
 
 def added_of(body: Mapping[str, Any]) -> Added:
-    """Raises KeyError, TypeError or ValueError where *body* is no such answer; all here do."""
+    """Parse an answer. All parsers here raise KeyError, TypeError or ValueError on a bad *body*."""
     return Added(
         body["counter"],
         body["delta"],

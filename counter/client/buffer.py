@@ -1,4 +1,4 @@
-"""Buffered adds, for threads and for event loops."""
+"""Buffered adds for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from counter.client.spool import spool_path
 from counter.client.tokens import check_delta
 from counter.errors import CounterError, StoreUnavailableError
 
-#: However short max_delay is, the disk is not asked more often during an outage.
+#: Least seconds between writes to the spool during an outage.
 _TICK_S: Final = 0.01
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Buffer:
-    """Merges adds by counter and sends them in batches, in a thread of its own.
+    """Merge adds by counter and send them in batches from a background thread.
 
-    Each add is in exactly one item of one batch, and each item has one token for all its attempts:
-    what ``flush`` returned for is counted exactly once, whatever failed on the way. In a
-    BEST_EFFORT namespace nothing makes that so. Use it in a ``with`` block: its end sends what is
-    left; so does the end of the program. Safe to share between threads.
+    Each add is in one item of one batch, and each item keeps one token for all its attempts: adds
+    before a successful ``flush`` are counted exactly once (except in a BEST_EFFORT namespace). Use
+    it in a ``with`` block: its end, or the end of the program, sends the rest. Thread-safe.
 
-    A forked process begins empty at its first add; what was in the buffer stays the parent's.
+    A forked process starts with an empty buffer at its first add; the parent keeps its adds.
 
-    While the service cannot be reached, adds go on merging, and are sent when it is back; when
-    ``max_items`` counters wait, an add to one more waits too.
+    While the service is unreachable, adds are merged, and sent when it is back. When ``max_items``
+    counters are pending, an add to another counter waits.
     """
 
     def __init__(
@@ -52,32 +51,32 @@ class Buffer:
         self._given = calls, policy, bounds, None if spool is None else spool_path(spool)
         self._policy = policy
         self._send = send
-        #: Held while this process begins, by its id: a thread of the parent may hold another one.
+        #: Held while this process begins, by process id: after a fork the parent's may be held.
         self._beginning: dict[int, threading.Lock] = {}
         self._begin()
         atexit.register(self._at_exit)
 
     def _begin(self) -> None:
-        """Begin empty, in this process. Raises as :class:`counter.client.spool.Spool`."""
+        """Start empty in this process. Raises as :class:`counter.client.spool.Spool`."""
         merging = Merging(*self._given)
         merging.begin()
         self._merging = merging
         self._lock = threading.Lock()
-        #: Something for the flusher to do; and something that others wait for.
+        #: Wakes the flusher; and wakes those that wait for it.
         self._work = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
-        #: One at a time moves adds into the backlog.
+        #: Held to move adds into the backlog.
         self._taking = threading.Lock()
         self._hurry = False
         self._stop = False
         self._taken_s = 0.0
         self._thread = threading.Thread(target=self._run, name="counter-buffer", daemon=True)
         self._thread.start()
-        # Last: until here other threads wait for it.
+        # Last: until it is set, other threads wait.
         self._pid = getpid()
 
     def _begin_in_child(self) -> None:
-        """Begin again in a forked process. Raises ClosedError if the buffer was closed before."""
+        """Start again in a forked process. Raises ClosedError if the buffer was closed before."""
         with self._beginning.setdefault(getpid(), threading.Lock()):
             if getpid() == self._pid:
                 return
@@ -86,23 +85,24 @@ class Buffer:
             self._begin()
 
     def _check_process(self) -> None:
-        """Have the buffer begun in this process. Raises ClosedError if it was forked from one that
-        had something in the buffer: this process cannot say what became of that."""
+        """Start the buffer in this process if it was forked.
+
+        Raises ClosedError if the parent had adds in the buffer: their outcome is not known here."""
         if getpid() != self._pid:
             if self._merging.open or self._merging.held:
                 self._merging.check_process()
             self._begin_in_child()
 
     def add(self, counter: str, delta: int = 1, timeout: float | None = None) -> None:
-        """Add *delta*, any signed 64-bit integer, to what is sent next for *counter*.
+        """Add *delta*, a signed 64-bit integer, to the pending total of *counter*.
 
-        Waits while the buffer is full, up to *timeout* seconds, and raises BufferFullError then;
-        ClosedError after the end; InvalidParameterError for what no counter takes.
+        Waits while the buffer is full; raises BufferFullError after *timeout* seconds, ClosedError
+        after the end, and InvalidParameterError for an invalid argument.
         """
         if delta.__class__ is not int or not DELTA_MIN <= delta <= DELTA_MAX:
             check_delta(delta)
         if getpid() != self._pid:
-            # Before the lock: a thread that is not in this process may hold it.
+            # Before the lock: a thread of the parent may have held it during the fork.
             self._begin_in_child()
         with self._lock:
             adds = self._merging.open
@@ -112,7 +112,7 @@ class Buffer:
                 self._first(counter, delta, timeout)
 
     def _first(self, counter: str, delta: int, timeout: float | None) -> None:
-        """The first add to *counter* since the last time that all were taken."""
+        """Make the first add to *counter* since the open adds were taken."""
         merging = self._merging
         merging.check(counter)
         if merging.is_full:
@@ -134,29 +134,29 @@ class Buffer:
             self._work.notify()
 
     def sync(self) -> None:
-        """Have all adds so far on disk, where there is a spool: they survive this process."""
+        """Write all adds so far to the spool, if there is one: they survive this process."""
         self._check_process()
-        self._take_in_peace()
+        self._take_uninterrupted()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until each add so far is counted.
 
-        Raises UnsentError after *timeout* seconds (None: no bound), or where the service refuses
-        all of them alike; RejectedError where it refused some for good.
+        Raises UnsentError after *timeout* seconds (None: no bound) or if the service rejects whole
+        batches; RejectedError if it rejected some items permanently.
         """
         self._check_process()
         merging = self._merging
         why = self._wait(timeout)
-        # Not while a piece is made of what waits, which would be in neither of them.
+        # Not while a piece is being made: its adds would be missing from both places.
         with self._taking, self._lock:
             merging.check_flushed(why)
 
     def _wait(self, timeout: float | None) -> str | None:
-        """Wait until each add so far is counted; why it is not."""
+        """Wait until each add so far is counted; return why it is not, or None."""
         merging = self._merging
         refusals = merging.refusals
         try:
-            target = self._take_in_peace()
+            target = self._take_uninterrupted()
         except StoreUnavailableError as error:
             return error.detail
         end_s = None if timeout is None else time.monotonic() + timeout
@@ -174,10 +174,10 @@ class Buffer:
             return None if merging.finished >= target else "the buffer is not empty"
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is left, within *timeout* seconds (the client's deadline if None), and end.
+        """Send the rest within *timeout* seconds (the client's deadline if None), and close.
 
-        Raises what :meth:`flush` does. With a spool, what is left is on disk. In a forked process
-        that added nothing it does nothing: what is left is the parent's.
+        Raises as :meth:`flush`. A spool keeps what could not be sent. In a forked process that
+        added nothing this does nothing: the adds belong to the parent.
         """
         if self._merging.is_inherited:
             return
@@ -197,7 +197,7 @@ class Buffer:
                 self._work.notify()
             self._thread.join()
             self._merging.backlog.close()
-        # Only now nothing is sent any more, and what is left is left.
+        # Sending has stopped, so the leftovers are final.
         self._merging.note_end()
         self._merging.check_flushed(why)
 
@@ -208,15 +208,15 @@ class Buffer:
         self.close()
 
     def _at_exit(self) -> None:
-        """Send what is left in a buffer that nobody closed before the program ended."""
+        """Close a buffer that was still open when the program ended."""
         try:
             self.close()
         except CounterError as error:
             _LOG.error("a buffer was left open until the program ended: %s", error)
 
-    def _take_in_peace(self) -> int:
-        """:meth:`_take`, in a thread of its own: an interrupt from the keyboard strikes the main
-        thread wherever it is, and must not strike between taking adds and having them safe."""
+    def _take_uninterrupted(self) -> int:
+        """Run :meth:`_take` outside the main thread, where a KeyboardInterrupt could strike between
+        taking adds and saving them."""
         if threading.current_thread() is not threading.main_thread():
             return self._take()
         done: Future[int] = Future()
@@ -230,17 +230,17 @@ class Buffer:
         try:
             threading.Thread(target=take, name="counter-take").start()
         except RuntimeError:
-            # At the end of the program there are no new threads.
+            # No new threads can start when the program ends.
             take()
         return done.result()
 
     def _take(self) -> int:
-        """Move the open adds into the backlog; where its ``finished`` will be when they ended."""
+        """Move the open adds into the backlog; return the value of ``finished`` when they end."""
         merging = self._merging
         with self._taking:
             with self._lock:
                 taken = merging.take()
-            # Not under the lock: it may wait for a disk, and adds do not.
+            # Outside the lock: this may wait for a disk, and adds must not.
             merging.backlog.put(taken)
             with self._lock:
                 merging.held = len(merging.backlog)
@@ -249,7 +249,7 @@ class Buffer:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                # Pieces of one backlog go out one after the other; what came meanwhile merges.
+                # Pieces are sent one at a time; adds made meanwhile are merged.
                 if self._is_due():
                     self._take()
                 self._deliver()
@@ -263,7 +263,7 @@ class Buffer:
                 self._done.notify_all()
 
     def _is_due(self) -> bool:
-        """Whether to take what is open: where none waits before it, or the disk is to have it."""
+        """Whether to take the open adds: the backlog is empty, or they are due on disk."""
         merging, now_s = self._merging, time.monotonic()
         is_soon = now_s - self._taken_s < merging.bounds.max_delay
         if merging.held and (is_soon or not merging.durable):
@@ -272,10 +272,12 @@ class Buffer:
         return True
 
     def _wait_for_work(self) -> bool:
-        """Wait for adds, and then for more of them; False at the end."""
+        """Wait for adds, and then for more of them; return False at the end."""
         merging = self._merging
         with self._lock:
-            self._work.wait_for(lambda: merging.open or merging.held or self._stop, merging.look_s)
+            self._work.wait_for(
+                lambda: merging.open or merging.held or self._stop, merging.adopt_every_s
+            )
             if not merging.held:
                 self._work.wait_for(
                     lambda: self._hurry or self._stop or merging.is_urgent,
@@ -285,7 +287,7 @@ class Buffer:
             return not self._stop
 
     def _deliver(self) -> None:
-        """Send one piece until the end of each of its items is known."""
+        """Send one piece until the outcome of each of its items is known."""
         merging = self._merging
         begin_s = self._policy.now_s()
         with self._taking:
@@ -310,7 +312,7 @@ class Buffer:
             return effect.work()
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt, and meanwhile have what comes in on disk in its time."""
+        """Wait before the next attempt; meanwhile write new adds to the spool when due."""
         merging = self._merging
         merging.note_trouble()
         end_s = time.monotonic() + seconds
@@ -326,7 +328,7 @@ class Buffer:
 
 
 class _StopError(Exception):
-    """The buffer was closed before all was sent."""
+    """The buffer was closed before everything was sent."""
 
 
 def _left_s(end_s: float | None) -> float | None:
@@ -334,14 +336,13 @@ def _left_s(end_s: float | None) -> float | None:
 
 
 T = TypeVar("T")
-#: However short max_delay is, the disk is not asked more often during an outage.
 
 
 class AsyncBuffer:
-    """What :class:`counter.client.Buffer` is for threads, in one event loop.
+    """The same as :class:`counter.client.Buffer`, for one event loop.
 
-    Use it in an ``async with`` block: its beginning opens the spool and starts the task that sends,
-    and its end sends what is left. It may be made before a fork, if the block begins after it.
+    Use it in an ``async with`` block: its start opens the spool and starts the sending task, its
+    end sends the rest. It may be created before a fork if the block starts after it.
     """
 
     def __init__(
@@ -366,10 +367,10 @@ class AsyncBuffer:
         self._is_ending = False
 
     def add_nowait(self, counter: str, delta: int = 1) -> None:
-        """Add *delta* to what is sent next for *counter*.
+        """Add *delta* to the pending total of *counter*.
 
-        Raises BufferFullError where that needs room and there is none; ClosedError after the end;
-        InvalidParameterError for what no counter takes.
+        Raises BufferFullError if the buffer is full, ClosedError after the end, and
+        InvalidParameterError for an invalid argument.
         """
         if delta.__class__ is not int or not DELTA_MIN <= delta <= DELTA_MAX:
             check_delta(delta)
@@ -389,8 +390,8 @@ class AsyncBuffer:
             self._hurry.set()
 
     async def add(self, counter: str, delta: int = 1) -> None:
-        """Add as :meth:`add_nowait` does, but wait while the buffer is full; bound that with
-        ``asyncio.timeout``."""
+        """Add as :meth:`add_nowait`, but wait while the buffer is full; use ``asyncio.timeout`` to
+        bound the wait."""
         merging = self._merging
 
         def has_room() -> bool:
@@ -403,22 +404,22 @@ class AsyncBuffer:
                 await self._changed.wait_for(has_room)
 
     async def sync(self) -> None:
-        """Have all adds so far on disk, where there is a spool: they survive this process."""
+        """Write all adds so far to the spool, if there is one: they survive this process."""
         self._merging.check_process()
         await self._take()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until each add so far is counted; raises as :meth:`counter.client.Buffer.flush`."""
+        """Wait until each add so far is counted. Raises as :meth:`counter.client.Buffer.flush`."""
         merging = self._merging
         merging.check_process()
         self._check_begun()
         why = await self._wait(timeout)
-        # Not while a piece is made of what waits, which would be in neither of them.
+        # Not while a piece is being made: its adds would be missing from both places.
         async with self._taking:
             merging.check_flushed(why)
 
     async def _wait(self, timeout: float | None) -> str | None:
-        """Wait until each add so far is counted; why it is not."""
+        """Wait until each add so far is counted; return why it is not, or None."""
         merging = self._merging
         refusals = merging.refusals
         try:
@@ -439,13 +440,13 @@ class AsyncBuffer:
         return None if merging.finished >= target else "the buffer is not empty"
 
     async def close(self, timeout: float | None = None) -> None:
-        """Send what is left, within *timeout* seconds (the client's deadline if None), and end."""
+        """Send the rest within *timeout* seconds (the client's deadline if None), and close."""
         if self._merging.closed or self._merging.is_inherited:
             return None
         self._merging.closed = True
         if self._task is None:
             return self._merging.backlog.close()
-        await self._tell()
+        await self._notify()
         try:
             why = await self._wait(self._policy.options.deadline_s if timeout is None else timeout)
         finally:
@@ -454,7 +455,7 @@ class AsyncBuffer:
             await asyncio.gather(self._task, return_exceptions=True)
             async with self._taking:
                 self._merging.backlog.close()
-        # Only now nothing is sent any more, and what is left is left.
+        # Sending has stopped, so the leftovers are final.
         self._merging.note_end()
         self._merging.check_flushed(why)
         return None
@@ -471,31 +472,32 @@ class AsyncBuffer:
     def _check_begun(self) -> None:
         if self._task is None:
             raise ClosedError(
-                "nothing sends yet: use the buffer in `async with client.buffer() as buffer:`"
+                "the buffer is not started: use it in `async with client.buffer() as buffer:`"
             )
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
     async def _take(self) -> int:
-        """Move the open adds into the backlog; where its ``finished`` will be when they ended."""
+        """Move the open adds into the backlog; return the value of ``finished`` when they end."""
         merging = self._merging
         async with self._taking:
-            # Inside: one that is cancelled before it has the lock must not have taken anything.
+            # Under the lock: a task cancelled while it waits for it must not have taken adds.
             taken = merging.take()
             await self._done(lambda: merging.backlog.put(taken))
             merging.held = len(merging.backlog)
             return merging.backlog.begun
 
     async def _disk(self, work: Callable[[], T]) -> T:
-        """Do *work* on the backlog, one at a time."""
+        """Do *work* on the backlog, one call at a time."""
         async with self._taking:
             return await self._done(work)
 
     async def _done(self, work: Callable[[], T]) -> T:
-        """Do *work*, in a thread where it may wait for a disk. Once begun it is ended, too: to be
-        left half way would tear memory and disk apart."""
+        """Do *work*, in a thread if it may wait for a disk.
+
+        It runs to its end even if cancelled; otherwise memory and disk would differ."""
         if not self._merging.durable:
             return work()
         doing = asyncio.ensure_future(asyncio.to_thread(work))
@@ -515,17 +517,17 @@ class AsyncBuffer:
         except Exception as error:
             self._merging.fail(error)
         except asyncio.CancelledError:
-            # By a program that cancels all tasks there are: nobody would send any more. What is
-            # open stays so: a spool is to have it.
+            # The program cancelled the sending task. The open adds stay: a spool may still save
+            # them.
             if not self._is_ending:
-                self._merging.failure = ClosedError("the task that sends was cancelled")
+                self._merging.failure = ClosedError("the sending task was cancelled")
             raise
         finally:
             with contextlib.suppress(RuntimeError):
-                await self._tell()
+                await self._notify()
 
     def _is_due(self) -> bool:
-        """Whether to take what is open: where none waits before it, or the disk is to have it."""
+        """Whether to take the open adds: the backlog is empty, or they are due on disk."""
         merging, now_s = self._merging, self._policy.now_s()
         is_soon = now_s - self._taken_s < merging.bounds.max_delay
         if merging.held and (is_soon or not merging.durable):
@@ -534,13 +536,13 @@ class AsyncBuffer:
         return True
 
     async def _wait_for_work(self) -> None:
-        """Wait for adds, and then for more of them."""
+        """Wait for adds, and then for more of them, up to ``max_delay``."""
         merging = self._merging
         if not merging.held:
             if not merging.open:
                 self._some.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(merging.look_s):
+                    async with asyncio.timeout(merging.adopt_every_s):
                         await self._some.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(merging.bounds.max_delay):
@@ -550,7 +552,7 @@ class AsyncBuffer:
         self._hurry.clear()
 
     async def _deliver(self) -> None:
-        """Send one piece until the end of each of its items is known."""
+        """Send one piece until the outcome of each of its items is known."""
         merging = self._merging
         begin_s = self._policy.now_s()
         delivery = await self._disk(merging.deliver)
@@ -559,7 +561,7 @@ class AsyncBuffer:
         await drive_async(delivery.for_ever(self._policy), self._do)
         rejected = await self._disk(lambda: merging.finish(begin_s))
         merging.note_finished(rejected)
-        await self._tell()
+        await self._notify()
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Send):
@@ -569,10 +571,10 @@ class AsyncBuffer:
         return await self._disk(effect.work)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt, and meanwhile have what comes in on disk in its time."""
+        """Wait before the next attempt; meanwhile write new adds to the spool when due."""
         merging = self._merging
         merging.note_trouble()
-        await self._tell()
+        await self._notify()
         end_s = self._policy.now_s() + seconds
         while (left_s := end_s - self._policy.now_s()) > 0:
             if merging.durable:

@@ -1,4 +1,4 @@
-"""What both buffers share: merging, which must take a few hundred nanoseconds, and bounds."""
+"""Merging and bounds, shared by both buffers. An add must take a few hundred nanoseconds."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from counter import limits
 from counter.client.calls import Calls
 from counter.client.delivery import Backlog, Delivery
 from counter.client.failures import ClosedError, Rejected, RejectedError, UnsentError
-from counter.client.options import Flush, check_number, tell
+from counter.client.options import Flush, call_hook, check_number
 from counter.client.retrying import Policy
-from counter.client.spool import LOOK_S, Spool
+from counter.client.spool import ADOPT_EVERY_S, Spool
 from counter.client.tokens import checked_name
 from counter.errors import InvalidParameterError
 
 DELTA_MIN: Final = limits.INT64_MIN
 DELTA_MAX: Final = limits.INT64_MAX
-#: Rejected items that a buffer remembers until it is asked; the others are counted.
+#: Rejected items kept until the next flush; further ones are only counted.
 _REJECTED_MAX: Final = 10_000
 _DELAY_MAX_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long adds may wait, in seconds, and how many counters."""
+    """How long adds may be pending, in seconds, and how many counters."""
 
     max_delay: float
     max_items: int
@@ -40,10 +40,10 @@ class Bounds:
 
 
 class Merging:
-    """The open adds of a buffer, its backlog, and what went wrong.
+    """The open adds of a buffer, its backlog, and its failures.
 
-    An add is in ``open`` first; ``take`` moves all of them into the backlog at once, from where
-    each leaves in exactly one piece. Guarded by the buffer, not by itself.
+    An add is in ``open`` first; ``take`` moves all open adds to the backlog, which sends each in
+    exactly one piece. The buffer does the locking.
     """
 
     def __init__(self, calls: Calls, policy: Policy, bounds: Bounds, spool: Path | None) -> None:
@@ -51,19 +51,19 @@ class Merging:
         self.bounds = bounds
         self.backlog: Backlog | Spool = Backlog()
         self.durable = spool is not None
-        #: How long to wait for adds before the backlog is asked again.
-        self.look_s = None if spool is None else LOOK_S
-        #: Counters and items in the backlog, or on the way there.
+        #: How long to wait for adds before the backlog is checked again.
+        self.adopt_every_s = None if spool is None else ADOPT_EVERY_S
+        #: Counters and items in the backlog, or being moved there.
         self.held = 0
         self.closed = False
-        #: What ended the sending, and the adds that it left open.
+        #: The error that ended the sending, and the adds that were open then.
         self.failure: BaseException | None = None
         self.stranded: dict[str, int] = {}
-        #: How often the service refused a whole piece in a way that waiting does not mend.
+        #: How often the service permanently rejected a whole piece.
         self.refusals = 0
         self.delivery: Delivery | None = None
         self.rejected: list[Rejected] = []
-        #: The backlog's, once what was rejected meanwhile is noted: what a flush waits for.
+        #: The backlog's ``finished``, set after the rejected items are noted; a flush waits for it.
         self.finished = 0
         self._calls = calls
         self._policy = policy
@@ -71,14 +71,14 @@ class Merging:
         self._pid = os.getpid()
 
     def begin(self) -> None:
-        """Open the spool, in the process that sends. Raises as :class:`Spool`."""
+        """Open the spool in the sending process. Raises as :class:`Spool`."""
         self._pid = os.getpid()
         if self._spool is not None:
             self.backlog = Spool(self._spool, self._calls.namespace)
             self.held = len(self.backlog)
 
     def check(self, counter: str) -> None:
-        """The part of an add that only a counter's first one pays for. Raises CounterError."""
+        """Validate a counter's first add. Raises CounterError."""
         self.check_process()
         if self.closed:
             raise ClosedError("the buffer is closed; make another one")
@@ -88,30 +88,29 @@ class Merging:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the one that made the buffer. What is in it, and its
-        spool, are that one's: sent from here too, they would count twice."""
+        """Whether this is a fork of the buffer's process. The adds and the spool belong to the
+        parent: sent from here too, they would count twice."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
-        """Raise ClosedError in a process that was forked from the buffer's."""
+        """Raise ClosedError in a fork of the buffer's process."""
         if self.is_inherited:
             raise ClosedError(
-                "what is in the buffer belongs to the process that this one was forked from"
+                "the adds in the buffer belong to the process that this one was forked from"
             )
 
     @property
     def is_full(self) -> bool:
-        """Whether one more counter is too many."""
+        """Whether there is no room for another counter."""
         return len(self.open) + self.held >= self.bounds.max_items
 
     @property
     def is_urgent(self) -> bool:
-        """Whether what is open must not wait for its time."""
+        """Whether the open adds must be sent before ``max_delay``."""
         return (len(self.open) + self.held) * 2 >= self.bounds.max_items
 
     def take(self) -> dict[str, int]:
-        """All open adds: they are the backlog's from now on. Those that nobody sends any more, too:
-        a spool is to have them."""
+        """Remove and return all open adds, including stranded ones that only a spool can save."""
         taken, self.open = self.open, {}
         stranded, self.stranded = self.stranded, {}
         for counter, delta in stranded.items():
@@ -120,7 +119,7 @@ class Merging:
         return taken
 
     def deliver(self) -> Delivery | None:
-        """The next piece; None where nothing waits. May wait for a disk."""
+        """Return the delivery of the next piece, or None. May wait for a disk."""
         piece = self.backlog.seal()
         if not piece:
             return None
@@ -128,47 +127,47 @@ class Merging:
         return self.delivery
 
     def finish(self, begin_s: float) -> list[Rejected]:
-        """The end of each item of the piece is known; what was rejected. May wait for a disk."""
+        """Finish the piece and return its rejected items. May wait for a disk."""
         items = 0 if self.delivery is None else len(self.delivery.items)
         rejected = self.backlog.finish()
         self.delivery = None
         flush = Flush(items, self._policy.now_s() - begin_s, len(rejected), None)
-        tell(self._policy.options.on_flush, flush)
+        call_hook(self._policy.options.on_flush, flush)
         return rejected
 
     def note_trouble(self) -> None:
-        """An attempt at the piece failed as a whole, or some of its items did."""
+        """Record that an attempt at the piece failed, or some of its items did."""
         delivery = self.delivery
         if delivery is None or delivery.trouble is None:
             return
         if delivery.trouble.retry == "never":
             self.refusals += 1
         flush = Flush(len(delivery.items), 0.0, 0, delivery.trouble)
-        tell(self._policy.options.on_flush, flush)
+        call_hook(self._policy.options.on_flush, flush)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing is sent any more: from now on each add is told so."""
+        """Record that sending ended with *error*; further adds raise ClosedError."""
         self.failure = error
         self.stranded, self.open = self.open, {}
 
     def note_finished(self, rejected: list[Rejected]) -> None:
-        """A piece has ended: keep what was *rejected* for whoever flushes or closes next."""
+        """Record that a piece ended; keep its *rejected* items for the next flush or close."""
         self.rejected += rejected[: _REJECTED_MAX - len(self.rejected)]
         self.held = len(self.backlog)
         self.finished = self.backlog.finished
 
     def note_end(self) -> None:
-        """Nothing is sent any more: what was refused of a piece that did not end is known."""
+        """Record the rejected items of the last piece, after sending has stopped."""
         self.rejected += self.backlog.refused()
 
     def take_rejected(self) -> tuple[Rejected, ...]:
-        """What was refused for good since the last time this was asked."""
+        """Return the items rejected since the last call."""
         rejected, self.rejected = tuple(self.rejected), []
         return rejected
 
     def check_flushed(self, why: str | None) -> None:
-        """Raise UnsentError, with *why*, where that is given and something is left; RejectedError
-        where something was refused for good."""
+        """Raise UnsentError if *why* is given and adds are left; RejectedError if items were
+        rejected."""
         is_left = bool(len(self.backlog) or self.open or self.stranded)
         if why is not None and (is_left or self.failure is not None):
             raise self._unsent(why)

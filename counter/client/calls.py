@@ -1,4 +1,4 @@
-"""Each call of a client as data: the request, and how its answer is read. No I/O here."""
+"""Each call of a client as data: the request and the parser of its answer. No I/O."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from counter.errors import CounterError, InvalidParameterError
 from counter.tokens import format_nonce
 
 T = TypeVar("T")
-#: A namespace's settings as the service writes them, with its name.
+#: A namespace's settings as the service writes them, including its name.
 Settings = dict[str, Any]
-#: Where nothing says otherwise.
+#: Items per page by default.
 PAGE: Final = limits.PAGE_ITEMS_MAX
 
 
 class Request(NamedTuple):
-    """One request, below whatever base URL."""
+    """One request, relative to a base URL."""
 
     method: str
     path: str
@@ -56,27 +56,27 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """One response."""
 
     status: int
     body: bytes
     retry_after: str | None = None
-    #: Where a redirect leads to: it is not followed, for who is there may be somebody else.
+    #: The target of a redirect. It is not followed: it may be another service.
     location: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and what its answer means."""
+    """A request and the parser of its answer."""
 
     request: Request
     read: Callable[[Any], T]
     unfinished: Unfinished | None = None
-    #: The same with another token, where the program did not choose the token.
+    #: Makes the call with another token, if the program did not choose the token.
     renewed: Callable[[Token], Call[T]] | None = field(default=None, compare=False)
 
     def result(self, reply: Reply) -> T:
-        """What *reply* says. Raises the CounterError that it stands for."""
+        """Parse *reply*. Raises the CounterError that it contains."""
         if not 200 <= reply.status < 300:
             raise error_of_answer(*reply)
         try:
@@ -92,13 +92,13 @@ class Call(Generic[T]):
             raise unexpected(reply.status, reply.body) from error
 
     def given_up(self, error: CounterError, why: str, *, sent: bool = True) -> CounterError:
-        """What to raise where *error* is not to be tried again any more; *sent* is whether any
-        attempt may have arrived."""
+        """Return what to raise instead of a retry after *error*; *sent* is whether any attempt may
+        have arrived."""
         if self.unfinished is None:
             return error
         known = UnknownOutcomeError(
             f"{why}, and it is not known whether the token's {self.unfinished.operation} is"
-            f" counted: {error.detail}; send the same again, or resolve error.unfinished",
+            f" counted: {error.detail}; send it again, or resolve error.unfinished",
             self.unfinished,
             sent=sent,
         )
@@ -107,7 +107,7 @@ class Call(Generic[T]):
 
 
 class Calls:
-    """The calls in one namespace. All raise InvalidParameterError for what cannot be sent."""
+    """The calls in one namespace. All raise InvalidParameterError for invalid arguments."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = checked_namespace(namespace)
@@ -129,7 +129,7 @@ class Calls:
         return self._tokened("atomic/add", found, token, _results_of(answers.added_of))
 
     def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
-        """The very same request once more, read for whether it is counted."""
+        """Send the same request again, to learn whether it is counted."""
         if unfinished.namespace != self.namespace:
             raise InvalidParameterError(
                 f"it was sent to namespace {unfinished.namespace!r}, and this client is for"
@@ -145,13 +145,13 @@ class Calls:
         )
 
     def batch(self, texts: Iterable[str]) -> Call[list[Any]]:
-        """``batch/add`` of items that :func:`item_text` wrote; the results as they come."""
+        """``batch/add`` with items from :func:`item_text`; the results are not parsed."""
         body = f'{{"items":[{",".join(texts)}]}}'
         request = _post(f"{self._base}/batch/add", "batch/add", body)
         return Call(request, _batch_results)
 
     def unfinished(self, counter: str, delta: int, token: Credential) -> Unfinished:
-        """An add of a batch whose end is not known."""
+        """Return an add of a batch as an Unfinished."""
         return Unfinished("add", self.namespace, ((counter, delta),), text_of(token))
 
     def batch_get(
@@ -204,18 +204,18 @@ class Calls:
         )
 
     def live(self, counter: str) -> Request:
-        """The stream of a counter's count, which has no one answer."""
+        """The request for a counter's stream, which has no single answer."""
         return Request("GET", f"{self._counter(counter)}/live", "live")
 
     def settings(self) -> Call[Settings]:
         return Call(Request("GET", self._base, "namespace"), dict)
 
     def create_namespace(self, settings: Settings) -> Call[Settings]:
-        """Never changes one that is there."""
+        """Create a namespace; an existing one is never changed."""
         return self._put(settings, (("If-None-Match", "*"),))
 
     def change_namespace(self, settings: Settings) -> Call[Settings]:
-        """Never makes one."""
+        """Change an existing namespace; none is created."""
         return self._put(settings, (("If-Match", "*"),))
 
     def delete_namespace(self) -> Call[None]:
@@ -230,7 +230,7 @@ class Calls:
         return Call(request, lambda body: int(body["windows"]))
 
     def _counter(self, counter: str) -> str:
-        # A path's "." and ".." are taken away on the way, where they are not escaped.
+        # Clients and proxies remove "." and ".." from paths if they are not escaped.
         name = quote(checked_name(counter), safe="")
         return f"{self._base}/counters/{name.replace('.', '%2E') if name in ('.', '..') else name}"
 
@@ -241,7 +241,7 @@ class Calls:
         token: Credential | None,
         read: Callable[[Any], T],
     ) -> Call[T]:
-        """An add or a clear under *token*, or under one that is made here, once for the call."""
+        """An add or a clear under *token*, or under a new one made once for the call."""
         if token is None:
             call = self._tokened(operation, items, Token.new(), read)
             return replace(call, renewed=partial(self._renewed, operation, items, read))
@@ -284,7 +284,7 @@ class Calls:
 
 
 def namespaces() -> Call[list[Settings]]:
-    """All that the caller may see, with their settings."""
+    """The namespaces that the caller may see, with their settings."""
     request = Request("GET", "/v1/namespaces", "namespaces")
     return Call(request, lambda body: [dict(each) for each in body["namespaces"]])
 
@@ -296,7 +296,7 @@ def tokens(count: int) -> Call[list[Token]]:
 
 
 def item_text(counter: str, delta: int, token: tuple[bytes, int]) -> str:
-    """One item of ``batch/add`` in JSON."""
+    """Return one item of ``batch/add`` as JSON."""
     return (
         f'{{"counter":{encode_basestring(counter)},"delta":{delta},"idempotency_token":{{'
         f'"token":"{token[0].hex()}","generation_time":"{to_rfc3339(token[1])}"}}}}'
@@ -319,7 +319,9 @@ def _query(**values: str | None) -> str:
     try:
         return f"?{urlencode(given)}" if given else ""
     except UnicodeEncodeError as error:
-        raise InvalidParameterError(f"{error.object!r:.80} is no text: half a character") from error
+        raise InvalidParameterError(
+            f"{error.object!r:.80} is not valid text: it has a lone surrogate"
+        ) from error
 
 
 def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:
@@ -329,7 +331,7 @@ def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:
 def _batch_results(body: Mapping[str, Any]) -> list[Any]:
     results = list(body["results"])
     for each in results:
-        # What is no problem is taken for counted: only if it says so.
+        # A result without a code counts as an add, so it must have an event time.
         if "code" not in each and "event_time" not in each:
             raise KeyError("event_time")
     return results

@@ -1,6 +1,6 @@
 """Batches in flight and the backlog of a buffer.
 
-Every item is sent under its own token until its result is known.
+Every item is sent under its own token until its outcome is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from counter.client.retrying import (
     Pause,
     Policy,
     Send,
-    Story,
+    Steps,
     fresh_tokens,
     may_have_arrived,
     reply_of,
@@ -37,24 +37,24 @@ from counter.client.retrying import (
 from counter.client.tokens import Items, Token, checked_items
 from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError
 
-#: What is left of a body for its items.
+#: Bytes of a body that are left for its items.
 _ITEMS_BYTES_MAX: Final = limits.BODY_BYTES_MAX - 64
 _FOR_EVER_S: Final = float("inf")
-#: However long a Retry-After is, what waits without a deadline is tried again after so long.
+#: Longest pause of a delivery without a deadline, whatever Retry-After says.
 _PAUSE_MAX_S: Final = 3_600.0
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One add of a batch. Its token only ever changes when the service said that it is void."""
+    """One add of a batch. Its token changes only after the service declared it void."""
 
     counter: str
     delta: int
     token: Token
-    #: Where it stands in a spool.
+    #: Its row in a spool.
     row: int = 0
     sent: bool = False
-    #: The service's answer, or the error that is its end; None while that is not known.
+    #: The service's answer or the final error; None while it is not known.
     result: Mapping[str, Any] | CounterError | None = None
     trouble: CounterError | None = None
 
@@ -66,31 +66,31 @@ Renewed = Sequence[tuple[Item, Token]]
 
 
 class Delivery:
-    """Sends *items* until the end of each is known.
+    """Send *items* until the outcome of each is known.
 
-    *renew* makes new tokens durable before they are used for the first time.
+    *renew* makes new tokens durable before their first use.
     """
 
     def __init__(
         self, calls: Calls, items: Sequence[Item], renew: Callable[[Renewed], None] | None = None
     ) -> None:
         self.items = items
-        #: The latest reason why all of a request failed; None after one that did not.
+        #: The error of the latest request; None if it succeeded.
         self.trouble: CounterError | None = None
         self._calls = calls
         self._renew = renew
         self._most = limits.BATCH_ITEMS_MAX
-        #: Whether some attempt may have been counted in part or in whole.
+        #: Whether an attempt may have been counted, at least in part.
         self._unknown = False
 
     @classmethod
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
-        """A batch under new tokens. Raises InvalidParameterError."""
+        """Make a batch under new tokens. Raises InvalidParameterError."""
         found = checked_items(items, limits.BATCH_ITEMS_MAX)
         return cls(calls, [Item(counter, delta, Token.new()) for counter, delta in found])
 
-    def until_deadline(self, policy: Policy) -> Story[list[Added | CounterError]]:
-        """What became of each item by the deadline. Raises what refused the whole batch."""
+    def until_deadline(self, policy: Policy) -> Steps[list[Added | CounterError]]:
+        """Return each item's result at the deadline. Raises what rejects the whole batch."""
         policy.budget.call()
         try:
             yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
@@ -100,8 +100,8 @@ class Delivery:
             raise self.trouble
         return [self._outcome(each) for each in self.items]
 
-    def for_ever(self, policy: Policy) -> Story[None]:
-        """Return when each item has its end. What is wrong meanwhile is in ``trouble``."""
+    def for_ever(self, policy: Policy) -> Steps[None]:
+        """Return when each outcome is known. ``trouble`` has the current error."""
         yield from self._attempts(policy, _FOR_EVER_S)
 
     def _outcome(self, item: Item) -> Added | CounterError:
@@ -117,7 +117,7 @@ class Delivery:
         known.__cause__ = item.trouble or self.trouble
         return known
 
-    def _attempts(self, policy: Policy, end_s: float) -> Story[None]:
+    def _attempts(self, policy: Policy, end_s: float) -> Steps[None]:
         for_ever = end_s == _FOR_EVER_S
         number = failures = 0
         while left := [each for each in self.items if each.result is None]:
@@ -149,7 +149,7 @@ class Delivery:
             yield Pause(pause_s)
 
     def _cut(self, left: list[Item]) -> tuple[list[Item], list[str]]:
-        """As many of *left* as go into one body, and their texts."""
+        """Return as many of *left* as fit into one body, and their texts."""
         texts: list[str] = []
         free = _ITEMS_BYTES_MAX
         for each in left[: self._most]:
@@ -163,14 +163,14 @@ class Delivery:
     def _read(
         self, chunk: list[Item], answer: Answer, call: Call[list[Any]]
     ) -> CounterError | None:
-        """Note what became of each item of *chunk*; the error to wait for, if there is one."""
+        """Record each result of *chunk*; return the error that requires a pause, or None."""
         try:
             results = call.result(reply_of(answer))
             if len(results) != len(chunk):
                 raise unexpected(200, f"{len(results)} results for {len(chunk)} items".encode())
         except CounterError as error:
             if _is_too_much(error) and len(chunk) > 1:
-                # The service has smaller bounds than the usual ones.
+                # The service has lower limits than the defaults.
                 self._most = len(chunk) // 2
                 return None
             self.trouble = error
@@ -190,9 +190,10 @@ class Delivery:
                 waiting.append(each.trouble)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
-    def _renewals(self, chunk: list[Item], timeout_s: float) -> Story[bool]:
-        """Give new tokens to those of *chunk* whose tokens are void for ever; whether there are
-        such. The new ones may be void, too, where the service gives none and the clock is slow."""
+    def _renewals(self, chunk: list[Item], timeout_s: float) -> Steps[bool]:
+        """Renew the void tokens of *chunk*; return whether there are any.
+
+        New tokens may be void too, if the service gives none and the local clock is slow."""
         void = [
             each
             for each in chunk
@@ -218,28 +219,28 @@ PIECE_ITEMS_MAX: Final = limits.BATCH_ITEMS_MAX
 
 
 class Backlog:
-    """Adds in memory. Each of them is in one total or in one piece, never in two.
+    """Pending adds in memory; each is in one total or in one piece.
 
-    Not safe to share between threads.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
         self._piece: list[Item] = []
         self._piece_totals = 0
-        #: How far the service's clock was ahead of this machine's, where that made tokens void.
+        #: How far the service's clock was ahead of this machine's when tokens were void.
         self._ahead_us = 0
-        #: Totals that were ever begun, and those of them whose end is known: both only grow. The
-        #: oldest go first, so all that began before N have ended once ``finished`` is N.
+        #: Totals ever added, and those of them that have ended: both only grow. The oldest are sent
+        #: first, so the first N totals have ended once ``finished`` is N.
         self.begun = 0
         self.finished = 0
 
     def __len__(self) -> int:
-        """Counters and items that wait."""
+        """Return the number of pending counters and items."""
         return len(self._totals) + len(self._piece)
 
     def put(self, adds: dict[str, int]) -> None:
-        """Merge *adds*, a dictionary that is the backlog's own from now on."""
+        """Merge *adds*; the backlog takes ownership of the dictionary."""
         before = len(self._totals)
         if before:
             totals = self._totals
@@ -250,8 +251,8 @@ class Backlog:
         self.begun += len(self._totals) - before
 
     def seal(self) -> list[Item]:
-        """The piece that is on its way, else a new one of the oldest totals, each under a token of
-        its own. Empty if nothing waits."""
+        """Return the piece in flight, or a new one of the oldest totals, each under its own token.
+        Empty if nothing is pending."""
         if self._piece:
             return self._piece
         names = list(islice(self._totals, PIECE_ITEMS_MAX))
@@ -264,7 +265,7 @@ class Backlog:
         ]
         self._save_sealed(names, piece)
         if len(names) == len(self._totals):
-            # Not one by one: this is the usual case.
+            # Faster than one by one in the usual case.
             self._totals = {}
         else:
             for name in names:
@@ -273,16 +274,15 @@ class Backlog:
         return piece
 
     def _save_sealed(self, names: list[str], piece: list[Item]) -> None:
-        """Save that *piece* takes the place of the totals of *names*. Nothing has moved if this
-        raises."""
+        """Save that *piece* replaces the totals of *names*. If this raises, nothing changed."""
 
     def renew(self, renewed: Renewed) -> None:
-        """Note new tokens, before they are used: those of the service have its time, and a machine
-        whose clock is slow would make void ones for ever."""
+        """Record new tokens before their use. They carry the service's time: a machine with a slow
+        clock would otherwise make only void tokens."""
         self._ahead_us = renewed[0][1].generation_time_us - _now_us()
 
     def finish(self) -> list[Rejected]:
-        """The end of each item of the piece is known; those that are not counted."""
+        """End the piece, whose outcomes are all known; return its rejected items."""
         rejected = self.refused()
         self._save_finished()
         self.finished += self._piece_totals
@@ -290,10 +290,10 @@ class Backlog:
         return rejected
 
     def _save_finished(self) -> None:
-        """Save that the piece has ended. It is kept if this raises."""
+        """Save that the piece has ended. If this raises, the piece is kept."""
 
     def refused(self) -> list[Rejected]:
-        """Items of the piece that are known never to be counted."""
+        """Return the rejected items of the piece."""
         return [
             Rejected(each.counter, each.delta, each.result)
             for each in self._piece
@@ -301,11 +301,11 @@ class Backlog:
         ]
 
     def unfinished(self) -> Sequence[Item]:
-        """Items that were sent, and whose end is not known."""
+        """Return the items that were sent and whose outcome is not known."""
         return [each for each in self._piece if each.sent and each.result is None]
 
     def unsent(self) -> Mapping[str, int]:
-        """Totals that no request ever held, by counter."""
+        """Return the totals that were never sent, by counter."""
         found = dict(self._totals)
         for each in self._piece:
             if not each.sent:
@@ -313,7 +313,7 @@ class Backlog:
         return found
 
     def close(self) -> None:
-        """Let go of what it is kept in."""
+        """Release the storage."""
 
 
 def _now_us() -> int:
@@ -321,7 +321,7 @@ def _now_us() -> int:
 
 
 def _parts(total: int) -> Iterator[int]:
-    """*total* as signed 64-bit integers."""
+    """Split *total* into signed 64-bit integers."""
     while not limits.INT64_MIN <= total <= limits.INT64_MAX:
         part = limits.INT64_MAX if total > 0 else limits.INT64_MIN
         yield part

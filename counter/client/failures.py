@@ -1,8 +1,8 @@
-"""The errors of a client: the service's own tree, read back from its problems, and a few more.
+"""The client's errors: the service's classes, parsed from problem documents, and a few more.
 
 All of them are :class:`counter.errors.CounterError`. ``applied`` says whether the token's add is
-counted (None: not known), ``retry`` what to do next, as docs/http.md has it. Those that only a
-client can meet have the code of what they are a kind of.
+counted (None: not known), ``retry`` what to do next; see docs/http.md. Errors of the client alone
+have the code of their base class.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RETRIES: Final[Mapping[str, Retry]] = {
     "new_token": "new_token",
     "never": "never",
 }
-#: What an Unfinished may be of: of one counter each, and of several.
+#: Operations of an Unfinished, on one counter and on several.
 _OF_ONE: Final = frozenset({"add", "add-and-get", "clear"})
 _OF_SEVERAL: Final = "atomic/add"
 _TRY_LATER: Final = frozenset({408, 425, 429})
 _TEXT_CHARS_MAX: Final = 200
-#: Past any deadline.
+#: Longer than any deadline.
 _WAIT_MAX_S: Final = 366 * 86_400.0
 _KNOWN: Final = frozenset(
     {"type", "title", "status", "detail", "code", "applied", "retry", "retry_after"}
@@ -42,9 +42,9 @@ _KNOWN: Final = frozenset(
 
 
 class UnreachableError(UnavailableError):
-    """Nobody answered, or not in time: what became of the request is not known.
+    """No server answered in time; the outcome of the request is not known.
 
-    ``sent`` is False where there was no connection: then nothing of it can have arrived.
+    ``sent`` is False if there was no connection; then the request cannot have arrived.
     """
 
     def __init__(self, detail: str, *, sent: bool = True) -> None:
@@ -53,40 +53,40 @@ class UnreachableError(UnavailableError):
 
 
 class UnexpectedAnswerError(UnavailableError):
-    """What answered does not speak as the service does: a proxy, or another service."""
+    """The answer is not from a counter service, but from a proxy or another service."""
 
 
 class BufferFullError(OverloadedError):
-    """The buffer holds ``max_items`` already; this add was not taken."""
+    """The buffer holds ``max_items`` counters; this add was not accepted."""
 
 
 class ClosedError(CounterError):
-    """The client or the buffer was closed, or belongs to the process this one was forked from."""
+    """The client or the buffer was closed, or belongs to this process's parent."""
 
     retry: Retry = "never"
 
 
 class SpoolBusyError(ClosedError):
-    """No part of the spool is free: other buffers or processes have all of it."""
+    """No slot of the spool is free: other buffers or processes hold all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An add or a clear whose end is not known: all it takes to ask again, also in another process.
+    """An add or a clear with an unknown outcome: all that is needed to resolve it, in any process.
 
-    ``str()`` of it is JSON to store; :meth:`parse` reads it back.
+    ``str()`` returns JSON to store; :meth:`parse` reads it.
     """
 
     operation: str
     namespace: str
     #: (counter, delta) of each item; the delta of a clear is 0.
     items: tuple[tuple[str, int], ...]
-    #: ``str()`` of its token or key.
+    #: ``str()`` of the token or key.
     token_text: str
 
     @property
     def token(self) -> Credential:
-        """The token, or the key, it was sent with."""
+        """The token or key that was sent."""
         return Token.parse(self.token_text)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Unfinished:
 
     @classmethod
     def parse(cls, text: str) -> Unfinished:
-        """What ``str()`` wrote. Raises InvalidParameterError."""
+        """Parse the output of ``str()``. Raises InvalidParameterError."""
         try:
             found = json.loads(text)
             items = tuple((str(counter), int(delta)) for counter, delta in found.pop("items"))
@@ -106,19 +106,18 @@ class Unfinished:
                 raise ValueError(f"{len(items)} items")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidParameterError(
-                f"{text[:80]!r} is not what str() made of an Unfinished"
+                f"{text[:80]!r} is not an Unfinished in the form that str() writes"
             ) from error
         return read
 
 
 class UnknownOutcomeError(UnavailableError):
-    """The deadline has passed, and nobody knows whether the add is counted.
+    """The deadline passed and it is not known whether the add is counted.
 
-    ``token`` is the one it was sent with: store ``str(error.unfinished)`` and give it to
-    ``client.resolve`` at any time while the service keeps events (a key: within the namespace's
-    ``key_ttl``), or add again with ``token=``. The
-    last attempt's error is its cause. ``sent`` is False where no attempt of this call found a
-    connection: unless the token was sent by another call, it is not counted.
+    Store ``str(error.unfinished)`` and pass it to ``client.resolve`` while the service keeps events
+    (for a key: within the namespace's ``key_ttl``), or add again with ``token=error.token``. The
+    cause is the last attempt's error. ``sent`` is False if no attempt of this call had a
+    connection; then the add is not counted unless another call sent the token.
     """
 
     def __init__(self, detail: str, unfinished: Unfinished, *, sent: bool = True) -> None:
@@ -128,19 +127,19 @@ class UnknownOutcomeError(UnavailableError):
 
     @property
     def token(self) -> Credential:
-        """The token, or the key, that finishes it."""
+        """The token or key to send again."""
         return self.unfinished.token
 
 
 def unfinished_of(what: Unfinished | UnknownOutcomeError | str) -> Unfinished:
-    """What *what* tells of. Raises InvalidParameterError."""
+    """Return *what* as an Unfinished. Raises InvalidParameterError."""
     if isinstance(what, UnknownOutcomeError):
         return what.unfinished
     if isinstance(what, str):
         return Unfinished.parse(what)
     if not isinstance(what, Unfinished):
         raise InvalidParameterError(
-            f"{what!r} does not say what was to be done to which counter: give the"
+            f"{what!r} does not name the operation and the counter: give the"
             " UnknownOutcomeError, its `unfinished`, or str() of that; or send the same add again"
             " with token="
         )
@@ -149,7 +148,7 @@ def unfinished_of(what: Unfinished | UnknownOutcomeError | str) -> Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An item of a buffer that the service will never count, or can say nothing of."""
+    """An item of a buffer that the service rejected permanently, or cannot decide."""
 
     counter: str
     delta: int
@@ -157,7 +156,7 @@ class Rejected:
 
 
 class RejectedError(CounterError):
-    """Some of a buffer's items were refused for good; ``items`` are all of them."""
+    """The service rejected some of a buffer's items permanently; ``items`` has all of them."""
 
     retry: Retry = "never"
 
@@ -173,10 +172,9 @@ class RejectedError(CounterError):
 class UnsentError(UnavailableError):
     """A buffer was not empty in time.
 
-    ``unfinished`` were sent, and their end is not known; ``unsent`` is what waits, by counter. With
-    a spool all of it is on disk and is sent at the next start, unless the disk is the trouble: then
-    only what an earlier ``sync`` returned for is. ``rejected`` is what was refused for good
-    meanwhile.
+    ``unfinished`` were sent with an unknown outcome; ``unsent`` has the pending totals by counter.
+    With a spool both are on disk and are sent at the next start; if the disk failed, only adds
+    before the last successful ``sync`` are. ``rejected`` was rejected permanently meanwhile.
     """
 
     def __init__(
@@ -193,7 +191,7 @@ class UnsentError(UnavailableError):
 
 
 def _kinds() -> dict[str, type[CounterError]]:
-    """The kind of error of each code."""
+    """Map each code to its error class."""
     found: dict[str, type[CounterError]] = {}
     waiting: list[type[CounterError]] = [CounterError]
     while waiting:
@@ -207,12 +205,12 @@ _KINDS: Final[Mapping[str, type[CounterError]]] = _kinds()
 
 
 def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
-    """The error that a problem document stands for; one of an unknown code by its members."""
+    """Return the error for a problem document; an unknown code becomes a CounterError."""
     code = str(problem.get("code"))
     kind = _KINDS.get(code, CounterError)
-    # Not by the class's own __init__: those have arguments of their own.
+    # Skip the class's __init__, whose arguments differ.
     error = kind.__new__(kind)
-    detail = str(problem.get("detail") or problem.get("title") or f"the service says {code}")
+    detail = str(problem.get("detail") or problem.get("title") or f"the service reports {code}")
     fields = {name: value for name, value in problem.items() if name not in _KNOWN}
     if code not in _KINDS:
         fields["code"] = code
@@ -227,7 +225,7 @@ def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
 def error_of_answer(
     status: int, body: bytes, retry_after: str | None, location: str | None = None
 ) -> CounterError:
-    """The error of an answer that is no success; the last two are headers of it."""
+    """Return the error for an unsuccessful answer; the last two arguments are its headers."""
     try:
         problem = json.loads(body)
     except (ValueError, RecursionError):
@@ -241,12 +239,12 @@ def error_of_answer(
 def unexpected(
     status: int, body: bytes, retry_after: str | None = None, location: str | None = None
 ) -> UnexpectedAnswerError:
-    """The error of an answer that no counter service gives."""
+    """Return the error for an answer that is not from a counter service."""
     if location is not None:
-        what = f"leads to {location[:_TEXT_CHARS_MAX]!r}: give the base URL of the service itself"
+        what = f"redirects to {location[:_TEXT_CHARS_MAX]!r}: give the base URL of the service"
     else:
         text = body[:_TEXT_CHARS_MAX].decode("utf-8", "replace")
-        what = f"with {text!r} is no answer of a counter service; look what is at the base URL"
+        what = f"with {text!r} is not from a counter service; check the base URL"
     error = UnexpectedAnswerError(f"status {status} {what}", retry_after_us=_wait_us(retry_after))
     if status < 500 and status not in _TRY_LATER and not 200 <= status < 300:
         error.retry = "never"
@@ -254,15 +252,15 @@ def unexpected(
 
 
 def too_large(bytes_max: int, what: str) -> UnexpectedAnswerError:
-    """The error of an answer of more than *bytes_max* bytes; *what* it answers."""
+    """Return the error for an answer of more than *bytes_max* bytes to *what*."""
     return UnexpectedAnswerError(
-        f"what sends more than {bytes_max:,} bytes, the most that a client reads of {what}, is no"
-        " answer of a counter service; look what is at the base URL"
+        f"more than {bytes_max:,} bytes, the most that a client reads of {what}, is not from a"
+        " counter service; check the base URL"
     )
 
 
 def _wait_us(value: object) -> int | None:
-    """Microseconds of a Retry-After: seconds, or the date that a proxy may write."""
+    """Return a Retry-After in microseconds, from seconds or from the date of a proxy."""
     if isinstance(value, str) and not value.isdecimal():
         try:
             value = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()

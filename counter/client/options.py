@@ -1,4 +1,4 @@
-"""How a client behaves. Plain values: they can be pickled, compared, and shared."""
+"""The options of a client and the values passed to its hooks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from counter.errors import CounterError, InvalidParameterError
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
-#: In place of a delay: hedge when a request takes longer than 95 of 100 did.
+#: Hedge a request that takes longer than the 95th percentile.
 ADAPTIVE: Final = "p95"
 _SECONDS_MAX: Final = 31 * 86_400.0
 _RETRIES_MAX: Final = 1e9
 
 
 class Attempt(NamedTuple):
-    """One request that was sent, for metrics and traces."""
+    """One request that ended, for metrics and traces."""
 
     method: str
-    #: The route's last segment, such as ``add`` or ``batch/add``: few values, fit for a label.
+    #: The last part of the route, such as ``add`` or ``batch/add``; fit for a label.
     operation: str
     url: str
-    #: 0 for the first one of a call.
+    #: 0 for the first attempt of a call.
     number: int
     hedged: bool
-    #: None where nobody answered.
+    #: None if there was no answer.
     status: int | None
     seconds: float
 
 
 class Sending(NamedTuple):
-    """An attempt that is about to be sent; as in :class:`Attempt`."""
+    """An attempt that is about to be sent; fields as in :class:`Attempt`."""
 
     method: str
     operation: str
@@ -42,30 +42,30 @@ class Sending(NamedTuple):
     hedged: bool
 
 
-def _nobody(_: Attempt | None) -> None:
-    """Is not interested."""
+def _ignore(_: Attempt | None) -> None:
+    """Do nothing."""
 
 
 class Watch(NamedTuple):
-    """What a program sends along with an attempt, and what is called at its end: with None where
-    nobody waits for the answer any more."""
+    """Extra headers of an attempt, and the function to call when it ends (with None if it was
+    cancelled)."""
 
     headers: tuple[tuple[str, str], ...] = ()
-    ended: Callable[[Attempt | None], None] = _nobody
+    ended: Callable[[Attempt | None], None] = _ignore
 
 
 class Flush(NamedTuple):
-    """One piece of a buffer that got its definite answers."""
+    """One piece of a buffer that ended or failed."""
 
     items: int
     seconds: float
-    #: What can never be counted, and why.
+    #: Items that can never be counted.
     rejected: int
     error: CounterError | None
 
 
-def tell(hook: Callable[[T], None] | None, what: T) -> None:
-    """Call a program's *hook*; that it fails is logged, and stops no counting."""
+def call_hook(hook: Callable[[T], None] | None, what: T) -> None:
+    """Call a program's *hook*; log its errors instead of raising them."""
     if hook is None:
         return
     try:
@@ -76,41 +76,41 @@ def tell(hook: Callable[[T], None] | None, what: T) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a client behaves: deadlines, pauses, retries, hedges, TLS, hooks. Times are in seconds.
+    """A client's deadlines, pauses, retries, hedges, TLS files and hooks. Times are in seconds.
 
     Raises InvalidParameterError for a value out of its bounds.
     """
 
-    #: What a call may take in all, its retries and pauses included.
+    #: Limit on a whole call, including retries and pauses.
     deadline_s: float = 30.0
-    #: What one attempt may take; afterwards nobody knows what became of it.
+    #: Limit on one attempt; when it passes, the outcome is not known.
     attempt_timeout_s: float = 5.0
     #: The pause before retry n is drawn from 0 to ``backoff_first_s * 2**n``, ...
     backoff_first_s: float = 0.05
-    #: ... and from 0 to this where that is less.
+    #: ... or from 0 to this if that is less.
     backoff_max_s: float = 5.0
-    #: All calls of one client share so many retries at once, ...
+    #: The size of the retry budget that all calls of a client share, ...
     retries_at_once: float = 20.0
-    #: ... which grow back by so many a second, ...
+    #: ... how many retries it regains a second, ...
     retries_per_s: float = 1.0
-    #: ... and by so much with each call: an outage is not answered with many times the load.
+    #: ... and with each call. The budget limits the load during an outage.
     retries_per_call: float = 0.2
-    #: Send a second time, to the next base URL, when an answer takes longer; None for never.
+    #: Send a second request, to the next base URL, if an answer takes longer; None for never.
     hedge_after_s: float | Literal["p95"] | None = None
     #: Whether proxies and certificates are taken from the environment.
     trust_env: bool = True
-    #: A PEM file: who signs the service's certificate, where that is none of the usual authorities.
+    #: A PEM file with the CA of the service's certificate; None for the usual CAs.
     tls_ca: str | None = None
-    #: PEM files: this client's own certificate, where the service wants to see one, ...
+    #: PEM files: the client certificate, if the service requires one, ...
     tls_cert: str | None = None
     #: ... and its key.
     tls_key: str | None = None
     #: Called before each attempt, in the thread and context of its call; :mod:`counter.client.otel`
-    #: has one for traces. What it raises is logged.
+    #: has one for traces. Its exceptions are logged.
     before_attempt: Callable[[Sending], Watch] | None = None
-    #: Called where an attempt ended, in that thread; what it raises is logged.
+    #: Called after each attempt, in the same thread; its exceptions are logged.
     on_attempt: Callable[[Attempt], None] | None = None
-    #: Called where a piece of a buffer ended, likewise.
+    #: Called after each piece of a buffer; its exceptions are logged.
     on_flush: Callable[[Flush], None] | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Options:
 
 
 def check_number(name: str, value: float, most: float) -> float:
-    """*value*, if it is a number from 0 to *most*. Raises InvalidParameterError."""
+    """Return *value* if it is a number from 0 to *most*. Raises InvalidParameterError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 0 <= value <= most):
         raise InvalidParameterError(

@@ -1,9 +1,9 @@
-"""Traces of a client's attempts, for programs that trace with OpenTelemetry:
+"""Trace a client's attempts with OpenTelemetry:
 
     client = CounterClient(url, options=Options(before_attempt=traced_by()))
 
-It takes OpenTelemetry's API (the extra ``otel``), and makes spans where the program has set up its
-SDK.
+It needs OpenTelemetry's API (the extra ``otel``). Spans are recorded if the program has set up
+OpenTelemetry's SDK.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from counter.client.options import Attempt, Sending, Watch
 
 _NAME: Final = "counter.client"
-#: From here on an answer is an error, to who asked.
+#: From this status on, an answer is an error for a client span.
 _ERRORS: Final = 400
 _PORTS: Final = (("http", 80), ("https", 443))
 
 
 def traced_by(provider: TracerProvider | None = None) -> Callable[[Sending], Watch]:
-    """For ``Options.before_attempt``: a span for each attempt, part of the span that is current
-    where the call is made, and a ``traceparent`` with which the service goes on from it.
+    """Return a hook for ``Options.before_attempt`` that makes a span for each attempt.
 
-    The spans are made by *provider*; without one, by that of the whole program.
+    The span is a child of the caller's current span, and is sent as ``traceparent``. *provider*
+    makes the spans; None means the global one.
     """
     tracer = trace.get_tracer(_NAME, tracer_provider=provider)
     propagator = TraceContextTextMapPropagator()

@@ -1,11 +1,10 @@
-"""When to try again: one story for both clients, told without waiting and without a network.
+"""The retry logic of both clients, as generators without I/O.
 
-A story is a generator. It yields what is to be done (:class:`Send`, :class:`Pause`), is sent what
-came of it, and returns the result; :func:`drive` and :func:`drive_async` do what it asks.
+A generator yields effects (:class:`Send`, :class:`Pause`, :class:`Do`), receives their results, and
+returns the call's result; :func:`drive` and :func:`drive_async` execute the effects.
 
-No library does this: what is there retries a function by its exception, and knows neither a budget
-that calls share, nor a new token where the service says that the old one is void, nor one clock for
-threads and event loops.
+Retry libraries retry a function by its exception. They have no budget shared by calls, do not
+replace a void token, and do not share one clock between threads and event loops.
 """
 
 from __future__ import annotations
@@ -29,35 +28,35 @@ Answer = Reply | UnreachableError | UnexpectedAnswerError
 
 
 class Send(NamedTuple):
-    """Send *request*; the answer is a Reply, or the error in its place."""
+    """Send *request*; the result is a Reply, or an error."""
 
     request: Request
     timeout_s: float
-    #: How many were sent before it: another one goes to another base URL.
+    #: Attempts before it; it selects the base URL.
     number: int
 
 
 class Pause(NamedTuple):
-    """Wait; there is no answer."""
+    """Wait; there is no result."""
 
     seconds: float
 
 
 class Do(NamedTuple):
-    """Call something that may wait for a disk; the answer is what it returns."""
+    """Call *work*, which may wait for a disk; the result is what it returns."""
 
     work: Callable[[], Any]
 
 
 Effect = Send | Pause | Do
-Story = Generator[Effect, Any, T]
+Steps = Generator[Effect, Any, T]
 
 
 @dataclass(slots=True)
 class Budget:
-    """Retries that all calls of a client share: a bucket that time and calls fill.
+    """A token bucket of retries, shared by all calls of a client and filled by time and calls.
 
-    Without it, an outage is answered with many times the usual load.
+    Without it, clients would multiply their load during an outage.
     """
 
     at_once: float
@@ -74,16 +73,16 @@ class Budget:
         return cls(at_once, options.retries_per_s, options.retries_per_call, at_once, now_s, Lock())
 
     def call(self) -> None:
-        """One more call, which gives a part of a retry."""
+        """Add a call's share to the bucket."""
         if self.pid != os.getpid():
-            # Forked while another thread held the lock, perhaps, which is not in this process.
+            # A thread of the parent may have held the lock during the fork.
             self.lock, self.pid = Lock(), os.getpid()
         with self.lock:
             self.left = min(self.at_once, self.left + self.per_call)
 
     def take(self, now_s: float, wait_max_s: float) -> float | None:
-        """Take one retry: the seconds until it may be made, or None where it takes longer than
-        *wait_max_s* (and nothing is taken)."""
+        """Take one retry; return the seconds to wait for it, or None if that exceeds *wait_max_s*
+        (then nothing is taken)."""
         with self.lock:
             self.left = min(self.at_once, self.left + max(0.0, now_s - self.then_s) * self.per_s)
             self.then_s = now_s
@@ -99,26 +98,26 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The options, the budget, and where time and chance come from."""
+    """The options, the budget, the clock and the random source."""
 
     options: Options
     budget: Budget
     now_s: Callable[[], float]
-    #: A number from 0 to its argument: full jitter.
+    #: Returns a random number from 0 to its argument (full jitter).
     draw: Callable[[float], float] = lambda most: random.uniform(0.0, most)
 
     def pause_s(self, attempts: int, error: CounterError | None) -> float:
-        """How long to wait after *attempts* attempts, and not less than the service asks for."""
+        """Return the seconds to wait after *attempts* attempts, at least what the service asks."""
         first_s, most_s = self.options.backoff_first_s, self.options.backoff_max_s
         jitter_s = self.draw(min(most_s, first_s * 2 ** min(attempts, 32)))
         asked_us = 0 if error is None else error.retry_after_us or 0
         return asked_us / 1e6 + jitter_s
 
 
-def attempts(call: Call[T], policy: Policy) -> Story[T]:
-    """Make *call* until there is a definite answer, or its deadline has come.
+def attempts(call: Call[T], policy: Policy) -> Steps[T]:
+    """Repeat *call* until there is a definite answer or its deadline passes.
 
-    Raises the CounterError of a definite refusal; at the deadline UnknownOutcomeError where a token
+    Raises the CounterError of a definite refusal; at the deadline UnknownOutcomeError if a token
     was sent, else the last attempt's error.
     """
     options, now_s = policy.options, policy.now_s
@@ -136,14 +135,14 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
             arrived = may_have_arrived(error)
             sent = sent or arrived
             if error.retry == "new_token" and call.renewed is not None:
-                # The old token never counts, and was not the program's choice.
+                # The old token can never count, and the program did not choose it.
                 unknown = False
                 left_s = max(0.001, end_s - now_s())
                 timeout_s = min(options.attempt_timeout_s, left_s)
                 call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
             elif error.retry != "same_token":
                 if unknown and not isinstance(error, TokenConflictError | TokenTooOldError):
-                    # What refuses the retry says nothing of the attempt before it.
+                    # A refused retry says nothing about the attempt before it.
                     raise call.given_up(error, "the retry was refused") from error
                 raise
             elif arrived:
@@ -158,7 +157,7 @@ def attempts(call: Call[T], policy: Policy) -> Story[T]:
 
 
 def _why(number: int, policy: Policy, left_s: float) -> str:
-    """Why no attempt follows the *number* that were made; *left_s* is what a pause would leave."""
+    """Say why there is no retry after *number* attempts; *left_s* is the time after a pause."""
     made = f"no definite answer in {number} attempt{'' if number == 1 else 's'}"
     if left_s <= 0:
         return f"{made}, and the next would be past the deadline of {policy.options.deadline_s:g} s"
@@ -170,52 +169,53 @@ def may_have_arrived(error: CounterError) -> bool:
     return not isinstance(error, UnreachableError) or error.sent
 
 
-def fresh_tokens(count: int, timeout_s: float) -> Story[list[Token]]:
-    """*count* tokens in place of old ones: with the service's time, for a wrong clock may be what
-    made those old; with this machine's where there is no answer."""
+def fresh_tokens(count: int, timeout_s: float) -> Steps[list[Token]]:
+    """Return *count* new tokens with the service's time, because a wrong clock may have made the
+    old ones void; with this machine's time if there is no answer."""
     asked = tokens(count)
     found: list[Token] = []
     with suppress(CounterError):
         found = asked.result(reply_of((yield Send(asked.request, timeout_s, 0))))
-    # Another number of them is no answer of the service's.
+    # The service never returns another number of tokens.
     return found if len(found) == count else [Token.new() for _ in range(count)]
 
 
 def reply_of(answer: Answer) -> Reply:
-    """*answer*, raised if there was none."""
+    """Return *answer* if it is a Reply, else raise it."""
     if not isinstance(answer, Reply):
         raise answer
     return answer
 
 
-def drive(story: Story[T], do: Callable[[Effect], Any]) -> T:
-    """Do what *story* asks; its result. What cannot be done, because the client was closed
-    meanwhile, the story is told: it knows what was sent before."""
+def drive(steps: Steps[T], do: Callable[[Effect], Any]) -> T:
+    """Execute the effects of *steps* and return its result.
+
+    An error of an effect, such as a closed client, is thrown into *steps*."""
     try:
-        effect = next(story)
+        effect = next(steps)
         while True:
             try:
                 done = do(effect)
             except CounterError as error:
-                effect = story.throw(error)
+                effect = steps.throw(error)
             else:
-                effect = story.send(done)
+                effect = steps.send(done)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-async def drive_async(story: Story[T], do: Callable[[Effect], Awaitable[Any]]) -> T:
-    """The same in an event loop."""
+async def drive_async(steps: Steps[T], do: Callable[[Effect], Awaitable[Any]]) -> T:
+    """The same as :func:`drive` in an event loop."""
     try:
-        effect = next(story)
+        effect = next(steps)
         while True:
             try:
                 done = await do(effect)
             except CounterError as error:
-                effect = story.throw(error)
+                effect = steps.throw(error)
             else:
-                effect = story.send(done)
+                effect = steps.send(done)
     except StopIteration as end:
         result: T = end.value
         return result

@@ -1,12 +1,11 @@
-"""A backlog on disk (SQLite): what a client did not send yet, or has no answer to, survives it.
+"""A backlog on disk (SQLite): adds without a definite answer survive the process.
 
-What ``put`` and ``seal`` returned from is on disk. A token is made, and made durable, right before
-its first use: what was never sent has none, so it cannot grow old in the file. After a crash the
-piece that was on its way is sent again under the same tokens, so it counts once.
+``put`` and ``seal`` return when their data is on disk. A token is made and saved right before its
+first use, so unsent adds have no token that could expire. After a crash the piece in flight is sent
+again under the same tokens, so it counts once.
 
-A spool is a directory that any number of processes share. Each has one file of it, its slot, and
-also sends what the slots of dead processes hold. A spool may also be a single file: then only one
-process can have it.
+A spool is a directory that any number of processes share. Each owns one file in it, its slot, and
+also sends the adds in slots of dead processes. A spool may also be a single file for one process.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from counter.errors import CounterError, InvalidParameterError, StoreUnavailable
 
 #: Slots of one namespace in one directory.
 SLOTS_MAX: Final = 256
-#: How often a spool that holds nothing looks for slots of dead processes.
-LOOK_S: Final = 60.0
+#: How often an empty spool searches for slots of dead processes.
+ADOPT_EVERY_S: Final = 60.0
 #: How long another process may take to choose a slot.
 _CHOICE_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
@@ -53,11 +52,11 @@ CREATE TABLE owner (namespace TEXT NOT NULL);
 
 
 class _OfOneProcess(sqlite3.Connection):
-    """A connection that a forked child never closes, even if nothing refers to it any more: SQLite
-    would remove the log that the parent goes on writing to."""
+    """A connection that a forked child never closes, not even as garbage: SQLite would remove the
+    log that the parent still writes to."""
 
-    #: Held while a file is created and closed: no other thread may lock it before, because closing
-    #: it ends all locks of the process on it. No fork can happen meanwhile: a spool is locked too.
+    #: Held while a file is created and closed, because closing it drops the process's locks on it.
+    #: No fork can happen meanwhile, because the spool is locked too.
     creation: ClassVar = Lock()
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -66,22 +65,22 @@ class _OfOneProcess(sqlite3.Connection):
 
     def __del__(self) -> None:
         if os.getpid() != self._pid:
-            # One reference that is never given back. A list of them would be emptied at the end.
+            # Leak one reference. A list of them would be cleared at exit.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
 def _keep_private(path: Path) -> None:
-    """Create the file *path* with mode 0600; if it exists, take the rights of others away.
+    """Create the file *path* with mode 0600, or remove the permissions of others from it.
 
-    SQLite gives -wal and -shm the mode of the database. A file that exists is never opened here:
-    closing it would end the POSIX locks that SQLite has on it. Raises InvalidParameterError.
+    SQLite gives -wal and -shm the mode of the database. An existing file is never opened here:
+    closing it would drop SQLite's POSIX locks on it. Raises InvalidParameterError.
     """
     try:
         with _OfOneProcess.creation:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-            # It may have gone meanwhile, or belong to another user, who alone can change it.
+            # It may be gone by now, or belong to another user.
             with suppress(FileNotFoundError, PermissionError):
                 mode = stat.S_IMODE(each.stat().st_mode)
                 if mode & 0o077:
@@ -91,7 +90,7 @@ def _keep_private(path: Path) -> None:
 
 
 def _connected(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
-    """Autocommit: each transaction is begun by name. Raises InvalidParameterError."""
+    """Open a connection in autocommit mode. Raises InvalidParameterError."""
     _keep_private(path)
     return sqlite3.connect(
         path,
@@ -103,9 +102,9 @@ def _connected(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
 
 
 def _locked(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
-    """A connection to the empty database at *path*, which is locked until it is closed.
+    """Open and lock the empty database at *path*; closing the connection unlocks it.
 
-    SQLite's lock ends with the process and is not inherited by a fork, unlike that of flock.
+    Unlike flock's, SQLite's lock ends with the process and is not inherited by a fork.
     Raises sqlite3.OperationalError and InvalidParameterError.
     """
     db = _connected(path, wait_s)
@@ -122,7 +121,7 @@ def _is_busy(error: sqlite3.Error) -> bool:
 
 
 def spool_path(path: str | Path) -> Path:
-    """*path*, absolute: the process may change its directory. Raises InvalidParameterError."""
+    """Return *path* as absolute: the process may change directory. Raises InvalidParameterError."""
     try:
         if not str(path):
             raise TypeError("it is empty")
@@ -136,22 +135,22 @@ def spool_path(path: str | Path) -> Path:
 class Slot(Backlog):
     """The backlog of one buffer of one namespace, in one file.
 
-    Raises SpoolBusyError if a living process has the file; ClosedError if it is no slot or belongs
-    to another namespace; InvalidParameterError if it cannot be made; StoreUnavailableError if the
-    disk is full. *lock* is held around each use of SQLite after the first.
+    Raises SpoolBusyError if a running process owns the file; ClosedError if it is not a slot or
+    belongs to another namespace; InvalidParameterError if it cannot be created;
+    StoreUnavailableError if the disk is full. *lock* is held around each later use of SQLite.
     """
 
     def __init__(self, path: Path, namespace: str, lock: RLock) -> None:
         super().__init__()
         self.path = path
         self._lock = lock
-        #: Counters whose totals are not on disk as they are here.
+        #: Counters whose totals in memory differ from those on disk.
         self._dirty: set[str] = set()
         try:
             self._claim = _locked(path.with_name(f"{path.name}-lock"))
         except sqlite3.OperationalError as error:
             if _is_busy(error):
-                raise SpoolBusyError(f"another buffer has {path}") from error
+                raise SpoolBusyError(f"another buffer uses {path}") from error
             raise _unusable(path, error) from error
         try:
             self._db = _connected(path)
@@ -170,7 +169,7 @@ class Slot(Backlog):
 
     def _open(self, path: Path, namespace: str) -> None:
         try:
-            # The lock is held for good.
+            # Keep the lock until the connection closes.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -184,7 +183,7 @@ class Slot(Backlog):
             self._db.execute("COMMIT")
             if version > _VERSION:
                 raise ClosedError(
-                    f"the spool {path} is of a newer client: its version is {version}"
+                    f"a newer client wrote the spool {path}: its version is {version}"
                 )
             self._load(path, namespace)
         except sqlite3.DatabaseError as error:
@@ -198,7 +197,7 @@ class Slot(Backlog):
         for counter, total in self._db.execute("SELECT counter, total FROM totals"):
             self._totals[counter] = int(total)
         for row, counter, delta, nonce, time_us in self._db.execute("SELECT * FROM piece"):
-            # Whether it was sent is not known: it may have been.
+            # It may have been sent.
             self._piece.append(Item(counter, delta, Token(nonce, time_us), row, sent=True))
 
     def put(self, adds: dict[str, int]) -> None:
@@ -221,14 +220,14 @@ class Slot(Backlog):
         self._dirty.difference_update(names)
 
     def renew(self, renewed: Renewed) -> None:
-        """Make new tokens durable, before they are used."""
+        """Make new tokens durable before they are used."""
         super().renew(renewed)
         rows = ((token.nonce, token.generation_time_us, each.row) for each, token in renewed)
         update = "UPDATE piece SET nonce = ?, generation_time_us = ? WHERE row = ?"
         self._write([(update, rows)])
 
     def _save_finished(self) -> None:
-        """What was rejected stays in the table of that name, for a person."""
+        """Keep rejected items in the table ``rejected``, for the operator."""
         rejected = (
             (x.counter, x.delta, str(x.token), x.result.code, str(x.result))
             for x in self._piece
@@ -238,17 +237,17 @@ class Slot(Backlog):
         self._write([(insert, rejected), ("DELETE FROM piece", [()])])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         with self._lock:
             self._db.close()
             self._claim.close()
 
     def _write(self, statements: list[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
-        """One durable transaction. Raises StoreUnavailableError, and nothing is written."""
+        """Execute one durable transaction. If it fails, raises StoreUnavailableError."""
         with self._lock:
             try:
                 if self._db.in_transaction:
-                    # The one before failed, or was interrupted from the keyboard.
+                    # The previous one failed or was interrupted.
                     self._db.execute("ROLLBACK")
                 self._db.execute("BEGIN")
                 for statement, rows in statements:
@@ -259,10 +258,10 @@ class Slot(Backlog):
 
 
 class Spool:
-    """The backlog of one buffer: its own slot and, after that is empty, those of the dead.
+    """The backlog of one buffer: its own slot and, when that is empty, slots of dead processes.
 
-    As for :class:`Backlog`, its methods may be called in any thread, one at a time. Raises
-    SpoolBusyError if no slot is free; otherwise as :class:`Slot`.
+    Methods may be called in any thread, one at a time. Raises SpoolBusyError if no slot is free;
+    otherwise as :class:`Slot`.
     """
 
     def __init__(
@@ -271,13 +270,13 @@ class Spool:
         self._path = spool_path(path)
         self._namespace = namespace
         self._now_s = now_s
-        self._looked_s = now_s()
+        self._searched_s = now_s()
         self._adopted: Slot | None = None
-        #: Totals of adopted slots that have been emptied.
+        #: Totals of adopted slots that are now empty.
         self._emptied = 0
         self._lock = RLock()
         if sys.platform != "win32":
-            # A child must not inherit a mutex of SQLite that another thread holds for a moment.
+            # A child must not inherit a SQLite mutex that another thread holds.
             os.register_at_fork(
                 before=self._lock.acquire,
                 after_in_parent=self._lock.release,
@@ -287,15 +286,15 @@ class Spool:
             self._own = self._claimed()
 
     def _claimed(self) -> Slot:
-        """A free slot, if possible one that a dead process left something in."""
+        """Claim a free slot, preferably one with adds of a dead process."""
         path = self._path
         if path.is_file():
             try:
                 return Slot(path, self._namespace, self._lock)
             except SpoolBusyError as error:
                 raise SpoolBusyError(
-                    f"the spool {path} is a file, and another buffer has it: to share it between"
-                    f" processes, stop them, make a directory, and move the file there as"
+                    f"the spool {path} is a file, and another buffer uses it: to share it between"
+                    f" processes, stop them, create a directory, and move the file there as"
                     f" {self._namespace}.0"
                 ) from error
         try:
@@ -316,7 +315,7 @@ class Spool:
             return empty or self._new()
 
     def _free(self) -> Iterator[Slot]:
-        """The slots that no living process has. The caller closes them."""
+        """Yield the slots that no running process owns. The caller closes them."""
         for number in sorted(self._numbers()):
             path = self._path / f"{self._namespace}.{number}"
             try:
@@ -324,7 +323,7 @@ class Spool:
             except SpoolBusyError:
                 continue
             except CounterError as error:
-                _LOG.error("the slot %s of a spool is left alone: %s", path, error)
+                _LOG.error("the slot %s of a spool is skipped: %s", path, error)
 
     def _new(self) -> Slot:
         taken = self._numbers()
@@ -332,20 +331,20 @@ class Spool:
         if number is None:
             raise SpoolBusyError(
                 f"all {SLOTS_MAX} slots of the spool {self._path} are taken by other buffers: give"
-                " some of them a spool of their own"
+                " some of them another spool"
             )
         return Slot(self._path / f"{self._namespace}.{number}", self._namespace, self._lock)
 
     def _numbers(self) -> set[int]:
-        """The numbers of the slots there are."""
+        """Return the numbers of the existing slots."""
         names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})", re.ASCII)
         found = (names.fullmatch(each) for each in os.listdir(self._path))
         return {int(each[1]) for each in found if each}
 
     @contextmanager
     def _choosing(self, wait_s: float) -> Iterator[None]:
-        """One process at a time looks for free slots: none takes what another one only looks at
-        for being in use, and makes one slot more at each start. Raises SpoolBusyError."""
+        """Hold the lock for choosing slots, so that no process takes another's check of a slot for
+        its use. Raises SpoolBusyError."""
         path = self._path / f"{self._namespace}-lock"
         try:
             db = _locked(path, wait_s)
@@ -359,8 +358,8 @@ class Spool:
             yield
 
     def _adopt(self) -> None:
-        """Take the slot of a dead process that holds something, if there is one."""
-        self._looked_s = self._now_s()
+        """Take a non-empty slot of a dead process, if there is one."""
+        self._searched_s = self._now_s()
         if self._path.is_file():
             return
         try:
@@ -371,10 +370,10 @@ class Spool:
                         return
                     slot.close()
         except SpoolBusyError:
-            # Another process is looking.
+            # Another process is searching.
             return
         except (CounterError, OSError) as error:
-            # Not the end of this buffer, whose own slot works.
+            # The buffer's own slot still works.
             _LOG.error("the spool %s cannot be searched for slots: %s", self._path, error)
 
     @property
@@ -383,13 +382,13 @@ class Spool:
 
     @property
     def begun(self) -> int:
-        """As of :class:`Backlog`."""
+        """As in :class:`Backlog`."""
         adopted = 0 if self._adopted is None else self._adopted.begun
         return self._emptied + adopted + self._own.begun
 
     @property
     def finished(self) -> int:
-        """As of :class:`Backlog`."""
+        """As in :class:`Backlog`."""
         adopted = 0 if self._adopted is None else self._adopted.finished
         return self._emptied + adopted + self._own.finished
 
@@ -401,17 +400,17 @@ class Spool:
         self._own.put(adds)
 
     def seal(self) -> list[Item]:
-        """As of :class:`Backlog`, durably."""
-        if not len(self) and self._now_s() - self._looked_s >= LOOK_S:
+        """As in :class:`Backlog`, durably."""
+        if not len(self) and self._now_s() - self._searched_s >= ADOPT_EVERY_S:
             self._adopt()
         return self._active.seal()
 
     def renew(self, renewed: Renewed) -> None:
-        """Make new tokens durable, before they are used."""
+        """Make new tokens durable before they are used."""
         self._active.renew(renewed)
 
     def finish(self) -> list[Rejected]:
-        """As of :class:`Backlog`, durably."""
+        """As in :class:`Backlog`, durably."""
         rejected = self._active.finish()
         if self._adopted is not None and not len(self._adopted):
             self._emptied += self._adopted.begun
@@ -422,15 +421,15 @@ class Spool:
         return rejected
 
     def refused(self) -> list[Rejected]:
-        """As of :class:`Backlog`."""
+        """As in :class:`Backlog`."""
         return self._active.refused()
 
     def unfinished(self) -> Sequence[Item]:
-        """As of :class:`Backlog`."""
+        """As in :class:`Backlog`."""
         return [item for slot in self._slots() for item in slot.unfinished()]
 
     def unsent(self) -> Mapping[str, int]:
-        """As of :class:`Backlog`."""
+        """As in :class:`Backlog`."""
         found: dict[str, int] = {}
         for slot in self._slots():
             for counter, delta in slot.unsent().items():
@@ -441,13 +440,13 @@ class Spool:
         return [self._own] if self._adopted is None else [self._adopted, self._own]
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         for slot in self._slots():
             slot.close()
 
 
 def _unusable(path: Path, error: Exception) -> InvalidParameterError:
     return InvalidParameterError(
-        f"the spool {path} cannot be opened: {error}; give the path of a directory, in one that"
-        " exists"
+        f"the spool {path} cannot be opened: {error}; give the path of a directory; its parent"
+        " must exist"
     )

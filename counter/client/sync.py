@@ -1,4 +1,4 @@
-"""The client for threads, and its hedges."""
+"""The client for threads, and its hedging transport."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from counter.client.failures import (
 from counter.client.options import Options
 from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, attempts, drive
 from counter.client.tokens import Credential, Items, Token
-from counter.client.transport import AsyncTransport, Course, SyncTransport, Told
+from counter.client.transport import AsyncTransport, Course, LiveUpdate, SyncTransport
 from counter.errors import CounterError, TokenTooOldError
 
 T = TypeVar("T")
 
 
 class HedgingTransport:
-    """An event loop of its own sends, because only there a loser can be cancelled."""
+    """Send requests on a private event loop, so that the losing hedge can be cancelled."""
 
     def __init__(self, make: Callable[[], AsyncTransport]) -> None:
         self._make = make
@@ -44,21 +44,21 @@ class HedgingTransport:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        #: Between whoever gives work to the loop and whoever ends it.
+        #: Held to submit work to the loop and to close it.
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="counter-hedges", daemon=True
         )
         self._thread.start()
-        made = asyncio.run_coroutine_threadsafe(self._made(), self._loop)
+        made = asyncio.run_coroutine_threadsafe(self._make_transport(), self._loop)
         self._transport = made.result()
 
-    async def _made(self) -> AsyncTransport:
+    async def _make_transport(self) -> AsyncTransport:
         return self._make()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of *work* in the loop. Raises CancelledError where that ends meanwhile."""
+        """Run *work* in the loop; return its result. Raises CancelledError if the loop closes."""
         with self._lock:
             if self._transport.closed:
                 work.close()
@@ -66,8 +66,8 @@ class HedgingTransport:
             doing = asyncio.run_coroutine_threadsafe(work, self._loop)
         return doing.result()
 
-    async def _ended(self) -> None:
-        """Whoever waits for something of the loop waits no longer."""
+    async def _end(self) -> None:
+        """Cancel all tasks of the loop and close the transport."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:
             each.cancel()
@@ -75,11 +75,11 @@ class HedgingTransport:
         await self._transport.close()
 
     def check_open(self) -> None:
-        """Raise ClosedError after the end."""
+        """Raise ClosedError if the client is closed."""
         self._transport.check_open()
 
     def send(self, send: Send) -> Answer:
-        """The answer to an attempt, hedged."""
+        """Send one attempt, hedged, and return its answer."""
         try:
             return self._run(self._here().send(send))
         except CancelledError as error:
@@ -104,22 +104,22 @@ class HedgingTransport:
                 self._run(lines.aclose())
 
     def _here(self) -> AsyncTransport:
-        """That of this process. Raises ClosedError."""
+        """Return the transport of this process. Raises ClosedError."""
         self.check_open()
         if os.getpid() != self._pid:
-            # The thread of the loop is not in the child.
+            # A forked child does not have the loop's thread.
             self._start()
         return self._transport
 
     def close(self) -> None:
-        """End the connections and the loop."""
+        """Close the connections and the loop."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             if self._transport.closed:
                 return
             self._transport.closed = True
-            ending = asyncio.run_coroutine_threadsafe(self._ended(), self._loop)
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         ending.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -127,16 +127,15 @@ class HedgingTransport:
 
 
 class CounterClient:
-    """Counts in one *namespace* of the service at *url* (or at the first of several that answers).
+    """Count in one *namespace* of the service at *url* (or at the first of several that answers).
 
-    Safe to share between threads, and usable after a fork. Each call that adds carries one token
-    for all its attempts, so it counts once however often it is sent; ``token=`` gives one of the
-    program's own, to finish a story in another call or another process. In a BEST_EFFORT namespace
-    nothing makes a retry safe (``Added.retry_safe`` is False there).
+    Thread-safe, and usable after a fork. Each add sends one token with all its attempts, so it
+    counts once; pass ``token=`` to finish an add in another call or process. In a BEST_EFFORT
+    namespace no retry is safe (``Added.retry_safe`` is False).
 
-    Every call raises a CounterError: the service's own kinds for a definite refusal,
-    UnknownOutcomeError (with the token) for an add whose end is not known at the deadline,
-    UnreachableError for a read that got no answer.
+    Every call raises CounterError: the service's error classes for a definite refusal,
+    UnknownOutcomeError (with the token) for an add with an unknown outcome at the deadline,
+    UnreachableError for a read without an answer.
     """
 
     def __init__(
@@ -167,67 +166,68 @@ class CounterClient:
         self.close()
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._transport.close()
 
     def add(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.Added:
-        """Add *delta*, any signed 64-bit integer, once for the *token*: a new one if None.
+        """Add *delta*, a signed 64-bit integer, once per *token* (a new one if None).
 
-        Raises TokenConflictError where the token was used with another payload, and
-        UnknownOutcomeError where nobody knows at the deadline whether it is counted.
+        Raises TokenConflictError if the token was used with another payload, and
+        UnknownOutcomeError if it is not known at the deadline whether the add is counted.
         """
         return self._call(self._calls.add(counter, delta, token))
 
     def add_and_get(
         self, counter: str, delta: int = 1, *, token: Credential | None = None
     ) -> answers.AddedCount:
-        """Add as :meth:`add` does, and read the count with the add in it, exact as of ``as_of``."""
+        """Add as :meth:`add` does; return the count including the add, exact as of ``as_of``."""
         return self._call(self._calls.add_and_get(counter, delta, token))
 
     def clear(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
         """Set the counter to 0 as of the token's time.
 
-        Adds with a time up to it are erased, whenever they arrive, and later ones stay. Raises as
-        :meth:`add` does.
+        Adds with a time up to then are erased even if they arrive later. Raises as :meth:`add`
+        does.
         """
         return self._call(self._calls.clear(counter, token))
 
     def get(self, counter: str, *, max_staleness: str | None = None) -> answers.Count:
-        """The count, and the instant it is exact as of; a counter that was never written reads 0.
+        """Return the count and the instant it is exact as of; an unknown counter reads 0.
 
-        *max_staleness* is how old that instant may be, a duration such as ``5s``: ``0s`` is
-        accurate, and None is as the namespace has it.
+        *max_staleness* bounds the age of that instant, a duration such as ``5s``: ``0s`` is
+        accurate, and None means the namespace's setting.
         """
         return self._call(self._calls.get(counter, max_staleness))
 
     def get_many(
         self, counters: Iterable[str], *, max_staleness: str | None = None
     ) -> list[answers.Count]:
-        """The counts of up to 1,000 counters, in order; *max_staleness* as in :meth:`get`."""
+        """Return the counts of up to 1,000 counters, in order. *max_staleness*: see :meth:`get`."""
         return self._call(self._calls.batch_get(counters, max_staleness))
 
     def batch(self, items: Items) -> list[answers.Added | CounterError]:
-        """Add to up to 1,000 counters, a token each; what became of each, in order.
+        """Add to up to 1,000 counters, each under its own token; return the results in order.
 
-        An item that is refused is its error; one whose end is not known at the deadline is an
-        UnknownOutcomeError, and spoils no other.
+        A rejected item's result is its error; one with an unknown outcome at the deadline is an
+        UnknownOutcomeError. Items do not affect each other.
         """
         delivery = Delivery.of_items(self._calls, items)
         return drive(delivery.until_deadline(self._policy), self._do)
 
     def atomic(self, items: Items, *, token: Credential | None = None) -> list[answers.Added]:
-        """Up to 100 adds under one token: all of them are counted, or none. Raises as :meth:`add`
-        does."""
+        """Make up to 100 adds under one token: either all are counted or none. Raises as
+        :meth:`add` does."""
         return self._call(self._calls.atomic(items, token))
 
     def resolve(self, unfinished: Unfinished | UnknownOutcomeError | str) -> answers.Resolved:
-        """Finish what an UnknownOutcomeError left: it, its ``unfinished``, or ``str()`` of that.
+        """Find out whether an add is counted, given an UnknownOutcomeError, its ``unfinished``, or
+        ``str()`` of that.
 
-        The very same is sent again. While the token is young it is counted by that, at the latest;
-        an old one is found out about. A key is known for the namespace's ``key_ttl`` only: resolved
-        later it counts anew.
+        Sends the same request again. If the token is young, this counts the add if it was not
+        counted yet; otherwise it looks the add up. A key is known only for the namespace's
+        ``key_ttl``: resolved later, it counts again.
         """
         try:
             return self._call(self._calls.resolve(unfinished_of(unfinished)))
@@ -237,11 +237,11 @@ class CounterClient:
             raise
 
     def tokens(self, count: int = 1) -> list[Token]:
-        """1 to 1,000 tokens with the service's time, for a machine whose clock is wrong."""
+        """Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong."""
         return self._call(tokens(count))
 
     def counters(self, prefix: str | None = None) -> Iterator[str]:
-        """The names of all counters, in code point order, read page by page."""
+        """Yield the names of all counters, in code point order, read page by page."""
         page = None
         while True:
             names, page = self._call(self._calls.counters(prefix, page))
@@ -250,8 +250,8 @@ class CounterClient:
                 return
 
     def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
-        """The *limit* counters (1 to 100) with the most adds in the last *span*, at most ``1m``;
-        docs/http.md tells how exact that is."""
+        """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most
+        ``1m``; docs/http.md describes how exact that is."""
         return self._call(self._calls.busiest(limit, span))
 
     def events(
@@ -262,7 +262,7 @@ class CounterClient:
         *,
         limit: int | None = None,
     ) -> Iterator[answers.Event]:
-        """The events of ``[start, end)``, latest first, read page by page; at most *limit*."""
+        """Yield at most *limit* events of ``[start, end)``, latest first, read page by page."""
         page, left = None, limit
         while left is None or left > 0:
             items = PAGE if left is None else min(PAGE, left)
@@ -279,54 +279,54 @@ class CounterClient:
         end: datetime | None = None,
         step: str | None = None,
     ) -> Iterator[answers.Point]:
-        """The count at the end of each *step*, a duration such as ``1m``, of ``[start, end)``."""
+        """Yield the count at the end of each *step* (such as ``1m``) of ``[start, end)``."""
         yield from self._call(self._calls.history(counter, start, end, step))
 
-    def live(self, counter: str) -> Iterator[Told]:
-        """The count, and again whenever it changes, and every few seconds for its ``as_of``: until
-        the program has enough of it.
+    def live(self, counter: str) -> Iterator[LiveUpdate]:
+        """Yield the count, again whenever it changes, and every few seconds with a new ``as_of``.
 
-        A connection that ends is taken up again. In place of a count there is the CounterError of
-        trouble that may pass; what will not is raised, and so is silence of ``deadline_s``.
+        Reconnects if a connection ends. Yields the CounterError of a temporary failure in place of
+        a count. Raises a permanent one, and the last one if the stream is silent for
+        ``deadline_s``.
         """
         course = Course(self._calls.live(counter), self._policy)
         while True:
             ended: CounterError | None = None
             try:
                 for line in self._transport.lines(course.request, course.number):
-                    if (told := course.line(line)) is not None:
-                        yield told
+                    if (update := course.line(line)) is not None:
+                        yield update
             except CounterError as error:
                 ended = error
             time.sleep(course.pause_s(ended))
 
     def recount(self, counter: str) -> int:
-        """Have all that is kept of a counter's past counted anew from its events, by the next
-        rollup; how many windows of time that is."""
+        """Make the next rollup recount the counter's stored past from its events; return the number
+        of windows."""
         return self._call(self._calls.recount(counter))
 
     def namespaces(self) -> list[Settings]:
-        """All namespaces that there are for the caller, with their settings."""
+        """Return the namespaces that the caller may see, with their settings."""
         return self._call(namespaces())
 
     def namespace(self) -> Settings:
-        """The settings of this client's namespace, by name, as the service writes them."""
+        """Return the settings of this client's namespace, by name, as the service writes them."""
         return self._call(self._calls.settings())
 
     def create_namespace(self, **settings: Any) -> Settings:
-        """Make this client's namespace: ``counter_type="EVENTUAL"`` at least.
+        """Create this client's namespace; ``counter_type="EVENTUAL"`` is the least it needs.
 
-        Raises PreconditionFailedError where it is there already. ``warnings`` in the answer are
-        there only if there are some.
+        Raises PreconditionFailedError if it exists. The answer has ``warnings`` only if there are
+        any.
         """
         return self._call(self._calls.create_namespace(settings))
 
     def change_namespace(self, **settings: Any) -> Settings:
-        """Change *settings* of this client's namespace; what is left out stays as it is."""
+        """Change the given *settings* of this client's namespace."""
         return self._call(self._calls.change_namespace(settings))
 
     def delete_namespace(self) -> None:
-        """Delete this client's namespace with its counters, events and tokens, for ever."""
+        """Delete this client's namespace permanently, with its counters, events and tokens."""
         self._call(self._calls.delete_namespace())
 
     def buffer(
@@ -336,10 +336,10 @@ class CounterClient:
         max_items: int = 100_000,
         spool: str | Path | None = None,
     ) -> Buffer:
-        """A buffer that merges the adds of one counter, and sends every *max_delay* seconds.
+        """Return a buffer that merges adds by counter and sends them every *max_delay* seconds.
 
-        It holds up to *max_items* counters that wait; *spool* is a directory to keep them in, so
-        that they survive the end of this process; other processes may share it.
+        It holds up to *max_items* pending counters. *spool* is a directory that keeps them when
+        this process ends; other processes may share it.
         """
         self._transport.check_open()
         bounds = Bounds(max_delay, max_items)

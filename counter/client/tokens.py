@@ -1,4 +1,4 @@
-"""What makes an add the same add when it is sent again: tokens, and keys that a program has."""
+"""Idempotency tokens and keys, and validation of arguments."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _PERSON: Final = b"counter.keystep"
 
 
 class Token(types.Token):
-    """An idempotency token: a nonce of 16 bytes, and the instant it was made (µs since 1970, UTC).
+    """An idempotency token: a nonce of 16 bytes and its creation time (µs since 1970, UTC).
 
-    Make one for each add that a program means, and send it with every attempt at it.
+    Make one for each intended add, and send it with every attempt.
     """
 
     __slots__ = ()
 
     @classmethod
     def new(cls) -> Token:
-        """A token that no other call returns, with this machine's time."""
+        """Return a unique token with this machine's time."""
         return cls(uuid.uuid4().bytes, time.time_ns() // 1_000)
 
     @staticmethod
     def from_key(key: str) -> Key:
-        """What stands for an id that a program has already, such as ``order-123``.
+        """Return a key made of the program's own id, such as ``order-123``.
 
-        1 to 255 visible ASCII characters and spaces. There is no time in it: the service reserves
+        It has 1 to 255 visible ASCII characters and spaces. It has no time: the service reserves
         one when it first sees the key, and remembers it for the namespace's ``key_ttl``. Raises
         InvalidParameterError.
         """
@@ -43,7 +43,7 @@ class Token(types.Token):
 
     @classmethod
     def parse(cls, text: str) -> Token | Key:
-        """What ``str()`` made of a token or a key. Raises InvalidParameterError."""
+        """Parse the ``str()`` of a token or a key. Raises InvalidParameterError."""
         if text.startswith(_KEY_PREFIX):
             return Key.of(text.removeprefix(_KEY_PREFIX))
         nonce, _, moment = text.partition("@")
@@ -56,8 +56,9 @@ class Token(types.Token):
             ) from error
 
     def derive(self, label: str) -> Token:
-        """The token of the step *label* (1 to 256 characters) of the work that this one stands
-        for: the same on every machine. Raises InvalidParameterError."""
+        """Return the token of the step *label* (1 to 256 characters) of this token's work.
+
+        It is the same on every machine. Raises InvalidParameterError."""
         return Token(*tokens.derive(self, label))
 
     def __str__(self) -> str:
@@ -65,13 +66,13 @@ class Token(types.Token):
 
 
 class Key(NamedTuple):
-    """An id in place of a token; :meth:`Token.from_key` makes it."""
+    """An idempotency key; :meth:`Token.from_key` makes it."""
 
     text: str
 
     @classmethod
     def of(cls, text: str) -> Key:
-        """Raises InvalidParameterError unless *text* can be a key."""
+        """Return *text* as a key. Raises InvalidParameterError."""
         if not 1 <= len(text) <= limits.IDEMPOTENCY_KEY_CHARS_MAX:
             raise InvalidParameterError(
                 f"the key has {len(text)} characters; 1 to {limits.IDEMPOTENCY_KEY_CHARS_MAX} are"
@@ -84,7 +85,7 @@ class Key(NamedTuple):
         return cls(text)
 
     def derive(self, label: str) -> Key:
-        """The key of the step *label* (1 to 256 characters): the same on every machine."""
+        """Return the key of the step *label* (1 to 256 characters), the same on every machine."""
         if not 1 <= len(label) <= limits.DERIVE_LABEL_CHARS_MAX:
             raise InvalidParameterError(
                 f"label has {len(label)} characters; 1 to {limits.DERIVE_LABEL_CHARS_MAX} are"
@@ -102,18 +103,18 @@ Credential = types.Token | Key
 
 
 def text_of(credential: Credential) -> str:
-    """A token or a key as text that :meth:`Token.parse` reads back."""
+    """Return a token or a key as text for :meth:`Token.parse`."""
     return str(credential if isinstance(credential, Key) else Token(*credential))
 
 
 T = TypeVar("T")
-#: Counters and what is added to each: pairs, or a mapping.
+#: Counters and their deltas: pairs, or a mapping.
 Items = Iterable[tuple[str, int]] | Mapping[str, int]
 _SHOWN_CHARS_MAX: Final = 80
 
 
 def check_delta(delta: int) -> int:
-    """*delta*, if it is a signed 64-bit integer."""
+    """Return *delta* if it is a signed 64-bit integer."""
     if type(delta) is not int or not limits.INT64_MIN <= delta <= limits.INT64_MAX:
         raise InvalidParameterError(
             f"the delta is {_shown(delta)}; it must be an integer from {limits.INT64_MIN} to"
@@ -123,7 +124,7 @@ def check_delta(delta: int) -> int:
 
 
 def checked_name(counter: str) -> str:
-    """*counter*, if it can be a counter's name."""
+    """Return *counter* if it is a valid counter name."""
     if not isinstance(counter, str):
         raise InvalidParameterError(f"a counter's name is text, and this is {_shown(counter)}")
     try:
@@ -133,7 +134,7 @@ def checked_name(counter: str) -> str:
 
 
 def checked_names(counters: Iterable[str]) -> list[str]:
-    """*counters* as a list."""
+    """Return *counters* as a list of valid names."""
     if isinstance(counters, str):
         raise InvalidParameterError(
             f"the counters are the text {_shown(counters)}; give a list of names"
@@ -142,7 +143,7 @@ def checked_names(counters: Iterable[str]) -> list[str]:
 
 
 def checked_items(items: Items, most: int) -> list[tuple[str, int]]:
-    """*items* as a list of 1 to *most*."""
+    """Return *items* as a list of 1 to *most* valid items."""
     found: Iterable[tuple[str, int]] = items.items() if isinstance(items, Mapping) else items
     checked = []
     for each in _each(found, "items"):
@@ -159,31 +160,31 @@ def checked_items(items: Items, most: int) -> list[tuple[str, int]]:
 
 
 def checked_token(token: Credential) -> Credential:
-    """*token*, if it is one, or a key."""
+    """Return *token* if it is a token or a key."""
     if not isinstance(token, types.Token | Key):
         raise InvalidParameterError(
-            f"the token is {_shown(token)}; make one of it: Token.from_key(...) of an id of your"
-            " own, Token.parse(...) of what str() made of a token"
+            f"the token is {_shown(token)}; make one with Token.from_key(your id), or with"
+            " Token.parse(str of a token)"
         )
     return token
 
 
 def checked_namespace(namespace: str) -> str:
-    """*namespace*, if it can be a namespace's name."""
+    """Return *namespace* if it is a valid namespace name."""
     if not isinstance(namespace, str) or not is_namespace_name(namespace):
         raise InvalidParameterError(
-            f"the namespace is {_shown(namespace)}; its name begins with a small letter, and has up"
-            " to 63 small letters, digits, - and _"
+            f"the namespace is {_shown(namespace)}; its name begins with a lower-case letter, and"
+            " has up to 63 lower-case letters, digits, - and _"
         )
     return namespace
 
 
 def moment_text(moment: datetime | None) -> str | None:
-    """*moment* as a query has it."""
+    """Return *moment* as text for a query."""
     if moment is None:
         return None
     if not isinstance(moment, datetime):
-        raise InvalidParameterError(f"{_shown(moment)} is no datetime; give one in UTC")
+        raise InvalidParameterError(f"{_shown(moment)} is not a datetime; give one in UTC")
     if moment.tzinfo is None:
         raise InvalidParameterError(f"{moment} has no time zone; give one, such as UTC")
     return moment.isoformat()

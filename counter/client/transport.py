@@ -31,22 +31,22 @@ from counter.client.failures import (
     too_large,
     unexpected,
 )
-from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, tell
+from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
 from counter.client.retrying import Answer, Budget, Policy, Send
 from counter.errors import CounterError, InvalidParameterError
 
-#: What is written at once: between two of these the time is looked at.
+#: Bytes per write; the deadline is checked between writes.
 _PIECE_BYTES: Final = 65_536
 
 
 class Deadline(threading.local):
-    """Until when the attempt may wait that a thread is at, by ``time.perf_counter``."""
+    """The end of the current thread's attempt, by ``time.perf_counter``."""
 
     end_s: float | None = None
 
     @contextmanager
     def at(self, end_s: float) -> Iterator[None]:
-        """Have what this thread waits for meanwhile end at *end_s*."""
+        """Bound all waiting of this thread in the block by *end_s*."""
         before, self.end_s = self.end_s, end_s
         try:
             yield
@@ -54,7 +54,7 @@ class Deadline(threading.local):
             self.end_s = before
 
     def left_s(self, timeout: float | None, late: type[Exception]) -> float | None:
-        """What is left of *timeout*. Raises *late* where nothing is."""
+        """Return *timeout* cut to the time left. Raises *late* if there is none."""
         if self.end_s is None:
             return timeout
         left_s = self.end_s - time.perf_counter()
@@ -63,9 +63,9 @@ class Deadline(threading.local):
         return left_s if timeout is None else min(left_s, timeout)
 
     def keep(self, http: httpx.Client) -> None:
-        """Have all connections of *http*, which has none yet, keep it."""
-        # Only httpcore has a parameter for that, and httpx does not pass it on. Where another
-        # version names it otherwise, each wait is bounded by itself, as httpx has it.
+        """Apply the deadline to all connections of *http*, which has none yet."""
+        # httpcore has a parameter for this, but httpx does not pass it on. If another version
+        # renames these attributes, httpx's own timeouts still bound each wait.
         for each in (http._transport, *http._mounts.values()):
             pool = getattr(each, "_pool", None)
             backend = getattr(pool, "_network_backend", None)
@@ -74,7 +74,7 @@ class Deadline(threading.local):
 
 
 class _Backend(httpcore.NetworkBackend):
-    """Makes connections that keep a deadline."""
+    """A network backend whose connections keep a deadline."""
 
     def __init__(self, inner: httpcore.NetworkBackend, deadline: Deadline) -> None:
         self._inner = inner
@@ -125,9 +125,9 @@ class _Stream(httpcore.NetworkStream):
 
 
 def context_of(options: Options) -> ssl.SSLContext | None:
-    """The context of the files in *options*; None where there are none, and httpx's own will do.
+    """Return an SSL context for the files in *options*, or None for httpx's own.
 
-    Raises InvalidParameterError, naming the files that cannot be used.
+    Raises InvalidParameterError if the files cannot be used.
     """
     ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
     if ca is None and cert is None:
@@ -135,18 +135,18 @@ def context_of(options: Options) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert is not None:
-            # Without a password of ours OpenSSL would ask the terminal for one.
+            # Without a password callback OpenSSL would ask the terminal for one.
             context.load_cert_chain(cert, key, password=lambda: "")
     except OSError as error:
         raise InvalidParameterError(
             f"tls_ca {ca}, tls_cert {cert} and tls_key {key} cannot be used:"
-            f" {getattr(error, 'reason', None) or error.strerror}; they must be PEM files, and the"
-            " key that of the certificate, with no password"
+            f" {getattr(error, 'reason', None) or error.strerror}; give PEM files, and the key of"
+            " the certificate without a password"
         ) from error
     return context
 
 
-#: Adaptive hedges: how many of the latest answers are looked at, and how many it takes.
+#: Adaptive hedges use the latest answers, at most and at least so many.
 _SEEN_MAX: Final = 200
 _SEEN_MIN: Final = 20
 _PERCENTILE: Final = 0.95
@@ -154,18 +154,18 @@ _SERVER_FAULTS: Final = 500
 _TRY_LATER: Final = frozenset({408, 425, 429})
 #: Token conflicts, and tokens that are too old.
 _ABOUT_TOKENS: Final = frozenset({409, 410})
-#: What one answer of two tells, the more the higher.
+#: How much one answer of two says about the request; a higher one wins.
 _NOT_SENT: Final = 0
 _REFUSES: Final = 1
 _NO_ANSWER: Final = 2
-_NOBODY_KNOWS: Final = 3
+_UNKNOWN: Final = 3
 _DECIDES: Final = 4
 _UNWATCHED: Final = Watch()
-#: What the service can refuse before it begins, and the share of an attempt's time that such a
-#: request may wait there for its turn.
+#: Operations that the service may reject before it starts them, and the share of the attempt's
+#: time that such a request may queue there.
 _WRITES: Final = frozenset({"add", "add-and-get", "clear", "atomic/add", "batch/add"})
-_TURN: Final = 0.5
-#: What is answered with many items; every other answer is small.
+_QUEUE_SHARE: Final = 0.5
+#: Operations whose answers have many items; all other answers are small.
 _MANY: Final = frozenset(
     {"atomic/add", "batch/add", "batch/get", "busiest", "counters", "events", "history"}
     | {"namespaces", "openapi", "tokens"}
@@ -179,7 +179,7 @@ _ENDED: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, 
 
 
 class Common:
-    """What both transports share: base URLs, headers, and who is told of attempts."""
+    """What both transports share: base URLs, headers, and hooks."""
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
         self.places = Places(urls)
@@ -187,12 +187,12 @@ class Common:
         self._direct = direct(urls)
         self._tls = context_of(options)
         self.closed = False
-        # A byte each way would be spent on compressing what is small.
+        # Most answers are too small to be worth compressing.
         compact = {"Accept": "application/json", "Accept-Encoding": "identity"}
         self.headers = compact | authorization(api_key)
 
     def settings(self) -> dict[str, Any]:
-        """What every httpx client is made with."""
+        """Return the arguments for every httpx client."""
         return {
             "headers": self.headers,
             "trust_env": self.options.trust_env,
@@ -202,7 +202,7 @@ class Common:
         }
 
     def watch(self, send: Send, url: str, hedged: bool) -> Watch:
-        """What the program has go along with an attempt."""
+        """Call the program's hook before an attempt and return its Watch."""
         hook = self.options.before_attempt
         if hook is None:
             return _UNWATCHED
@@ -223,24 +223,24 @@ class Common:
         *,
         hedged: bool = False,
     ) -> float:
-        """Remember whether *url* answered, and tell of an attempt that ended; its seconds."""
+        """Record whether *url* answered, call the hooks, and return the attempt's seconds."""
         took_s = time.perf_counter() - begin_s
         (self.places.answered if isinstance(answer, Reply) else self.places.failed)(url)
         if self.options.on_attempt is not None or watch is not _UNWATCHED:
             status = answer.status if isinstance(answer, Reply) else None
             method, _, operation = send.request[:3]
             attempt = Attempt(method, operation, url, send.number, hedged, status, took_s)
-            tell(self.options.on_attempt, attempt)
-            tell(watch.ended, attempt)
+            call_hook(self.options.on_attempt, attempt)
+            call_hook(watch.ended, attempt)
         return took_s
 
     def streamed(self, request: Request) -> dict[str, Any]:
-        """What a stream is asked for with. Between its lines it may be silent for long."""
+        """Return the httpx arguments for a stream, which may be silent between lines."""
         silence = httpx.Timeout(self.options.attempt_timeout_s, read=SILENCE_S)
         return {"headers": dict(HEADERS), "timeout": silence}
 
     def unreachable(self, url: str, error: BaseException) -> UnreachableError:
-        """What *error* in place of an answer means; final where trying again cannot help."""
+        """Return the error for a request without an answer; permanent if a retry cannot help."""
         name = type(error).__name__
         sent = not isinstance(error, _UNSENT)
         way = by_proxy(url) if self.options.trust_env else ""
@@ -252,7 +252,7 @@ class Common:
         return found
 
     def check_open(self) -> None:
-        """Raise ClosedError after the end."""
+        """Raise ClosedError if the client is closed."""
         if self.closed:
             raise ClosedError("the client is closed; make another one")
 
@@ -264,20 +264,20 @@ def _reply(response: httpx.Response, body: bytes) -> Reply:
 
 
 def _is_distrusted(error: BaseException | None) -> bool:
-    """Whether who answered has a certificate that is not trusted: the next attempt meets it too."""
+    """Whether the server's certificate is not trusted, so that a retry would fail too."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _asked(send: Send, url: str, watch: Watch) -> dict[str, Any]:
-    """What httpx is to send."""
+    """Return the httpx arguments for an attempt."""
     method, path, operation, body, headers = send.request
     if operation in _WRITES:
-        # As long as it may wait for its turn, and then the answer is still in time. What the
-        # service could not do by then it does not begin.
-        patience = f"{max(1, int(send.timeout_s * _TURN * 1_000))}ms"
-        headers = (*headers, ("Request-Timeout", patience))
+        # The service rejects a request that queues longer than this, while there is still time to
+        # receive the rejection.
+        queue_limit = f"{max(1, int(send.timeout_s * _QUEUE_SHARE * 1_000))}ms"
+        headers = (*headers, ("Request-Timeout", queue_limit))
     return {
         "method": method,
         "url": url + path,
@@ -288,28 +288,28 @@ def _asked(send: Send, url: str, watch: Watch) -> dict[str, Any]:
 
 
 class Body:
-    """The body of *response*, read in parts and bounded, packed or not; *what* it answers."""
+    """Read the body of *response*, compressed or not, up to a bound; *what* is the operation."""
 
     def __init__(self, response: httpx.Response, what: str) -> None:
         self._what = what
         many = what in _MANY and response.is_success
         self._bytes_max = limits.ANSWER_BYTES_MAX if many else limits.ANSWER_ONE_BYTES_MAX
-        #: Of a refusal the beginning is enough: a proxy may send a long page with it.
+        #: The start of an error is enough: a proxy may send a long page.
         self._may_cut = not response.is_success
         self._parts: list[bytes] = []
         self._bytes = 0
-        # Not asked for, but a proxy may pack all the same.
+        # Not requested, but a proxy may compress anyway.
         packing = response.headers.get("content-encoding", "identity").strip().lower()
         self._unpack = None
         if packing in ("gzip", "x-gzip", "deflate"):
             self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB)
         elif packing not in ("", "identity"):
             raise UnexpectedAnswerError(
-                f"the answer is packed with {packing[:40]!r}, and was asked for as it is"
+                f"the answer has the content encoding {packing[:40]!r}, which was not requested"
             )
 
     def take(self, part: bytes) -> bool:
-        """Take *part* as it came; whether to go on. Raises UnexpectedAnswerError past the bound."""
+        """Add *part*; return whether to read on. Raises UnexpectedAnswerError past the bound."""
         for each in self.unpacked(part):
             self._parts.append(each)
             self._bytes += len(each)
@@ -320,8 +320,7 @@ class Body:
         return True
 
     def unpacked(self, part: bytes) -> Iterator[bytes]:
-        """*part*, in small parts if it is packed: a few bytes may become a thousand times as
-        many."""
+        """Yield *part* uncompressed, in bounded parts: it may expand a thousandfold."""
         if self._unpack is None:
             yield part
             return
@@ -330,19 +329,19 @@ class Body:
             part = self._unpack.unconsumed_tail
 
     def whole(self) -> bytes:
-        """All that was taken, up to the bound."""
+        """Return the bytes read, up to the bound."""
         return b"".join(self._parts)[: self._bytes_max]
 
 
 class _Lines:
-    """The lines of a stream, each of them bounded."""
+    """Split a stream into lines of bounded length."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._body = Body(response, "live")
         self._rest = b""
 
     def take(self, part: bytes) -> Iterator[str]:
-        """The lines that end in *part*. Raises UnexpectedAnswerError past the bound."""
+        """Yield the lines that end in *part*. Raises UnexpectedAnswerError past the bound."""
         for each in self._body.unpacked(part):
             *ended, self._rest = (self._rest + each).split(b"\n")
             for line in (*ended, self._rest):
@@ -353,8 +352,9 @@ class _Lines:
 
 
 def read_body(response: httpx.Response, what: str, end_s: float) -> bytes:
-    """The whole body, read by *end_s* of time.perf_counter. Raises UnexpectedAnswerError if it is
-    too large; ReadTimeout if it comes too slowly."""
+    """Read the whole body until *end_s* of time.perf_counter.
+
+    Raises UnexpectedAnswerError if it is too large, and ReadTimeout if it is too slow."""
     body = Body(response, what)
     for part in response.iter_raw():
         if not body.take(part):
@@ -365,7 +365,7 @@ def read_body(response: httpx.Response, what: str, end_s: float) -> bytes:
 
 
 async def _read_body(response: httpx.Response, what: str) -> bytes:
-    """The same in an event loop, where the caller bounds the time."""
+    """Read the whole body in an event loop; the caller bounds the time."""
     body = Body(response, what)
     async for part in response.aiter_raw():
         if not body.take(part):
@@ -374,33 +374,32 @@ async def _read_body(response: httpx.Response, what: str) -> bytes:
 
 
 class SyncTransport(Common):
-    """One attempt at a time, in the thread that asks. Works in threads, and after a fork."""
+    """Send attempts in the calling thread. Thread-safe, and usable after a fork."""
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
         super().__init__(urls, api_key, options)
         self._deadline = Deadline()
-        self._pool = os.getpid(), self._made()
-        #: Pools of the processes that this one was forked from: not closed here, and not used.
+        self._pool = os.getpid(), self._make_client()
+        #: Pools inherited by a fork: neither used nor closed here.
         self._inherited: list[httpx.Client] = []
 
     def _client(self) -> httpx.Client:
-        """The pool of this process: two processes on one connection would mix their answers."""
+        """Return this process's pool: processes that share a connection would mix answers."""
         pid, http = self._pool
         if pid != os.getpid():
-            # Without a lock: a thread that is not in this process may have held it.
+            # No lock: a thread of the parent may have held it during the fork.
             self._inherited.append(http)
-            http = self._made()
+            http = self._make_client()
             self._pool = os.getpid(), http
         return http
 
-    def _made(self) -> httpx.Client:
+    def _make_client(self) -> httpx.Client:
         http = httpx.Client(**self.settings())
         self._deadline.keep(http)
         return http
 
     def send(self, send: Send) -> Answer:
-        """The answer to one attempt. To connect, to write and to read end in its time, all of them
-        together."""
+        """Send one attempt and return its answer; connect, write and read share its time."""
         self.check_open()
         url = self.places.pick(send.number)
         watch = self.watch(send, url, hedged=False)
@@ -418,14 +417,15 @@ class SyncTransport(Common):
         except UnexpectedAnswerError as error:
             answer = error
         except BaseException:
-            tell(watch.ended, None)
+            call_hook(watch.ended, None)
             raise
         self.note(send, url, begin_s, answer, watch)
         return answer
 
     def lines(self, request: Request, number: int) -> Iterator[str]:
-        """The lines of a stream, until it ends; *number* is of the connection. Raises the
-        CounterError of another answer, and UnreachableError where it breaks off."""
+        """Yield the lines of a stream over connection *number* until it ends.
+
+        Raises the CounterError of another answer, and UnreachableError if the stream breaks."""
         self.check_open()
         url = self.places.pick(number)
         asked = self.streamed(request)
@@ -444,7 +444,7 @@ class SyncTransport(Common):
             raise self.unreachable(url, error) from error
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self.closed = True
         pid, http = self._pool
         if os.getpid() == pid:
@@ -452,7 +452,7 @@ class SyncTransport(Common):
 
 
 class AsyncTransport(Common):
-    """Attempts in an event loop, hedged where the options say so."""
+    """Send attempts in an event loop, hedged if the options say so."""
 
     def __init__(
         self, urls: Sequence[str], api_key: str | None, options: Options, budget: Budget
@@ -464,20 +464,19 @@ class AsyncTransport(Common):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _client(self) -> httpx.AsyncClient:
-        """The pool, which belongs to the event loop that used it first. Raises ClosedError."""
+        """Return the pool, bound to the loop that used it first. Raises ClosedError in others."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         if self._loop is not loop:
             raise ClosedError(
-                "the client belongs to another event loop, with its connections: make one in each"
-                " asyncio.run, and in each thread that has a loop of its own"
+                "the client belongs to another event loop: make one in each asyncio.run, and in"
+                " each thread with its own loop"
             )
         return self._http
 
     async def send(self, send: Send) -> Answer:
-        """The answer to an attempt: the first one of two that tells what became of it, where it is
-        hedged."""
+        """Send an attempt and return its answer; if hedged, the first of two that decides it."""
         self.check_open()
         delay_s = self._hedge_after_s()
         if delay_s is None or delay_s >= send.timeout_s:
@@ -525,8 +524,8 @@ class AsyncTransport(Common):
         except UnexpectedAnswerError as error:
             answer = error
         except BaseException:
-            # Cancelled, most likely: the other one of two was quicker.
-            tell(watch.ended, None)
+            # Usually a cancellation because the other hedge was faster.
+            call_hook(watch.ended, None)
             raise
         took_s = self.note(send, url, begin_s, answer, watch, hedged=hedged)
         if isinstance(answer, Reply):
@@ -534,7 +533,7 @@ class AsyncTransport(Common):
         return answer
 
     async def lines(self, request: Request, number: int) -> AsyncGenerator[str]:
-        """As of :class:`SyncTransport`."""
+        """As in :class:`SyncTransport`."""
         self.check_open()
         url = self.places.pick(number)
         asked = self.streamed(request)
@@ -554,40 +553,40 @@ class AsyncTransport(Common):
             raise self.unreachable(url, error) from error
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self.closed = True
         if self._loop in (None, asyncio.get_running_loop()):
             await self._http.aclose()
 
 
 def _next(send: Send, later_s: float) -> Send:
-    """The same to the next base URL, to end when *send* does."""
+    """Return *send* for the next base URL, with the same end."""
     return send._replace(number=send.number + 1, timeout_s=send.timeout_s - later_s)
 
 
 def _weight(request: Request, answer: Answer) -> int:
-    """How much *answer*, one of two to *request*, tells of both."""
+    """Rank *answer*, one of two to *request*, by how much it says about the outcome."""
     if isinstance(answer, UnreachableError):
         return _NO_ANSWER if answer.sent else _NOT_SENT
     if isinstance(answer, UnexpectedAnswerError):
         return _NO_ANSWER
     if answer.status >= _SERVER_FAULTS or answer.status in _TRY_LATER:
-        return _NOBODY_KNOWS
+        return _UNKNOWN
     if answer.status in _ABOUT_TOKENS or 200 <= answer.status < 300:
         return _DECIDES
-    # A write that one refused the other may have been counted by.
+    # If one server refused a write, the other may still have counted it.
     return _REFUSES if request.operation in _WRITES else _DECIDES
 
 
-#: The service breaks a silence every 15 s; after so long nobody is there any more.
+#: The service sends something every 15 s; after so long the connection is dead.
 SILENCE_S: Final = 40.0
-#: What a stream is asked for with.
+#: Request headers of a stream.
 HEADERS: Final = (("Accept", "text/event-stream"),)
-Told = answers.Count | CounterError
+LiveUpdate = answers.Count | CounterError
 
 
 class Course:
-    """What is known of one counter's stream, from one connection to the next."""
+    """The state of one counter's stream across connections."""
 
     def __init__(self, request: Request, policy: Policy) -> None:
         self.request = request
@@ -597,9 +596,10 @@ class Course:
         self._heard_s = policy.now_s()
         self._event = self._data = ""
 
-    def line(self, text: str) -> Told | None:
-        """What *text*, the next line of the stream, tells of the count: it, or why it cannot be
-        told now. Raises the CounterError of a definite end."""
+    def line(self, text: str) -> LiveUpdate | None:
+        """Parse *text*, the next line; return an update if one is complete.
+
+        Raises a permanent CounterError."""
         self._heard_s, self._failures = self._policy.now_s(), 0
         name, _, value = text.partition(":")
         if name == "event":
@@ -611,19 +611,19 @@ class Course:
         elif not text:
             event, data = self._event, self._data
             self._event = self._data = ""
-            return _told(event, data)
+            return _update_of(event, data)
         return None
 
     def pause_s(self, error: CounterError | None) -> float:
-        """How long to wait before the next connection: after *error*, or where the service ended
-        the stream in order. Raises *error* where it will not get better, or where nothing was heard
-        for as long as a call may take."""
+        """Return the seconds before the next connection, after *error* or a regular end.
+
+        Raises *error* if it is permanent, or if the stream was silent for ``deadline_s``."""
         self.number += 1
         self._event = self._data = ""
         if error is None:
             return self._policy.draw(self._policy.options.backoff_first_s)
         silent_s = self._policy.now_s() - self._heard_s
-        # What the service asks to wait for is silence, too.
+        # The wait that the service asks for counts as silence.
         silent_s += (error.retry_after_us or 0) / 1e6
         is_over = silent_s >= self._policy.options.deadline_s
         if error.retry == "never" or is_over:
@@ -632,7 +632,7 @@ class Course:
         return self._policy.pause_s(self._failures, error)
 
 
-def _told(event: str, data: str) -> Told | None:
+def _update_of(event: str, data: str) -> LiveUpdate | None:
     if event not in ("count", "problem"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A story's world, written down beforehand: what is answered, and a clock that only pauses move."""
+"""Scripted answers for the retry logic, and a clock that only pauses move."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from counter.client.calls import Reply
 from counter.client.failures import UnreachableError
 from counter.client.options import Options
-from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Story, drive
+from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Steps, drive
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ class Script:
         budget = Budget.of(chosen, self.now_s)
         return Policy(chosen, budget, lambda: self.now_s, draw=lambda most: most)
 
-    def run(self, story: Story[T]) -> T:
-        return drive(story, self._do)
+    def run(self, steps: Steps[T]) -> T:
+        return drive(steps, self._do)
 
     def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Send):

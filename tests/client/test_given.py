@@ -36,13 +36,13 @@ def client() -> CounterClient:
         (lambda client: client.atomic([]), "0 items; 1 to 100"),
         (lambda client: client.atomic([("c", 1)] * 101), "101 items; 1 to 100"),
         (lambda client: client.get_many("abc"), "give a list of names"),
-        (lambda client: list(client.events("c", start="2026-01-31")), "no datetime"),
+        (lambda client: list(client.events("c", start="2026-01-31")), "not a datetime"),
         (
             lambda client: list(client.history("c", end=date(2026, 1, 31))),
             r"date\(2026, 1, 31\) is",
         ),
-        (lambda client: list(client.history("c", step="\udcff")), "half a character"),
-        (lambda client: client.resolve(Token.new()), "which counter"),
+        (lambda client: list(client.history("c", step="\udcff")), "lone surrogate"),
+        (lambda client: client.resolve(Token.new()), "the operation and the counter"),
         (lambda client: client.resolve("x"), "Unfinished"),
     ],
 )

@@ -21,8 +21,8 @@ from counter.client.buffering import Bounds, Merging
 from counter.client.calls import Calls
 from counter.client.delivery import Delivery
 from counter.client.failures import ClosedError, SpoolBusyError
-from counter.client.retrying import Do, Effect, Pause, Send, Story
-from counter.client.spool import LOOK_S, Spool
+from counter.client.retrying import Do, Effect, Pause, Send, Steps
+from counter.client.spool import ADOPT_EVERY_S, Spool
 from counter.errors import StoreUnavailableError
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script
@@ -34,11 +34,11 @@ MEMORY = next((each for each in ("/dev/shm",) if Path(each).is_dir()), None)
 ADDS = st.dictionaries(st.sampled_from("abcd"), st.integers(-(2**65), 2**65), max_size=4)
 
 
-def crash_in(story: Story[None], ledger: Ledger, effects: int) -> None:
-    """Do *effects* things that *story* asks for, and never go on."""
+def crash_in(steps: Steps[None], ledger: Ledger, effects: int) -> None:
+    """Execute the first *effects* effects of *steps*, then stop."""
     answer = None
     try:
-        effect: Effect = next(story)
+        effect: Effect = next(steps)
         for _ in range(effects):
             match effect:
                 case Send():
@@ -47,7 +47,7 @@ def crash_in(story: Story[None], ledger: Ledger, effects: int) -> None:
                     answer = effect.work()
                 case Pause():
                     answer = None
-            effect = story.send(answer)
+            effect = steps.send(answer)
     except StopIteration:
         return
 
@@ -69,8 +69,8 @@ def test_each_add_is_counted_once_over_any_number_of_crashes(
             expected.update(adds)
             spool.put(dict(adds))
             if piece := spool.seal():
-                story = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
-                crash_in(story, ledger, effects)
+                steps = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
+                crash_in(steps, ledger, effects)
                 if all(each.result is not None for each in piece) and data.draw(st.booleans()):
                     spool.finish()
             spool.close()
@@ -211,11 +211,11 @@ def test_a_spool_that_holds_nothing_looks_for_the_dead_from_time_to_time(tmp_pat
     with closing(Spool(path, "default", lambda: now_s[0])) as alive:
         other = Spool(path, "default")
         other.put({"a": 1})
-        now_s[0] += LOOK_S
+        now_s[0] += ADOPT_EVERY_S
         assert alive.seal() == []
         other.close()
         assert alive.seal() == []
-        now_s[0] += LOOK_S
+        now_s[0] += ADOPT_EVERY_S
         assert [(each.counter, each.delta) for each in alive.seal()] == [("a", 1)]
         assert (alive.begun, alive.finished) == (1, 0)
 
@@ -229,7 +229,7 @@ def test_a_slot_that_cannot_be_read_ends_no_buffer(
     with closing(Spool(path, "default")) as spool:
         spool.put({"a": 1})
         assert dict(spool.unsent()) == {"a": 1}
-    assert "default.0 of a spool is left alone" in caplog.text
+    assert "default.0 of a spool is skipped" in caplog.text
 
 
 def test_a_spool_without_a_free_slot_says_so(
@@ -261,11 +261,11 @@ def test_each_add_is_counted_once_by_buffers_that_share_a_spool(
 
     def send(spool: Spool, effects: int | None) -> bool:
         if piece := spool.seal():
-            story = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
+            steps = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
             if effects is None:
-                script.run(story)
+                script.run(steps)
             else:
-                crash_in(story, ledger, effects)
+                crash_in(steps, ledger, effects)
             if all(each.result is not None for each in piece):
                 spool.finish()
         return bool(piece)
@@ -374,13 +374,13 @@ def test_what_a_put_returned_for_survives_a_disk_that_is_full_at_any_statement(
     expected = Counter[str]()
     with TemporaryDirectory(dir=MEMORY) as place:
         path = Path(place) / "spool"
-        for steps in lives:
+        for life in lives:
             spool = Spool(path, "default")
             disk: Any = FullDisk(spool._own._db, gaps)
             spool._own._db = disk
             unsaved = Counter[str]()
             last = spool.seal() if spool.unfinished() else None
-            for step in steps:
+            for step in life:
                 try:
                     if isinstance(step, dict):
                         unsaved.update(step)
@@ -388,13 +388,13 @@ def test_what_a_put_returned_for_survives_a_disk_that_is_full_at_any_statement(
                         expected.update(unsaved)
                         unsaved.clear()
                     elif piece := spool.seal():
-                        story = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
+                        steps = Delivery(CALLS, piece, spool.renew).for_ever(script.policy())
                         if piece is not last:
                             # A new one: it holds all that was put.
                             expected.update(unsaved)
                             unsaved.clear()
                         last = piece
-                        crash_in(story, ledger, step)
+                        crash_in(steps, ledger, step)
                         if all(each.result is not None for each in piece):
                             spool.finish()
                 except StoreUnavailableError:
@@ -440,7 +440,7 @@ def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -
 #: Adds one by one; every other step finds the disk full. Writes what is to be on it, and dies.
 FULL_AND_KILLED = """
 import os, resource, signal, sys
-from counter.client.spool import LOOK_S, Spool
+from counter.client.spool import ADOPT_EVERY_S, Spool
 from counter.errors import StoreUnavailableError
 
 def have_room(is_there):
