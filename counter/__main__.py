@@ -1,16 +1,19 @@
-"""``python -m counter``, and the script ``counter``. It comes with the SDK alone as well: where a
-part is not installed that a command takes, it says how to install it."""
+"""Run the command line, for ``python -m counter`` and the script ``counter``.
+
+The SDK alone also installs it: if a command needs a part that is not installed, the error names the
+command that installs it.
+"""
 
 import sys
 from typing import Final
 
-#: What every command takes; whatever else is missing is the server's.
+#: The packages that every command needs; any other missing package belongs to the server.
 _COMMAND_LINE: Final = ("cyclopts", "rich")
-#: That one of these is not found is a fault, and no part that was left out.
+#: If one of these is not found, it is a bug and not a part that was left out.
 _OURS: Final = ("counter", "api", "rollup")
-#: What a command ends with that cannot start.
+#: The exit code of a command that cannot start.
 _EXIT_CANNOT_START: Final = 2
-#: What a shell tells of a program that was interrupted.
+#: The exit code that shells use for an interrupted program.
 _EXIT_INTERRUPTED: Final = 130
 
 
@@ -21,7 +24,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        # Before the command began, or it would have said what became of it.
+        # Interrupted before the command began; later a command handles this itself.
         raise SystemExit(_EXIT_INTERRUPTED) from None
     except ImportError as error:
         missing = _missing(error)
@@ -39,7 +42,7 @@ def main() -> None:
 
 
 def _missing(error: BaseException | None) -> str | None:
-    """The package that *error*, or what it came of, did not find; None for another fault."""
+    """Return the package that *error* or one of its causes did not find; None for other errors."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.partition(".")[0]

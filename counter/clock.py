@@ -1,4 +1,4 @@
-"""Time: the wall clock, and a monotonic clock that runs while the machine is suspended."""
+"""Read the wall clock, and a monotonic clock that runs while the machine is suspended."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """The machine's clocks, the wall clock held non-decreasing within the process.
+    """The machine's clocks; the wall clock never decreases within the process.
 
-    A wall clock that is stepped back would reopen windows that were already counted. Readings that
-    nothing was decided by can be forgotten: see :meth:`forget_after`.
+    If the wall clock is stepped back, windows that were already counted would open again. Readings
+    that no decision used can be forgotten: see :meth:`forget_after`.
     """
 
     def __init__(self) -> None:
         self._latest_us = 0
 
     def now_us(self) -> int:
-        """Microseconds since the epoch, UTC, never less than an earlier reading."""
+        """Return microseconds since the epoch, UTC, never less than an earlier reading."""
         now = self.wall_us()
         if now < self._latest_us:
             return self._latest_us
@@ -36,7 +36,7 @@ class SystemClock:
         return now
 
     def wall_us(self) -> int:
-        """Microseconds since the epoch, UTC, as the machine says: it may step back."""
+        """Return microseconds since the epoch, UTC, from the machine's clock: it may step back."""
         return time.time_ns() // 1_000
 
     def forget_after(self, time_us: int) -> None:
@@ -44,25 +44,25 @@ class SystemClock:
         self._latest_us = min(self._latest_us, time_us)
 
     def boottime_us(self) -> int:
-        """Microseconds of a clock that only moves forward, suspended time included."""
+        """Return microseconds of a clock that only moves forward, suspended time included."""
         return time.clock_gettime_ns(_BOOTTIME) // 1_000
 
 
 def to_us(moment: datetime) -> int:
-    """Microseconds since the epoch of an aware *moment*, exactly."""
+    """Return the exact microseconds since the epoch of an aware *moment*."""
     span = moment - _EPOCH
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 
 def parse_rfc3339(text: str) -> int:
-    """Microseconds since the epoch of an RFC 3339 time with an offset, exactly.
+    """Return the exact microseconds since the epoch of an RFC 3339 time with an offset.
 
-    Raises ValueError for anything else: no offset, more digits than microseconds, no such day.
+    Raises ValueError for anything else: no offset, more digits than microseconds, an invalid date.
     """
     if len(text) == _USUAL_CHARS and text[19] == "." and text[26] == "Z":
         digits = text[20:26]
         if digits.isascii() and digits.isdigit():
-            # The usual form: all but the fraction is shared by many tokens.
+            # Fast path for the usual form: many tokens share all but the fraction.
             return _second_us(text[:19]) + int(digits)
     return _parse(text)
 
@@ -75,7 +75,7 @@ def _second_us(text: str) -> int:
 def _parse(text: str) -> int:
     if _RFC3339.fullmatch(text) is None:
         raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
-    # fromisoformat knows the letters in capitals only; RFC 3339 has both.
+    # fromisoformat() accepts the letters in upper case only; RFC 3339 allows both.
     return to_us(datetime.fromisoformat(text.upper()))
 
 
@@ -85,6 +85,6 @@ def _second_text(seconds: int) -> str:
 
 
 def to_rfc3339(time_us: int) -> str:
-    """*time_us* as RFC 3339 in UTC with microseconds, ``2026-01-31T08:15:30.000250Z``."""
+    """Format *time_us* as RFC 3339 in UTC with microseconds, ``2026-01-31T08:15:30.000250Z``."""
     seconds, microseconds = divmod(time_us, 1_000_000)
     return f"{_second_text(seconds)}.{microseconds:06d}Z"

@@ -1,4 +1,4 @@
-"""Whether every read sees every acknowledged write, whichever data centers they are made in."""
+"""Check that every read overlaps every acknowledged write, in whichever data centers they run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOCAL: Final = ("LOCAL_QUORUM", "LOCAL_QUORUM")
 
 
 def gap_of(name: str, placement: Placement, datacenters: Collection[str]) -> str | None:
-    """What is wrong with the consistencies of dataset *name*, whose replicas are in *datacenters*;
-    None if every read overlaps every acknowledged write.
+    """Describe what is wrong with the consistencies of dataset *name*, whose replicas are in
+    *datacenters*; return None if every read overlaps every acknowledged write.
 
-    LOCAL_QUORUM is a quorum of the data center of the process that asks, and QUORUM one of all
+    LOCAL_QUORUM is a quorum of the data center of the calling process, and QUORUM one of all
     replicas, in whatever data centers. So a read overlaps all writes if a write waits for a quorum
     of each data center, if a read waits for all replicas, or if both are at QUORUM; and, if all
     processes are in one data center, if both are at LOCAL_QUORUM.
@@ -36,7 +36,7 @@ def gap_of(name: str, placement: Placement, datacenters: Collection[str]) -> str
 
 
 def stray_of(name: str, placement: Placement, datacenter: str | None) -> str | None:
-    """Why a process in *datacenter* must not use dataset *name*; None if it may.
+    """Describe why a process in *datacenter* must not use dataset *name*; return None if it may.
 
     For datasets whose replicas are in several data centers.
     """
@@ -44,20 +44,21 @@ def stray_of(name: str, placement: Placement, datacenter: str | None) -> str | N
     if levels != _LOCAL or placement.datacenter == datacenter:
         return None
     return (
-        f"dataset {name!r} is for processes in data center {placement.datacenter!r} only, as"
-        f" `counter schema apply --single-datacenter` was told, and this one is in {datacenter!r}:"
+        f"dataset {name!r} is for processes in data center {placement.datacenter!r} only, because"
+        " `counter schema apply` was run with --single-datacenter, and this process is in"
+        f" {datacenter!r}:"
         " correct --local-datacenter, or run `counter schema apply` with --write-consistency"
         " EACH_QUORUM"
     )
 
 
 def strict_gap_of(placement: Placement) -> str | None:
-    """Why ``payload_check: strict`` cannot hold in a dataset with replicas in several data centers;
-    None if it can.
+    """Describe why ``payload_check: strict`` cannot hold in a dataset with replicas in several data
+    centers; return None if it can.
 
-    Cassandra completes a compare-and-set that was left half done at a quorum of all replicas,
-    whatever the statement that finds it asks for. So only reads that overlap such a quorum see
-    every add that a retry was told of.
+    Cassandra completes an unfinished compare-and-set at a quorum of all replicas, whatever
+    consistency the statement that finds it asks for. So only reads that overlap such a quorum see
+    every add that a retry was answered with.
     """
     write, read = placement.write_consistency, placement.read_consistency
     if read == "ALL" or (write, read) == ("QUORUM", "QUORUM"):

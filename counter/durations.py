@@ -1,4 +1,4 @@
-"""Durations at the edges: ``5s``, ``250ms``, ``7d``. Inside, integers in microseconds."""
+"""Convert durations such as ``5s``, ``250ms`` and ``7d`` to and from microseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS_US: Final[Mapping[str, int]] = {
     "us": 1,
 }
 _PART: Final = re.compile(r"(\d{1,18})(us|ms|s|m|h|d)", re.ASCII)
-#: What of ISO 8601 is a fixed span of time. A year and a month are none, and are not read.
+#: The fixed spans of ISO 8601. Years and months have no fixed length and are rejected.
 _ISO: Final = re.compile(
     r"P(?=[\dT])(?:(?P<w>\d{1,9})W)?(?:(?P<d>\d{1,9})D)?"
     r"(?:T(?=\d)(?:(?P<h>\d{1,9})H)?(?:(?P<m>\d{1,9})M)?"
@@ -25,9 +25,10 @@ _ISO: Final = re.compile(
 
 
 def parse_duration(text: str) -> int:
-    """Microseconds of *text*, one or more ``<integer><unit>`` of d, h, m, s, ms, us: ``1h30m``.
+    """Return the microseconds of *text*, one or more ``<integer><unit>`` of d, h, m, s, ms, us:
+    ``1h30m``.
 
-    Raises ValueError naming the text where it is not of that form.
+    Raises ValueError naming the text if it is not of that form.
     """
     total, position = 0, 0
     while position < len(text):
@@ -42,10 +43,10 @@ def parse_duration(text: str) -> int:
 
 
 def parse_iso_duration(text: str) -> int:
-    """Microseconds of *text* as ISO 8601 writes it (``P7D``, ``PT1H30M``, ``PT0.5S``), or as
-    :func:`parse_duration` reads it.
+    """Return the microseconds of *text* in ISO 8601 (``P7D``, ``PT1H30M``, ``PT0.5S``), or in the
+    form of :func:`parse_duration`.
 
-    Raises ValueError naming the text where it is of neither form.
+    Raises ValueError naming the text if it is of neither form.
     """
     if not text.startswith("P"):
         return parse_duration(text)
@@ -62,7 +63,7 @@ def parse_iso_duration(text: str) -> int:
 
 
 def format_duration(duration_us: int) -> str:
-    """The shortest text that :func:`parse_duration` reads back: the largest unit that divides."""
+    """Return the shortest text that :func:`parse_duration` reads back, in its largest unit."""
     if duration_us == 0:
         return "0s"
     for unit, size in _UNITS_US.items():
@@ -72,7 +73,7 @@ def format_duration(duration_us: int) -> str:
 
 
 def spell_duration(duration_us: int) -> str:
-    """Text that :func:`parse_duration` reads back, in parts where it is long: ``6d23h59m``."""
+    """Return text that :func:`parse_duration` reads back, in parts if it is long: ``6d23h59m``."""
     if duration_us == 0:
         return "0s"
     parts, rest_us = [], duration_us

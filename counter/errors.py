@@ -1,8 +1,8 @@
-"""One tree of errors. Each says what it means for the token, so that a client never has to guess.
+"""Define the tree of errors. Each one states what it means for the token.
 
-``applied`` speaks of the *token*, not of the request: ``False`` only where it was decided, once
-and for ever, that the token never counts; ``None`` where this answer knows nothing of it. ``retry``
-says what to do next.
+``applied`` describes the *token*, not this request. ``False`` means that the token never counts:
+that was decided permanently. ``None`` means that this answer does not know. ``retry`` names the
+next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def invariant(condition: bool, message: str) -> None:
 
 
 class CounterError(Exception):
-    """The root of every error a caller can meet.
+    """The base class of all errors that a caller can receive.
 
     ``detail`` names the value, the bound and the fix; ``fields`` are extra members of the problem
     document; ``retry_after_us`` is how long to wait before ``retry`` makes sense.
@@ -42,7 +42,7 @@ class CounterError(Exception):
         self.fields = fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as it is: a kind's own ``__init__`` takes other arguments."""
+        """Pickle the attributes, because the constructors of subclasses take other arguments."""
         return _as_it_was, (type(self), self.args), self.__dict__
 
 
@@ -51,8 +51,10 @@ def _as_it_was(kind: type[CounterError], args: tuple[Any, ...]) -> CounterError:
 
 
 class BadRequestError(CounterError):
-    """The request is malformed, and wrote nothing. What became of a token that it names is another
-    matter: it may have been sent well-formed before, so ``applied`` is null."""
+    """The request is malformed, and wrote nothing.
+
+    ``applied`` is null because an earlier, well-formed request may have used the same token.
+    """
 
     code = "bad_request"
     title = "Bad request"
@@ -61,28 +63,28 @@ class BadRequestError(CounterError):
 
 
 class InvalidBodyError(BadRequestError):
-    """A field of the body is missing, unknown, of another kind, or past its bound."""
+    """A field of the body is missing, unknown, of the wrong type, or out of bounds."""
 
     code = "invalid_body"
     title = "The body does not fit the schema"
 
 
 class InvalidParameterError(BadRequestError):
-    """A part of the path, the query or a header is not of its form or past its bound."""
+    """A part of the path, the query or a header is malformed or out of bounds."""
 
     code = "invalid_parameter"
     title = "A parameter of the path, the query or a header is not valid"
 
 
 class TokenMissingError(BadRequestError):
-    """Without a token a retry could not be told from a second add."""
+    """A token is missing; without one a retry looks like a second add."""
 
     code = "token_missing"
     title = "An event-sourced add needs an idempotency token"
 
 
 class TokenAmbiguousError(BadRequestError):
-    """Two tokens name two adds: which one is meant cannot be known."""
+    """The request has two tokens, and it is unclear which one is meant."""
 
     code = "token_ambiguous"
     title = "A token in the body and an Idempotency-Key were both given"
@@ -96,7 +98,7 @@ class NotSupportedError(BadRequestError):
 
 
 class BodyTooLargeError(BadRequestError):
-    """Send less at once: several batches instead of one."""
+    """The body is too large: send several smaller batches."""
 
     code = "body_too_large"
     title = "The body is too large"
@@ -104,7 +106,7 @@ class BodyTooLargeError(BadRequestError):
 
 
 class HeadTooLargeError(BadRequestError):
-    """The request line and headers together are past their bound."""
+    """The request line and headers together are too large."""
 
     code = "head_too_large"
     title = "The head of the request is too large"
@@ -112,7 +114,7 @@ class HeadTooLargeError(BadRequestError):
 
 
 class UriTooLongError(BadRequestError):
-    """The path and query together are past their bound."""
+    """The path and query together are too long."""
 
     code = "uri_too_long"
     title = "The URL is too long"
@@ -120,7 +122,7 @@ class UriTooLongError(BadRequestError):
 
 
 class TransferCodingError(BadRequestError):
-    """A transfer coding other than chunked (RFC 9112, 6.1)."""
+    """The transfer coding is not chunked (RFC 9112, 6.1)."""
 
     code = "transfer_coding_unsupported"
     title = "The transfer coding is not supported"
@@ -128,7 +130,7 @@ class TransferCodingError(BadRequestError):
 
 
 class UnsupportedMediaTypeError(BadRequestError):
-    """The body's media type is not one that the route reads."""
+    """The route does not accept the media type of the body."""
 
     code = "unsupported_media_type"
     title = "The content type is not supported"
@@ -136,7 +138,7 @@ class UnsupportedMediaTypeError(BadRequestError):
 
 
 class RequestTimeoutError(CounterError):
-    """The body did not arrive in time. Another send of the token may have been applied."""
+    """The body did not arrive in time. Another request with the token may have been applied."""
 
     code = "request_timeout"
     title = "The request did not arrive in time"
@@ -144,7 +146,7 @@ class RequestTimeoutError(CounterError):
 
 
 class KeyMissingError(CounterError):
-    """Send an API key: ``Authorization: Bearer ck_...``. Nothing was done."""
+    """The API key is missing: send ``Authorization: Bearer ck_...``. Nothing was done."""
 
     code = "key_missing"
     title = "An API key is needed"
@@ -153,7 +155,7 @@ class KeyMissingError(CounterError):
 
 
 class KeyInvalidError(CounterError):
-    """No key that is in force: mistyped, expired or revoked. Nothing was done."""
+    """The API key is mistyped, expired or revoked. Nothing was done."""
 
     code = "key_invalid"
     title = "The API key is not valid"
@@ -162,7 +164,7 @@ class KeyInvalidError(CounterError):
 
 
 class ScopeInsufficientError(CounterError):
-    """Use a key of a wider scope. Nothing was done."""
+    """The key's scope is too narrow: use a key of a wider scope. Nothing was done."""
 
     code = "scope_insufficient"
     title = "The API key's scope does not allow this"
@@ -171,7 +173,7 @@ class ScopeInsufficientError(CounterError):
 
 
 class OriginRefusedError(CounterError):
-    """Without API keys, a page of another origin may not use a visitor's browser to act here."""
+    """A page of another origin may not use a visitor's browser when there are no API keys."""
 
     code = "origin_refused"
     title = "The request may come from a foreign web page"
@@ -180,7 +182,7 @@ class OriginRefusedError(CounterError):
 
 
 class QuotaExceededError(CounterError):
-    """Delete a namespace, or have the operator raise the quota. Nothing was done."""
+    """The quota is reached: delete a namespace, or have the operator raise it. Nothing was done."""
 
     code = "quota_exceeded"
     title = "The quota does not allow another namespace"
@@ -189,7 +191,7 @@ class QuotaExceededError(CounterError):
 
 
 class NotFoundError(CounterError):
-    """The path leads nowhere."""
+    """No route has this path."""
 
     code = "not_found"
     title = "No such resource"
@@ -198,14 +200,14 @@ class NotFoundError(CounterError):
 
 
 class NamespaceUnknownError(NotFoundError):
-    """Create the namespace first, or mind its spelling."""
+    """The namespace does not exist: create it first, or check its spelling."""
 
     code = "namespace_unknown"
     title = "No such namespace"
 
 
 class MethodNotAllowedError(BadRequestError):
-    """The Allow header lists the methods that are supported."""
+    """The method is not supported; the Allow header lists the methods that are."""
 
     code = "method_not_allowed"
     title = "The resource does not support this method"
@@ -213,7 +215,7 @@ class MethodNotAllowedError(BadRequestError):
 
 
 class NamespaceConflictError(CounterError):
-    """A setting that is fixed for the namespace's life was asked to change."""
+    """The request changes a setting that is fixed for the namespace's lifetime."""
 
     code = "namespace_immutable"
     title = "The setting is fixed when the namespace is created"
@@ -222,7 +224,7 @@ class NamespaceConflictError(CounterError):
 
 
 class PreconditionFailedError(CounterError):
-    """If-Match or If-None-Match did not hold: read the resource again."""
+    """If-Match or If-None-Match did not match: read the resource again."""
 
     code = "precondition_failed"
     title = "The resource is not in the state the request named"
@@ -231,7 +233,7 @@ class PreconditionFailedError(CounterError):
 
 
 class TokenInFutureError(CounterError):
-    """The token's time is past the bound: stored, it would win over every later write."""
+    """The token's time is too far in the future: its event would win over every later write."""
 
     code = "token_in_future"
     title = "The token's generation_time is too far in the future"
@@ -239,7 +241,7 @@ class TokenInFutureError(CounterError):
 
 
 class TokenConflictError(CounterError):
-    """The token was used with another payload. What it was first used for stands."""
+    """The token was used with another payload. The first payload remains in effect."""
 
     code = "token_conflict"
     title = "The token was already used with another payload"
@@ -248,7 +250,7 @@ class TokenConflictError(CounterError):
 
 
 class TokenPendingError(CounterError):
-    """A late token whose window is still open: a write admitted earlier may be in flight."""
+    """The token is late and its window still open: an earlier write may be in flight."""
 
     code = "token_pending"
     title = "Too early to say whether the token was applied"
@@ -256,7 +258,8 @@ class TokenPendingError(CounterError):
 
 
 class TokenTooOldError(CounterError):
-    """A late token that was voided (``applied: false``) or is past knowing (``applied: null``)."""
+    """The token is late. It was voided (``applied: false``), or it is too old to look up
+    (``applied: null``)."""
 
     code = "token_too_old"
     title = "The token is too old to be applied"
@@ -277,14 +280,14 @@ class UnavailableError(CounterError):
 
 
 class OverloadedError(UnavailableError):
-    """Too much waits already. Nothing was done; wait, and send the same again."""
+    """Too many requests wait already. Nothing was done; wait, and send the same request again."""
 
     code = "overloaded"
     title = "The service is overloaded"
 
 
 class RateLimitedError(UnavailableError):
-    """More came than is allowed in the time. Nothing was done; wait, and send the same again."""
+    """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 
     code = "rate_limited"
     title = "Too much is asked for in the time"
@@ -292,39 +295,39 @@ class RateLimitedError(UnavailableError):
 
 
 class StoreUnavailableError(UnavailableError):
-    """The store failed, or cannot be reached: the detail says why and what to do."""
+    """The store failed or cannot be reached: the detail names the cause and the fix."""
 
     code = "store_unavailable"
     title = "The store cannot be read or written"
 
 
 class CacheUnavailableError(UnavailableError):
-    """The cache failed, or cannot be reached: best-effort counters live in it alone."""
+    """The cache failed or cannot be reached: best-effort counters exist only in it."""
 
     code = "cache_unavailable"
     title = "The cache cannot be read or written"
 
 
 class ClockSkewError(UnavailableError):
-    """This process's clock is too far from the store's: what it wrote could be lost to a rollup."""
+    """This process's clock is too far from the store's: a rollup could miss its writes."""
 
     code = "clock_skew"
     title = "The server's clock is wrong"
 
 
 class WriteTimeoutError(UnavailableError):
-    """The write may have landed, or may yet: send the same token again to learn it."""
+    """The write may have been applied, or may still be: send the same token again to find out."""
 
     code = "write_timeout"
     title = "The write was not acknowledged in time"
 
 
 class SliceMissingError(UnavailableError):
-    """The table of the token's time is not made yet, or is gone."""
+    """The table for the token's time does not exist yet, or was dropped."""
 
     code = "slice_missing"
     title = "The time slice is not there"
 
 
 class StartupError(Exception):
-    """The service cannot start; the message says why and what to do. Exit code 2."""
+    """The service cannot start; the message names the cause and the fix. Exit code 2."""

@@ -1,4 +1,4 @@
-"""Folds: what a run of events, or of window rows, does to a count. All of it is pure."""
+"""Fold events or window rows into a count, with pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from counter.types import Event, Fold, WindowRow
 
 
 def fold_events(events: Iterable[Event]) -> Fold:
-    """The fold of *events* in any order: a clear erases what is no later than itself."""
+    """Return the fold of *events* in any order: a clear erases every event that is not later."""
     known = list(events)
     clears = [event.event_time_us for event in known if event.clear]
     if not clears:
@@ -19,19 +19,20 @@ def fold_events(events: Iterable[Event]) -> Fold:
 
 
 def apply_fold(count: int, fold: Fold) -> int:
-    """The count after *fold*."""
+    """Return the count after *fold*."""
     return fold.total if fold.cleared else count + fold.total
 
 
 def fold_rows(count: int, rows: Iterable[WindowRow]) -> int:
-    """The count after *rows*, earliest first."""
+    """Return the count after *rows*, earliest first."""
     for row in rows:
         count = row.total if row.cleared else count + row.total
     return count
 
 
 def fingerprint(events: Sequence[Event]) -> bytes:
-    """What a token was used for: 16 bytes over each item's counter, key, delta and kind."""
+    """Return the fingerprint of a token's payload: 16 bytes over each item's counter, key, delta
+    and kind."""
     digest = hashlib.blake2b(digest_size=16, person=b"counter.payload")
     if len(events) > 1:
         events = sorted(events, key=lambda each: (each.counter, each.item_key))

@@ -1,4 +1,4 @@
-"""Every bound of the system in one place, and the relations between them, checked at import."""
+"""Define every bound of the system and the relations between them, which are checked at import."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ NAMESPACE_NAME_CHARS_MAX: Final = 63
 DERIVE_LABEL_CHARS_MAX: Final = 256
 
 BODY_BYTES_MAX: Final = 1024 * 1024
-#: Fields of an object in a body, and bytes of a value, for which every mistake is explained. In a
-#: larger one the first mistake ends it.
+#: If a body has no more fields per object and bytes per value than this, every mistake is reported;
+#: otherwise only the first one.
 FIELDS_EXPLAINED_MAX: Final = 32
 VALUE_EXPLAINED_BYTES_MAX: Final = 4 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
 #: Headers of a request, trailers included.
 HEADERS_MAX: Final = 100
-#: Enough for the longest names, each of their bytes percent-encoded, and a query.
+#: Enough for the longest names, with every byte percent-encoded, and a query.
 URL_BYTES_MAX: Final = 8 * 1024
-#: Connections of one process, and those of them whose TLS handshake is under way.
+#: Connections of one process, and those of them whose TLS handshake is in progress.
 CONNECTIONS_MAX: Final = 10_000
 HANDSHAKES_MAX: Final = 1_000
-#: Connections past that bound that are taken all the same, for one health check each.
+#: Connections accepted past that bound, for one health check each.
 CONNECTIONS_SPARE: Final = 100
 SPARE_REQUEST_US: Final = 500 * MILLISECOND
-#: How long a client may take to send its first request when most connections are taken.
+#: How long a client may take to send its first request when most connections are in use.
 FIRST_REQUEST_US: Final = 2 * SECOND
 BATCH_ITEMS_MAX: Final = 1_000
 ATOMIC_ITEMS_MAX: Final = 100
-#: Counts that one process shows live at once, each to one watcher; how often it looks at a counter
-#: that is watched, and after how long a watcher has to ask anew.
+#: Live counts that one process streams at once, each to one watcher; how often it polls a watched
+#: counter; and after how long a watcher has to reconnect.
 LIVE_STREAMS_MAX: Final = 200
 #: The share of one API key, and of one client address.
 LIVE_STREAMS_PER_KEY_MAX: Final = 50
@@ -52,87 +52,86 @@ LIVE_STREAM_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
-#: What a client reads of an answer: of one with many items; and of any other, of a problem, and of
-#: one event of a stream.
+#: How much of an answer a client reads: of one with many items; of any other answer; of a problem;
+#: and of one event of a stream.
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_ONE_BYTES_MAX: Final = 64 * 1024
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a process may take to finish its work after SIGTERM.
 DRAIN_TIMEOUT_US: Final = 10 * SECOND
-#: How long a start waits for a store in trouble: about what a node takes to come back.
+#: How long startup retries while the store is unavailable: about the restart time of a node.
 START_TIMEOUT_US: Final = 30 * SECOND
 
-#: How long a write may take before it is not acknowledged any more, at most.
+#: The longest write timeout; past its timeout a write is not acknowledged.
 WRITE_TIMEOUT_MAX_US: Final = MINUTE
-#: How often each process reads the directory of namespaces, where other processes change it too.
+#: How often each process reads the directory of namespaces when other processes can change it.
 DIRECTORY_READ_US: Final = SECOND
-#: No add is written, and no window closed, by an older copy of the directory.
+#: With a copy of the directory older than this, no add is written and no window is closed.
 DIRECTORY_AGE_MAX_US: Final = 5 * SECOND
-#: What a clock that nobody steps may gain or lose in a second: a kernel that slews it does so by
-#: 500 µs a second at most.
+#: How much an unadjusted clock may gain or lose per second: a kernel slews by at most 500 µs.
 CLOCK_DRIFT_PER_S_US: Final = 500
 
-#: The largest rate that a key or a namespace can be held to.
+#: The largest rate limit of a key or a namespace.
 RATE_PER_S_MAX: Final = 10_000_000
 REQUEST_ID_CHARS_MAX: Final = 128
 
 #: Adds waiting for a commit, over all requests of one process. Past it: 503, before any work.
 PENDING_WRITES_MAX: Final = 50_000
-#: How long an add may be expected to wait for its answer. Past it: 503, before any work.
+#: The longest expected wait for the answer to an add. Past it: 503, before any work.
 WRITE_WAIT_MAX_US: Final = 500 * MILLISECOND
-#: Adds that may always be under way, however long they take: by them a recovery is seen.
+#: Adds that are always admitted, so that a recovery can be measured.
 TRICKLE_WRITES: Final = 512
 #: Late tokens being resolved at once, over all requests of one process, and those that wait for it.
 RESOLUTIONS_AT_ONCE_MAX: Final = 64
 RESOLUTIONS_MAX: Final = 4_096
 #: Bodies that are being read, over all connections of one process.
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-#: SQLite's write-ahead log grows for as long as any reader needs what was before. Up to so much,
-#: then writes are refused; and what of its file is kept once it can begin again.
+#: SQLite's write-ahead log grows while any reader needs older pages. Past this size writes are
+#: refused. The second bound is how much of its file is kept after a reset.
 WAL_BYTES_MAX: Final = 4 * 1024**3
 WAL_BYTES_KEPT: Final = 64 * 1024**2
-#: How long a statement may take on its way to Cassandra and back, writes of events excepted.
+#: The timeout of a Cassandra statement, except writes of events.
 STORE_TIMEOUT_US: Final = 2 * SECOND
-#: Heads that have not arrived whole, and what was sent behind a request that is not answered yet,
-#: over all connections of one process. What the interpreter adds to each part is counted, too.
+#: Incomplete request heads, and requests pipelined behind one that is not answered yet, over all
+#: connections of one process. The interpreter's overhead per part is included.
 UNFINISHED_BYTES_MAX: Final = 32 * 1024 * 1024
-#: Calls that wait because as many statements as may are on their way to Cassandra.
+#: Calls that wait because the maximum number of Cassandra statements is in flight.
 STORE_CALLS_WAITING_MAX: Final = 10_000
 
-#: A partition of ``counts`` holds one row a window: this keeps it to a few MiB.
+#: A partition of ``counts`` holds one row per window: this keeps it to a few MiB.
 WINDOWS_PER_RETENTION_MAX: Final = 100_000
-#: Slices are made this many ahead of the one that holds now.
+#: How many slices are created ahead of the current one.
 SLICES_AHEAD: Final = 2
-#: Missing slices of the past that one step of maintenance makes: over Cassandra each costs a table.
+#: Missing past slices that one maintenance step creates: with Cassandra each one is a table.
 PAST_SLICES_PER_STEP: Final = 16
 SHARDS_MAX: Final = 1_024
-#: Namespaces that one key may have, and shards of all namespaces: a shard costs every process some
-#: memory and its worker some work, with or without events.
+#: Namespaces per key, and shards of all namespaces: a shard costs every process some memory and its
+#: worker some work, with or without events.
 NAMESPACES_MAX: Final = 1_000
 SHARDS_TOTAL_MAX: Final = 32_768
 ROLLUP_WINDOW_MIN_US: Final = 100 * MILLISECOND
 ROLLUP_WINDOW_MAX_US: Final = HOUR
 ACCEPT_LIMIT_MAX_US: Final = HOUR
-#: An accurate read looks for events so far ahead of its clock, whatever a namespace allows.
+#: An accurate read looks for events this far ahead of its clock, whatever a namespace allows.
 FUTURE_LIMIT_MAX_US: Final = 10 * MINUTE
 RETENTION_MIN_US: Final = 10 * MINUTE
 RETENTION_MAX_US: Final = 365 * DAY
 KEY_TTL_MIN_US: Final = MINUTE
-#: Over SQLite, a wall clock that moves so much more or less than the boot clock was set. One that
-#: was set ahead is followed when it stays ahead for so long; until then nothing is written.
+#: With SQLite, a wall clock that moves this much more or less than the boot clock was set. If it
+#: stays ahead for the hold time, the new time is accepted; until then nothing is written.
 CLOCK_STEP_MAX_US: Final = SECOND
 CLOCK_HOLD_US: Final = MINUTE
 
-#: What the rollup's workers share out among them, however many namespaces there are.
+#: Slots that rollup workers share, independent of the number of namespaces.
 LEASE_SLOTS: Final = 64
 LEASE_TIME_US: Final = 10 * SECOND
 LEASE_TIME_MIN_US: Final = 6 * SECOND
-#: How often a worker looks who else lives.
+#: How often a worker reads which other workers are alive.
 LEASE_LOOK_US: Final = 500 * MILLISECOND
-#: Counters of one worker that are read or written at once.
+#: Counters that one worker reads or writes at once.
 ROLLUP_CONCURRENCY: Final = 64
 
-#: The earliest and latest instants a token may name: 2000-01-01 and 2200-01-01.
+#: The earliest and latest instants of a token: 2000-01-01 and 2200-01-01.
 TIME_MIN_US: Final = 946_684_800 * SECOND
 TIME_MAX_US: Final = 7_258_118_400 * SECOND
 
@@ -186,5 +185,5 @@ invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")
 
 
-#: What a partition should stay below: Cassandra reads and repairs one as a whole.
+#: Recommended size bound of a partition: Cassandra reads and repairs a partition as a whole.
 PARTITION_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""What a counter may be called: the same for the service and its clients."""
+"""Check the names of namespaces and counters, for the service and its clients."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from counter import limits
 
 _NAMESPACE: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
-#: Joiners that emoji and some scripts need; str.isprintable does not know them for printable.
+#: Joiners that emoji and some scripts need; str.isprintable() rejects them.
 _JOINERS = str.maketrans("", "", "\u200c\u200d")
 
 
 def is_namespace_name(name: str) -> bool:
-    """Whether a namespace can be called *name*."""
+    """Return whether *name* is a valid namespace name."""
     return _NAMESPACE.fullmatch(name) is not None
 
 
 def check_counter_name(name: str) -> str:
-    """*name*, if it is 1 to 256 printable characters. Raises ValueError, naming what is wrong."""
+    """Return *name* if it is 1 to 256 printable characters. Raises ValueError, naming the fault."""
     if name.isalnum() and len(name) <= limits.COUNTER_NAME_CHARS_MAX:
         return name
     if not 1 <= len(name) <= limits.COUNTER_NAME_CHARS_MAX:

@@ -1,6 +1,6 @@
-"""Where things live: a counter's shard, an event's slice and partition.
+"""Compute where data is stored: a counter's shard, an event's slice and partition.
 
-``hash()`` and set order change with PYTHONHASHSEED; everything here routes with xxHash.
+``hash()`` and set order change with PYTHONHASHSEED, so all routing uses xxHash.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from counter.types import Slice
 
 
 def shard_of(counter: str, shards: int) -> int:
-    """The rollup shard of *counter*: xxh64 of its UTF-8 name, modulo *shards*."""
+    """Return the rollup shard of *counter*: xxh64 of its UTF-8 name, modulo *shards*."""
     if shards == 1:
         return 0
     return xxhash.xxh64_intdigest(counter.encode()) % shards
 
 
 def event_bucket_of(event_id: bytes, event_buckets: int) -> int:
-    """The event bucket within a time bucket: spreads one counter's events over partitions."""
+    """Return the event bucket within a time bucket; buckets spread one counter's events over
+    partitions."""
     return xxhash.xxh64_intdigest(event_id) % event_buckets
 
 
 def slice_start(time_us: int, slice_us: int) -> int:
-    """The start of the slice that holds *time_us*; slices are aligned to the epoch."""
+    """Return the start of the slice that contains *time_us*; slices are aligned to the epoch."""
     return time_us - time_us % slice_us
 
 
 def slice_of(slices: Sequence[Slice], time_us: int) -> Slice:
-    """The slice of *slices* (in order of start) that holds *time_us*.
+    """Return the slice of *slices* (in order of start) that contains *time_us*.
 
-    Raises SliceMissingError where there is none: a missing table is an error, never "not found".
+    Raises SliceMissingError if there is none: a missing table is an error, never "not found".
     """
     position = bisect_right(slices, time_us, key=lambda each: each.start_us) - 1
     if position < 0 or time_us >= slices[position].end_us:

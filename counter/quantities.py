@@ -1,6 +1,6 @@
-"""Rates, sizes, shares and numbers at the edges: ``80/s``, ``200B``, ``20%``, ``1e6``.
+"""Parse and format rates, sizes, shares and numbers: ``80/s``, ``200B``, ``20%``, ``1e6``.
 
-Inside, exact: integers, and fractions where a number need not be whole.
+Values are exact inside: integers, or fractions if a number need not be whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
-#: Past it nothing that can be planned lies; it keeps ``1e999999999`` from filling the memory.
+#: Larger than any plan needs; the bound keeps ``1e999999999`` from filling the memory.
 NUMBER_MAX: Final = 10**18
 
 _NUMBER: Final = re.compile(r"\d{1,19}(?:\.\d{1,18})?(?:[eE]\+?\d{1,2})?", re.ASCII)
@@ -22,9 +22,9 @@ _PREFIXES: Final = "kMGTP"
 
 
 def parse_number(text: str) -> Fraction:
-    """*text* as ``80``, ``4.8``, ``1e6`` or ``1,000,000``.
+    """Return the number of *text* as ``80``, ``4.8``, ``1e6`` or ``1,000,000``.
 
-    Raises ValueError naming the text where it is not of that form, or past NUMBER_MAX.
+    Raises ValueError naming the text if it is not of that form, or larger than NUMBER_MAX.
     """
     plain = text.replace(",", "") if _GROUPED.fullmatch(text) else text
     if _NUMBER.fullmatch(plain) is None:
@@ -36,7 +36,7 @@ def parse_number(text: str) -> Fraction:
 
 
 def parse_count(text: str) -> int:
-    """As :func:`parse_number`, a whole number. Raises ValueError."""
+    """Return a whole number in the form of :func:`parse_number`. Raises ValueError."""
     number = parse_number(text)
     if number.denominator != 1:
         raise ValueError(f"{text[:40]} is not a whole number")
@@ -44,7 +44,8 @@ def parse_count(text: str) -> int:
 
 
 def parse_rate(text: str) -> Fraction:
-    """How many a second: ``80/s``, ``4.8/m``, ``1e6/d``. Raises ValueError naming the text."""
+    """Return the rate per second of ``80/s``, ``4.8/m``, ``1e6/d``. Raises ValueError naming the
+    text."""
     found = _RATE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:40]!r} is not a rate; write it like 80/s, 4.8/m or 1e6/d")
@@ -52,7 +53,8 @@ def parse_rate(text: str) -> Fraction:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``200B``, ``64``, ``4MiB`` (2^20 each) or ``1TB`` (10^12). Raises ValueError."""
+    """Return the bytes of ``200B``, ``64``, ``4MiB`` (2^20 each) or ``1TB`` (10^12). Raises
+    ValueError."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:40]!r} is not a size; write it like 200B, 64, 4MiB or 1TB")
@@ -65,14 +67,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> Fraction:
-    """``20%`` as 1/5. Raises ValueError naming the text where there is no percent sign."""
+    """Return 1/5 for ``20%``. Raises ValueError naming the text if the percent sign is missing."""
     if not text.endswith("%"):
         raise ValueError(f"{text[:40]!r} is not a percentage; write it like 20%")
     return parse_number(text[:-1]) / 100
 
 
 def format_number(value: float | Fraction) -> str:
-    """With as many digits as mean something: ``12,960``, ``4.8``, ``2.47e-31``."""
+    """Format a number with its significant digits: ``12,960``, ``4.8``, ``2.47e-31``."""
     number = float(value)
     if number != 0 and abs(number) < 0.001:
         return f"{number:.2e}"
@@ -80,7 +82,7 @@ def format_number(value: float | Fraction) -> str:
 
 
 def format_bytes(size: float | Fraction) -> str:
-    """In the largest decimal unit that it has one of: ``200 B``, ``17.28 GB``."""
+    """Format bytes in the largest decimal unit that fits: ``200 B``, ``17.28 GB``."""
     value, unit = float(size), "B"
     for prefix in _PREFIXES:
         if value < 1_000:
@@ -90,5 +92,5 @@ def format_bytes(size: float | Fraction) -> str:
 
 
 def format_share(share: float | Fraction) -> str:
-    """The inverse of :func:`parse_share`."""
+    """Format a share; the inverse of :func:`parse_share`."""
     return f"{float(share * 100):.4g}%"

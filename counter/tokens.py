@@ -1,4 +1,4 @@
-"""Idempotency tokens: making them, deriving them, reading them from keys."""
+"""Make idempotency tokens, derive them, and read them from keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HASH_PERSON_KEY: Final = b"counter.key"
 
 
 class TokenGenerator:
-    """Client-monotonic tokens: a random nonce, and the wall clock made strictly monotonic.
+    """Generate tokens with a random nonce and a strictly increasing wall clock time.
 
     Safe to share between threads.
     """
@@ -29,14 +29,14 @@ class TokenGenerator:
         self._lock = Lock()
 
     def next(self) -> Token:
-        """A token that no other call of any process returns."""
+        """Return a token that no other call of any process returns."""
         with self._lock:
             self._latest_us = max(self._latest_us + 1, time.time_ns() // 1_000)
             return Token(uuid.uuid4().bytes, self._latest_us)
 
 
 def derive(parent: Token, label: str) -> Token:
-    """The token for the step *label* of the work *parent* stands for (sagas, fan-out).
+    """Derive the token for the step *label* of the work that *parent* identifies (sagas, fan-out).
 
     The same parent and label give the same token on every machine: BLAKE2b of the parent's nonce
     and the label, with the parent's generation time.
@@ -54,7 +54,7 @@ def derive(parent: Token, label: str) -> Token:
 
 
 def nonce_of_key(namespace_id: int, operation: str, target: str, key: str) -> bytes:
-    """The nonce of an arbitrary key in its scope (namespace, operation, target)."""
+    """Return the nonce of an arbitrary key in its scope (namespace, operation, target)."""
     digest = hashlib.blake2b(digest_size=limits.NONCE_BYTES, person=_HASH_PERSON_KEY)
     for part in (str(namespace_id), operation, target, key):
         data = part.encode()
@@ -64,11 +64,11 @@ def nonce_of_key(namespace_id: int, operation: str, target: str, key: str) -> by
 
 
 def token_of_uuid7(key: str) -> Token | None:
-    """The token that a UUIDv7 *key* carries, or None where *key* is not shaped like one.
+    """Return the token that a UUIDv7 *key* contains, or None if *key* does not have that form.
 
     The time is the 48-bit Unix millisecond of RFC 9562 section 5.7, and the 12 bits of ``rand_a``
-    read as a fraction of it (method 3 of section 6.2): exact where the maker put it there, and in
-    any case the same for every retry.
+    read as a fraction of it (method 3 of section 6.2). The fraction is exact if the generator put
+    it there, and in any case the same for every retry.
     """
     if len(key) != _UUID_CHARS or key[14] != "7":
         return None
@@ -84,29 +84,29 @@ def token_of_uuid7(key: str) -> Token | None:
 
 
 def parse_nonce(text: str) -> bytes:
-    """The nonce that 32 hexadecimal digits, or a UUID, stand for. Raises ValueError."""
+    """Return the nonce that 32 hexadecimal digits, or a UUID, represent. Raises ValueError."""
     if len(text) == _UUID_CHARS and text[8] == text[13] == text[18] == text[23] == "-":
         text = text.replace("-", "")
     nonce = bytes.fromhex(text)
-    # Spaces between digits are none of them.
+    # bytes.fromhex() skips spaces between digits; they are not allowed here.
     if len(nonce) != limits.NONCE_BYTES or len(text) != 2 * limits.NONCE_BYTES:
         raise ValueError("it is neither a UUID nor 32 digits")
     return nonce
 
 
 def parse_generation_time(text: str) -> int:
-    """The instant of a token, in microseconds since the epoch, of RFC 3339 with an offset.
+    """Return the microseconds since the epoch of a token's time in RFC 3339 with an offset.
 
-    Raises ValueError, and OverflowError for years that no calendar here has.
+    Raises ValueError, and OverflowError for years that ``datetime`` does not support.
     """
     time_us = parse_rfc3339(text)
     if not limits.TIME_MIN_US <= time_us <= limits.TIME_MAX_US:
         first, last = to_rfc3339(limits.TIME_MIN_US), to_rfc3339(limits.TIME_MAX_US)
-        raise ValueError(f"it must lie from {first} to {last}")
+        raise ValueError(f"it must be from {first} to {last}")
     return time_us
 
 
 def format_nonce(nonce: bytes) -> str:
-    """A nonce as a UUID string, the form every answer uses."""
+    """Format a nonce as a UUID string, the form of every answer."""
     text = nonce.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

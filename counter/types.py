@@ -1,4 +1,4 @@
-"""The nouns of the system. All times are integers in microseconds since the epoch, UTC."""
+"""Define the data types of the system. All times are integer microseconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class CounterType(StrEnum):
-    """How a namespace counts; see docs/architecture.md for the trade."""
+    """How a namespace counts; docs/architecture.md compares the types."""
 
     BEST_EFFORT = "BEST_EFFORT"
     EVENTUAL = "EVENTUAL"
@@ -16,7 +16,7 @@ class CounterType(StrEnum):
 
 
 class PayloadCheck(StrEnum):
-    """How hard the store looks for two payloads under one token."""
+    """How strictly the store checks for two payloads under one token."""
 
     OFF = "off"
     GUARD = "guard"
@@ -24,9 +24,9 @@ class PayloadCheck(StrEnum):
 
 
 class Accuracy(StrEnum):
-    """What a read's count is worth."""
+    """How exact the count of a read is."""
 
-    # An enumeration hashes its name, in Python; one is hashed at every get.
+    # The hash of an enumeration is computed in Python; every get hashes one.
     __hash__ = str.__hash__
 
     ACCURATE = "accurate"
@@ -42,10 +42,11 @@ class Token(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One row of the event log. ``(event_time, event_id, item_key)`` is its identity in a counter.
+    """One row of the event log. ``(event_time, event_id, item_key)`` identifies it within a
+    counter.
 
-    A tuple and not a dataclass because one is built per add: it is the cheapest immutable record.
-    ``atom`` is the fingerprint of the whole item list where the event is part of an atomic add.
+    A tuple and not a dataclass: one is built per add, and a tuple is the cheapest immutable record.
+    ``atom`` is the fingerprint of the whole item list if the event is part of an atomic add.
     """
 
     counter: str
@@ -57,7 +58,7 @@ class Event(NamedTuple):
     atom: bytes | None = None
 
     def same_payload(self, other: Event) -> bool:
-        """Whether the two ask for the same thing; a clear ignores its delta."""
+        """Return whether both events have the same payload; the delta of a clear is ignored."""
         return (
             self.clear == other.clear
             and self.atom == other.atom
@@ -71,16 +72,16 @@ class Written(Enum):
     NEW = "new"
     REPLAYED = "replayed"
     CONFLICT = "conflict"
-    #: The store cannot tell a new row from one that was there.
+    #: The store cannot distinguish a new row from an existing one.
     UNTOLD = "untold"
     #: The event was past its accept limit at the last check: nothing was written.
     LATE = "late"
 
 
 class Mark(NamedTuple):
-    """A durable note that *window* of *counter* holds something new.
+    """A durable note that *window* of *counter* has new events.
 
-    ``recount_us`` is 0 for an add's mark, else the start of the window to be counted anew.
+    ``recount_us`` is 0 for the mark of an add, otherwise the start of the window to recount.
     """
 
     window_us: int
@@ -89,14 +90,14 @@ class Mark(NamedTuple):
 
 
 class AtomicMark(NamedTuple):
-    """A mark that carries a whole atomic add, so that a worker can finish what a crash left."""
+    """A mark with a whole atomic add, so that a worker can finish the add after a crash."""
 
     window_us: int
     events: tuple[Event, ...]
 
 
 class Fold(NamedTuple):
-    """A run of events as a function on a count: start again from 0 where *cleared*, add *total*."""
+    """The effect of a run of events on a count: reset to 0 if *cleared*, then add *total*."""
 
     cleared: bool
     total: int
@@ -111,14 +112,14 @@ class WindowRow(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A count that holds every event with ``event_time <= time_us``."""
+    """A count that includes every event with ``event_time <= time_us``."""
 
     time_us: int
-    count: int  # type: ignore[assignment]  # nobody asks for a tuple's count()
+    count: int  # type: ignore[assignment]  # no caller uses tuple.count()
 
 
 class Pending(NamedTuple):
-    """A recount of window *recount_us* that window *window_us*'s rollup will have done."""
+    """A pending recount of window *recount_us*, which the rollup of window *window_us* will do."""
 
     recount_us: int
     window_us: int
@@ -144,7 +145,7 @@ class CounterUpdate:
 
 
 class Outcome(StrEnum):
-    """What was decided, once and for ever, about a late token."""
+    """The permanent decision about a late token."""
 
     APPLIED = "applied"
     VOID = "void"
@@ -159,7 +160,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A set of event tables that many namespaces share, and the bounds its writers agree on."""
+    """A set of event tables that many namespaces share, and the bounds that writers agree on."""
 
     id: int
     name: str
@@ -169,7 +170,7 @@ class Dataset:
     event_buckets: int
     write_timeout_us: int
     clock_skew_max_us: int
-    #: Up to where event_buckets is raised by itself; no more than that, and it never is.
+    #: The upper bound to which event_buckets is raised automatically; if equal, it is never raised.
     event_buckets_max: int = 1
 
 
@@ -199,7 +200,7 @@ class Slice:
 
 
 class Era(NamedTuple):
-    """An accept limit and the slice start it holds from."""
+    """An accept limit and the slice start from which it holds."""
 
     from_us: int
     accept_limit_us: int
@@ -207,7 +208,7 @@ class Era(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSettings:
-    """What a namespace's owner sets. Changeable: accept and future limit, payload check, TTLs."""
+    """The settings of a namespace. Changeable: accept and future limit, payload check, TTLs."""
 
     counter_type: CounterType
     dataset: str
@@ -218,14 +219,14 @@ class NamespaceSettings:
     payload_check: PayloadCheck
     key_ttl_us: int
     cache_ttl_us: int
-    #: What each process takes for it in a second, from all callers together; 0 for no bound.
+    #: Requests that each process accepts per second, from all callers together; 0 for no bound.
     requests_per_s: int = 0
     adds_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A tenant's set of counters. ``id`` is never used again, not even for the same name."""
+    """A tenant's set of counters. ``id`` is never reused, not even for the same name."""
 
     id: int
     name: str
@@ -245,27 +246,27 @@ class TokenBlock(NamedTuple):
 
 
 class ClockReading(NamedTuple):
-    """How far the store's clock is ahead, give or take *error_us*: half the round trip."""
+    """How far the store's clock is ahead, plus or minus *error_us*: half the round trip."""
 
     offset_us: int
     error_us: int
 
 
 class Guarded(Enum):
-    """What the guard says of an event's token."""
+    """What the guard has recorded about an event's token."""
 
-    #: Nothing was noted; it may have been forgotten.
+    #: Nothing is recorded; an earlier record may have been evicted.
     NEW = "new"
-    #: The same payload was noted. No proof that it was written.
+    #: The same payload is recorded. This does not prove that it was written.
     SAME = "same"
-    #: Another payload was noted.
+    #: Another payload is recorded.
     OTHER = "other"
     #: The guard cannot be reached.
     UNTOLD = "untold"
 
 
 class Scope(IntEnum):
-    """What a key allows; each holds the ones before it."""
+    """What a key allows; each scope includes the ones before it."""
 
     READ = 1
     WRITE = 2
@@ -274,11 +275,11 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is on record. Rates are per second and process; 0 is any number, and None what
-    the settings say.
+    """An API key as stored. Rates are per second and process; 0 means no bound, and None means the
+    settings' default.
 
-    ``digest`` is the SHA-256 of the secret. ``namespaces`` are names, beginnings of names that end
-    in ``*``, or ``*``. ``replaced_by`` is the id of the key that this one was rotated to.
+    ``digest`` is the SHA-256 of the secret. ``namespaces`` are names, prefixes of names that end in
+    ``*``, or ``*``. ``replaced_by`` is the id of the key that this one was rotated to.
     """
 
     id: str
@@ -289,7 +290,7 @@ class ApiKey:
     created_at_us: int
     expires_at_us: int | None = None
     revoked_at_us: int | None = None
-    #: To about two minutes. Not a part of what the key is: it does not count when two are compared.
+    #: Accurate to about two minutes. Not part of the key's identity: comparisons ignore it.
     last_used_us: int | None = field(default=None, compare=False)
     requests_per_s: float | None = None
     adds_per_s: float | None = None
@@ -298,11 +299,11 @@ class ApiKey:
     replaced_by: str | None = None
 
     def ends_at_us(self) -> int | None:
-        """The instant from which it is no longer valid; None where there is none."""
+        """Return the instant from which the key is no longer valid; None if there is none."""
         ends = [each for each in (self.expires_at_us, self.revoked_at_us) if each is not None]
         return min(ends, default=None)
 
     def is_valid_at(self, now_us: int) -> bool:
-        """Whether it is neither revoked nor expired."""
+        """Return whether the key is neither revoked nor expired."""
         expires_us = self.expires_at_us
         return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)

@@ -1,8 +1,8 @@
-"""Windows of time: which one an event falls in, and when one is closed.
+"""Compute windows of time: which one an event belongs to, and when one is closed.
 
-A window ``[start, end)`` is named by its start. It is closed once no acknowledged event can land in
-it any more: ``now >= end + accept_limit + write_timeout + 2 * clock_skew_max``. Each process is
-within ``clock_skew_max`` of the store, so two of them differ by twice that.
+A window ``[start, end)`` is named by its start. It is closed when no acknowledged event can be
+written in it any more: ``now >= end + accept_limit + write_timeout + 2 * clock_skew_max``. Each
+process is within ``clock_skew_max`` of the store, so two of them differ by at most twice that.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from counter.types import Dataset, Namespace, NamespaceSettings
 
 
 def window_of(time_us: int, window_us: int) -> int:
-    """The start of the window that holds *time_us*."""
+    """Return the start of the window that contains *time_us*."""
     return time_us - time_us % window_us
 
 
 def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
-    """The accept limit of the slice that *event_time_us* lies in."""
+    """Return the accept limit of the slice that contains *event_time_us*."""
     eras = namespace.eras
     for era in reversed(eras):
         if era.from_us <= event_time_us:
@@ -26,16 +26,16 @@ def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
 
 
 def closing_lag(dataset: Dataset) -> int:
-    """How long past ``end + accept_limit`` a window stays open."""
+    """Return how long past ``end + accept_limit`` a window stays open."""
     return dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
 
 
 def settling_time(dataset: Dataset) -> int:
-    """How long after a namespace was deleted an add to it may still be acknowledged, in
+    """Return how long after the deletion of a namespace an add to it may still be acknowledged, in
     microseconds of any process's boot clock.
 
-    An event is written only by a copy of the directory that is at most ``DIRECTORY_AGE_MAX_US``
-    old, and acknowledged only within ``write_timeout`` of that check. A copy that shows the
+    An event is written only with a copy of the directory that is at most ``DIRECTORY_AGE_MAX_US``
+    old, and acknowledged only within ``write_timeout`` of that check. A copy that still has the
     namespace was read before the deletion. Two boot clocks may drift apart meanwhile.
     """
     span_us = DIRECTORY_AGE_MAX_US + dataset.write_timeout_us
@@ -43,17 +43,19 @@ def settling_time(dataset: Dataset) -> int:
 
 
 def closes_at(namespace: Namespace, event_time_us: int) -> int:
-    """The instant at which the window of *event_time_us* is closed."""
+    """Return the instant at which the window of *event_time_us* is closed."""
     end_us = window_of(event_time_us, namespace.settings.rollup_window_us)
     end_us += namespace.settings.rollup_window_us
     return end_us + accept_limit_at(namespace, event_time_us) + closing_lag(namespace.dataset)
 
 
 def closed_through(namespace: Namespace, now_us: int) -> int:
-    """The last instant of the last window that is closed, and all windows before it with it.
+    """Return the last instant of the last window that is closed together with all windows before
+    it.
 
-    Where the accept limit grows from one slice to the next, a later window may close before an
-    earlier one would: the eras are walked in order, and the first that is still open ends the walk.
+    If the accept limit grows from one slice to the next, a later window may close before an earlier
+    one. Therefore the eras are checked in order, and the first one that is still open ends the
+    search.
     """
     window_us = namespace.settings.rollup_window_us
     lag_us = closing_lag(namespace.dataset)
@@ -67,6 +69,6 @@ def closed_through(namespace: Namespace, now_us: int) -> int:
 
 
 def first_watermark(dataset: Dataset, settings: NamespaceSettings, created_at_us: int) -> int:
-    """A new shard's watermark: no event that can be written lies at or before it."""
+    """Return a new shard's watermark: every event that can be written is later."""
     earliest_us = created_at_us - settings.accept_limit_us - settings.rollup_window_us
     return window_of(earliest_us - 2 * dataset.clock_skew_max_us, settings.rollup_window_us) - 1
