@@ -1,1 +1,1 @@
-"""Settings: where they come from, what their values mean, and how they must fit each other."""
+"""Read settings, parse their values, and check that they fit each other."""

@@ -1,4 +1,4 @@
-"""The TOML file that settings may come from."""
+"""Find and read the TOML file with settings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Final
 from counter.errors import StartupError
 
 CONFIG_VARIABLE: Final = "COUNTER_CONFIG"
-#: Read from the working directory if it is there and no other file is named.
+#: Read from the working directory if it exists and no other file is named.
 CONFIG_DEFAULT: Final = "counter.toml"
 
 
 def config_file(named: str | Path | None) -> Path | None:
-    """The file to read: *named*, else what the environment names, else the default if it is there.
+    """Return the file to read: *named*, else the one of the environment, else the default if it
+    exists.
 
-    Raises StartupError where a file is named and is not there.
+    Raises StartupError if a file is named and does not exist.
     """
     name = named or os.environ.get(CONFIG_VARIABLE)
     if name:
@@ -30,7 +31,7 @@ def config_file(named: str | Path | None) -> Path | None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings that *path* holds. Raises StartupError where it is not TOML."""
+    """Return the settings in *path*. Raises StartupError if it is not TOML."""
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)

@@ -1,6 +1,6 @@
-"""Where the settings of a namespace contradict each other, or what its clients do.
+"""Find contradictions among a namespace's settings, or between them and its clients.
 
-Pure: for ``counter plan cluster``, and for whoever creates a namespace.
+Pure functions, used by ``counter plan cluster`` and at the creation of a namespace.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag
 
 EVENT_BUCKETS_MAX: Final = 256
-#: What a pass of the rollup and the cache may take besides; docs/rollup.md.
+#: The longest duration of a rollup pass plus the cache; docs/rollup.md.
 PASS_US: Final = 2 * limits.SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """What is known of a namespace's clients; None where nothing is.
+    """What is known of a namespace's clients; None for what is unknown.
 
     ``retry_us`` is how long after its token was made a client may still send it, ``clock_us`` how
-    far its clock may be off, ``max_staleness_us`` how old a count it will have by default, and
-    ``hottest_per_s`` how often the busiest counter is added to.
+    far its clock may be off, ``max_staleness_us`` its default bound on the age of a count, and
+    ``hottest_per_s`` the rate of adds to the busiest counter.
     """
 
     retry_us: int | None = None
@@ -41,20 +41,20 @@ class Clients:
     event_bytes: int = 64
 
 
-#: What is known of every client that nobody told of: the SDK goes on for so long with one call.
+#: The default for unknown clients: the SDK retries one call for this long.
 SDK_CLIENTS: Final = Clients(retry_us=30 * limits.SECOND)
-#: What happens more often than that in vain is told.
+#: If more than this many calls are wasted for each useful one, a warning is given.
 _TIMES_MAX: Final = 10
 
 
 def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:
-    """How old a rolled-up count may be while all works: docs/rollup.md, in microseconds."""
+    """Return the largest normal age of a rolled-up count in microseconds: docs/rollup.md."""
     closing_us = settings.accept_limit_us + closing_lag(dataset)
     return settings.rollup_window_us + closing_us + PASS_US
 
 
 def retry_most(settings: NamespaceSettings, dataset: Dataset) -> int:
-    """How late a retry still learns what became of its token, in microseconds."""
+    """Return how late a retry still learns the outcome of its token, in microseconds."""
     closing_us = settings.accept_limit_us + closing_lag(dataset)
     margin_us = 2 * (settings.rollup_window_us + closing_us + dataset.clock_skew_max_us)
     return dataset.retention_us - margin_us
@@ -68,7 +68,8 @@ def contradictions(
     lease_time_us: int = limits.LEASE_TIME_US,
     shared: bool = True,
 ) -> tuple[str, ...]:
-    """What does not fit, each with its values, its bound and a fix; what is refused comes first.
+    """Return the contradictions, each with its values, its bound and a fix; refused ones come
+    first.
 
     *shared* is whether the store is Cassandra: in SQLite a look-up and a comparison cost nothing.
     """
@@ -92,8 +93,10 @@ def creation_warnings(
     lease_time_us: int = limits.LEASE_TIME_US,
     shared: bool = True,
 ) -> tuple[str, ...]:
-    """:func:`contradictions`, of a namespace that is being made or changed: where nobody has *told*
-    what its clients do, they do what the SDK does."""
+    """Return :func:`contradictions` of a namespace that is created or changed.
+
+    If *told* does not describe the clients, they are assumed to behave as the SDK does.
+    """
     clients = told
     if told is None and settings.counter_type is not CounterType.BEST_EFFORT:
         clients = SDK_CLIENTS
@@ -149,13 +152,13 @@ def _staleness_problems(
     settings: NamespaceSettings, dataset: Dataset, clients: Clients, lease_time_us: int
 ) -> Iterator[str]:
     wanted_us = clients.max_staleness_us
-    # Not older than 0 s is an accurate read, which sums the latest events in any case.
+    # A staleness of 0 s is an accurate read, which sums the latest events in any case.
     if not wanted_us or settings.counter_type is not CounterType.EVENTUAL:
         return
     told = f"counts should be at most {spell_duration(wanted_us)} old and"
     lag_us = lag_of(settings, dataset)
     parts = "rollup_window + accept_limit + write_timeout + 2 * clock_skew_max + a pass"
-    # What is read must be younger by the skew: nobody knows whose clock is right.
+    # Subtract the clock skew, because it is unknown which clock is right.
     usable_us = wanted_us - dataset.clock_skew_max_us
     if lag_us > usable_us:
         yield (
@@ -193,7 +196,7 @@ def _partition_problems(dataset: Dataset, clients: Clients) -> Iterator[str]:
 
 
 def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
-    """What does not fit in the settings alone."""
+    """Return the contradictions within the settings alone."""
     if settings.counter_type is CounterType.BEST_EFFORT:
         return
     accept_us, window_us = settings.accept_limit_us, settings.rollup_window_us
@@ -214,7 +217,7 @@ def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
 
 
 def _cost_problems(settings: NamespaceSettings) -> Iterator[str]:
-    """What costs more over Cassandra than it must."""
+    """Return the settings that cost more over Cassandra than necessary."""
     if settings.counter_type is CounterType.BEST_EFFORT:
         return
     if settings.payload_check is PayloadCheck.STRICT:
@@ -223,7 +226,7 @@ def _cost_problems(settings: NamespaceSettings) -> Iterator[str]:
             " dearer than what rates are measured with; use guard where that is too much"
         )
     cache_us, window_us = settings.cache_ttl_us, settings.rollup_window_us
-    # 0 turns the cache off, and whoever does that knows.
+    # 0 turns the cache off on purpose.
     if 0 < cache_us * _TIMES_MAX < window_us:
         window = spell_duration(window_us)
         yield (

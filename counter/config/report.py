@@ -1,4 +1,4 @@
-"""Settings as people meet them: where each came from, what is wrong with them, all of them told."""
+"""Load settings and report them: the source of each, all problems, all effective values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from counter.durations import format_duration
 from counter.errors import StartupError
 
 _PREFIX: Final = "COUNTER_"
-#: What the commands against a running service read from the environment, and no process does.
+#: Environment variables of the commands that call a running service; server processes ignore them.
 _CLIENTS: Final = ("url", "namespace", "api_key")
 _MASK: Final = "********"
 _SHOWN_CHARS_MAX: Final = 80
-#: Problems that only follow from others.
+#: Problems that only follow from other problems.
 _FOLLOWS: Final = "default_factory_not_called"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and where each that was given came from."""
+    """Settings, and the source of each one that was given."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -38,7 +38,7 @@ class Loaded:
 
 
 def load(flags: Mapping[str, Any]) -> Loaded:
-    """The settings of *flags*, the environment and the file.
+    """Return the settings of *flags*, the environment and the file.
 
     Raises StartupError with every problem, a line each.
     """
@@ -52,7 +52,7 @@ def load(flags: Mapping[str, Any]) -> Loaded:
 
 
 def effective(loaded: Loaded) -> str:
-    """All settings in TOML with where each comes from; what is secret is masked."""
+    """Return all settings in TOML with the source of each; secrets are masked."""
     settings = loaded.settings
     lines = []
     for name in Settings.model_fields:
@@ -72,7 +72,7 @@ def effective(loaded: Loaded) -> str:
 
 
 def document_of(loaded: Loaded) -> dict[str, Any]:
-    """The same for programs; values are as TOML has them, and datasets are there by name."""
+    """Return the same for programs; values are as in TOML, and datasets are listed by name."""
     read = tomllib.loads(effective(loaded))
     datasets = read.pop("datasets", {})
     return {
@@ -87,7 +87,7 @@ def document_of(loaded: Loaded) -> dict[str, Any]:
 
 
 def toml_value(name: str, value: Any) -> str:
-    """The value of the setting *name* as TOML writes it."""
+    """Return the value of the setting *name* as TOML text."""
     if isinstance(value, SecretStr):
         return json.dumps(_MASK)
     if name == "replication":
@@ -99,18 +99,18 @@ def toml_value(name: str, value: Any) -> str:
         return json.dumps(format_duration(value)) if is_duration(name) else str(value)
     if isinstance(value, tuple):
         return json.dumps(list(value))
-    # JSON leaves DEL as it is, and TOML does not allow that.
+    # JSON does not escape DEL, and TOML does not allow it.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_duration(name: str) -> bool:
-    """Whether the setting *name* is one: those have something to write themselves with."""
+    """Return whether the setting *name* is a duration; durations have their own text form."""
     metadata = Settings.model_fields[name].metadata
     return any(getattr(each, "func", None) is format_duration for each in metadata)
 
 
 def _origins(flags: Mapping[str, Any]) -> Mapping[str, str]:
-    """Where each setting that is given comes from. Raises StartupError."""
+    """Return the source of each setting that is given. Raises StartupError."""
     path = config_file(flags.get("config"))
     found = {} if path is None else dict.fromkeys(read_toml(path), f"file {path}")
     given = {name.upper() for name, value in os.environ.items() if value}
@@ -139,7 +139,7 @@ def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterator[st
 
 
 def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
-    """What is wrong with one value, which is shown unless it is secret."""
+    """Describe what is wrong with one value, which is shown unless it is secret."""
     if each["type"] == "extra_forbidden":
         known = DatasetSettings.model_fields if rest else Settings.model_fields
         close = difflib.get_close_matches((rest or [name])[-1], known, 1)

@@ -1,4 +1,4 @@
-"""Settings of what a process serves: where it listens, whom it trusts, how much it takes."""
+"""Define the settings of serving: listening, trust, and load limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
 
 
 class ServingSettings(BaseSettings):
-    """The settings of serving; :class:`counter.config.settings.Settings` has all of them."""
+    """The settings of serving; :class:`counter.config.settings.Settings` inherits them."""
 
     host: str = Field("127.0.0.1", description="The address to listen on")
     port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
@@ -111,7 +111,7 @@ class ServingSettings(BaseSettings):
     )
 
     def rates(self) -> dict[str, int]:
-        """What a key may cause in a second where its own record does not say, by what it is."""
+        """Return the default rate limits of a key per second, by kind."""
         return {
             "requests": self.requests_per_s,
             "adds": self.adds_per_s,

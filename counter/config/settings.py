@@ -1,6 +1,7 @@
-"""Settings: from flags, else the environment (``COUNTER_...``), else a TOML file, else defaults.
+"""Define the settings: from flags, then the environment (``COUNTER_...``), a TOML file, or
+defaults.
 
-docs/configuration.md says what each is for; counter/config/report.py, where each came from.
+docs/configuration.md describes each setting; counter/config/report.py reports their sources.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _EventBuckets = Annotated[int, Field(ge=1, le=256)]
 
 
 def _time_bucket(store: str, slice_us: int) -> int:
-    """An hour in Cassandra where that divides the slice; all of it in SQLite, which has none."""
+    """Return the default time bucket: an hour in Cassandra if that divides the slice; the whole
+    slice in SQLite, which has no time buckets."""
     in_hours = store == "cassandra" and slice_us % limits.HOUR == 0
     return limits.HOUR if in_hours else slice_us
 
@@ -69,7 +71,7 @@ def _password(data: dict[str, Any]) -> SecretStr | None:
 
 
 class DatasetSettings(BaseModel):
-    """A table ``[datasets.NAME]``: what is left out is as for the dataset ``default``."""
+    """A table ``[datasets.NAME]``; missing values default to those of the dataset ``default``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -94,7 +96,7 @@ class Settings(ServingSettings):
         extra="forbid",
         frozen=True,
         validate_default=False,
-        # A refusal shows what was given, and must not show a password.
+        # Errors would show the input, and it may contain a password.
         hide_input_in_errors=True,
     )
 
@@ -232,7 +234,7 @@ class Settings(ServingSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What was given, then the environment, then the file. Raises StartupError."""
+        """Return the sources in order: arguments, environment, file. Raises StartupError."""
         path = config_file(init_settings().get("config"))
         table = {} if path is None else read_toml(path)
         return init_settings, env_settings, InitSettingsSource(settings_cls, table)
@@ -240,7 +242,8 @@ class Settings(ServingSettings):
     @model_validator(mode="before")
     @classmethod
     def _take_datasets(cls, values: Any) -> Any:
-        """``datasets`` is what the file calls them; here it is the method that gives all."""
+        """Rename ``datasets`` of the file; here that name is the method that returns all
+        datasets."""
         if isinstance(values, dict) and "datasets" in values:
             values = {**values, "extra_datasets": values["datasets"]}
             del values["datasets"]
@@ -253,7 +256,7 @@ class Settings(ServingSettings):
         return self
 
     def dataset(self) -> Dataset:
-        """The dataset ``default`` as the first start on a data directory makes it."""
+        """Return the dataset ``default`` as the first start on a data directory creates it."""
         return Dataset(
             id=0,
             name="default",
@@ -267,7 +270,8 @@ class Settings(ServingSettings):
         )
 
     def datasets(self) -> list[Dataset]:
-        """All datasets, ``default`` first. A store knows them by name and gives ids of its own."""
+        """Return all datasets, ``default`` first. A store identifies them by name and assigns
+        the ids."""
         extra = sorted(self.extra_datasets.items())
         more = [self._dataset(i, name, each) for i, (name, each) in enumerate(extra, start=1)]
         return [self.dataset(), *more]
@@ -292,7 +296,7 @@ class Settings(ServingSettings):
         )
 
     def placements(self) -> Mapping[str, Placement]:
-        """Where each dataset's copies are in Cassandra, and how many answer, by dataset."""
+        """Return the replication and consistency of each dataset in Cassandra."""
         home = (self.local_datacenter or "") if self.single_datacenter else ""
         consistencies = (self.write_consistency, self.read_consistency)
         placements = {"default": Placement(self.replication, *consistencies, home)}
@@ -306,15 +310,16 @@ class Settings(ServingSettings):
         return placements
 
     def contact_endpoints(self) -> list[tuple[str, int]]:
-        """(host, port) of each contact point."""
+        """Return (host, port) of each contact point."""
         return [endpoint(each, CASSANDRA_PORT) for each in self.contact_points]
 
     def cache_servers(self) -> tuple[tuple[str, int], ...]:
-        """(host, port) of each memcached; none where the cache is in memory."""
+        """Return (host, port) of each memcached; empty if the cache is in memory."""
         return memcached_servers(self.cache)
 
     def default_namespace(self) -> NamespaceSettings:
-        """The namespace ``default``, and what a new namespace gets where it says nothing else."""
+        """Return the settings of the namespace ``default``, which are the defaults of new
+        namespaces."""
         return NamespaceSettings(
             counter_type=CounterType.ACCURATE,
             dataset="default",
@@ -329,12 +334,12 @@ class Settings(ServingSettings):
 
 
 _DATASET: Final = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
-#: Cassandra's own bound.
+#: Cassandra's limit.
 _KEYSPACE_CHARS_MAX: Final = 48
 
 
 def problems_of(settings: Settings) -> Iterator[str]:
-    """What is wrong with settings that are each within their own bounds."""
+    """Return what is wrong with the combination of settings that are each within their bounds."""
     yield from _store_problems(settings)
     yield from serving_problems(settings)
     yield from _login_problems(settings)
@@ -350,9 +355,9 @@ def problems_of(settings: Settings) -> Iterator[str]:
 
 
 def warnings_of(settings: Settings) -> Iterator[str]:
-    """What is allowed and often a mistake."""
+    """Return warnings about settings that are allowed and often a mistake."""
     yield from serving_warnings(settings)
-    # Only what reads settings needs it: not each command's start.
+    # Imported late so that commands that read no settings start faster.
     from counter.config.namespace_rules import creation_warnings
 
     yield from creation_warnings(
@@ -421,7 +426,7 @@ def _place_problems(settings: Settings) -> Iterator[str]:
         yield "single_datacenter is set and local_datacenter is not: give --local-datacenter"
     for name, placement in settings.placements().items():
         places = dict(placement.replication)
-        # How many data centers a plain number means is known when the service connects.
+        # The number of data centers of a plain number is known only after the service connects.
         gap = gap_of(name, placement, places) if settings.store == "cassandra" else None
         if gap is not None:
             yield gap
@@ -466,7 +471,7 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
 
 
 def serving_problems(settings: Settings) -> Iterator[str]:
-    """What is wrong with them."""
+    """Return what is wrong with the settings of serving."""
     if settings.https_cert is None:
         for name in ("https_key", "https_client_ca"):
             if getattr(settings, name) is not None:
@@ -478,7 +483,7 @@ def serving_problems(settings: Settings) -> Iterator[str]:
 
 
 def serving_warnings(settings: Settings) -> Iterator[str]:
-    """What is allowed and often a mistake."""
+    """Return warnings about settings of serving that are allowed and often a mistake."""
     for name in ("https_key", "https_key_password_file"):
         path = getattr(settings, name)
         if path is not None and path.stat().st_mode & stat.S_IROTH:

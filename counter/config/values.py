@@ -1,4 +1,4 @@
-"""How the values of settings are written as text, and what they are inside."""
+"""Convert the values of settings between text and their internal form."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REPLICAS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 _HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
-#: As Host has it, without a port.
+#: A name as in the header Host, without a port.
 _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252}[a-z0-9])?|\[[0-9a-f:.]+\]")
-#: As browsers write it: no default port, no path, nothing upper-case.
+#: An origin as browsers send it: no default port, no path, no upper case.
 _ORIGIN: Final = re.compile(
     r"(?!http://.*:80$|https://.*:443$)https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
 )
@@ -38,12 +38,13 @@ def _to_us(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-#: A duration, read from text like "5s" and kept in microseconds.
+#: A duration, parsed from text like "5s" and kept in microseconds.
 Duration = Annotated[int, BeforeValidator(_to_us), PlainSerializer(format_duration)]
 
 
 def between(low_us: int, high_us: int) -> AfterValidator:
-    """Holds a duration to ``[low_us, high_us]``; the refusal writes all three as people do."""
+    """Return a validator that restricts a duration to ``[low_us, high_us]``; its error shows all
+    three with units."""
 
     def check(value_us: int) -> int:
         if not low_us <= value_us <= high_us:
@@ -57,7 +58,7 @@ def between(low_us: int, high_us: int) -> AfterValidator:
 
 
 def endpoint(text: str, default_port: int) -> tuple[str, int]:
-    """``host[:port]`` in parts; an IPv6 address stands in brackets. Raises ValueError."""
+    """Split ``host[:port]``; an IPv6 address is in brackets. Raises ValueError."""
     if text.count(":") > 1 and not text.startswith("["):
         text = f"[{text}]"
     host, colon, port = text.rpartition(":")
@@ -113,11 +114,11 @@ def _copies(value: Any) -> int:
 
 
 def replication_text(value: Sequence[tuple[str, int]]) -> str:
-    """The inverse of how :data:`Replication` is read."""
+    """Return the text of a :data:`Replication`; the inverse of parsing it."""
     return ",".join(f"{name}:{copies}" if name else str(copies) for name, copies in value)
 
 
-#: Copies by data center, as in :class:`counter.types.Placement`; written ``3``, for every data
+#: Replicas by data center, as in :class:`counter.types.Placement`; written ``3``, for every data
 #: center, or ``dc1:3,dc2:3``.
 Replication = Annotated[
     tuple[tuple[str, int], ...],
@@ -133,7 +134,8 @@ def _check_cache(text: str) -> str:
 
 
 def memcached_servers(text: str) -> tuple[tuple[str, int], ...]:
-    """The servers of ``memcached://host:port,host:port``; none of ``memory``. Raises ValueError."""
+    """Return the servers of ``memcached://host:port,host:port``; none for ``memory``. Raises
+    ValueError."""
     if text == "memory":
         return ()
     if not text.startswith(_MEMCACHED):
@@ -161,12 +163,12 @@ ReadableFile = Annotated[Path, AfterValidator(_check_file)]
 
 
 def read_secret(path: Path) -> str:
-    """What the file *path* holds, without spaces around it. Raises OSError, and ValueError where it
-    is no text."""
+    """Return the content of the file *path* without surrounding white space. Raises OSError, and
+    ValueError if it is not text."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        # Not what the codec says: that shows some of it.
+        # The codec's message would show a part of the secret.
         raise ValueError(f"{str(path)!r} is not text in UTF-8") from None
 
 
@@ -189,7 +191,7 @@ def _check_host(text: str) -> str:
     return text
 
 
-#: A list of names of hosts, or text with commas between them.
+#: A list of host names, or text with commas between them.
 Hosts = Annotated[
     tuple[Annotated[str, AfterValidator(_check_host)], ...],
     NoDecode,
@@ -203,10 +205,10 @@ Origins = Annotated[
     BeforeValidator(_split),
 ]
 
-#: Makes a default of what the fields before it hold.
+#: Computes a default from the values of the fields before it.
 FromOthers = Callable[[dict[str, Any]], Any]
 
 
 def by_store(sqlite: Any, cassandra: Any) -> FromOthers:
-    """A default that depends on the store."""
+    """Return a default that depends on the store."""
     return lambda data: cassandra if data["store"] == "cassandra" else sqlite

@@ -1,13 +1,13 @@
-"""Whether another add could be answered in time, by what is ahead of it and how fast that goes.
+"""Admission control: estimate the queueing delay and reject adds that would exceed the bound.
 
-By Little's law a queue's length is its throughput times the wait in it, so an add waits about as
-long as the adds ahead of it take at the rate at which adds end. Where that is longer than an add
-may wait, it is refused at the door, before any work: an answer that comes too late costs as much as
-one in time, and nobody wants it.
+By Little's law a queue's length is its throughput times the wait in it, so the wait of an add is
+the number of adds ahead of it divided by the rate at which adds finish. If that is longer than an
+add may wait, the add is rejected before any work, because a late answer costs as much as one in
+time and is useless to the client.
 
 The rate is measured as BBR measures a link (Cardwell et al., "BBR: Congestion-Based Congestion
-Control", ACM Queue 14/5, 2016): a higher one is believed at once, a lower one only while the queue
-is long, for where little comes little ends.
+Control", ACM Queue 14/5, 2016): a higher rate is accepted at once, a lower one only while the queue
+is long, because with few adds few can finish.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from counter import limits
 from counter.errors import OverloadedError
 from counter.ports import Clock
 
-#: Time with adds under way that one measurement of the rate takes.
+#: Time with adds in flight that one measurement of the rate takes.
 _SAMPLE_US: Final = 50 * limits.MILLISECOND
-#: Until something is known, as many may come as may ever wait.
+#: The initial rate: it admits as many adds as may ever wait.
 _RATE_UNKNOWN: Final = limits.PENDING_WRITES_MAX / limits.WRITE_WAIT_MAX_US
-#: Of a lower rate so much is believed at a time: one sample may have met a slow disk.
+#: Weight of a lower rate: a single sample may have been taken during a slow disk write.
 _SHARE: Final = 0.5
-#: Adds that end between two looks at the clock, where each ends on its own.
+#: Adds that finish between two clock readings when each finishes separately.
 _ENDS_PER_LOOK: Final = 16
-#: A refusal is worded anew so often: those in between say the same.
+#: How long the text of a refusal is reused before its figures are updated.
 _WORDED_FOR_US: Final = 100 * limits.MILLISECOND
 
 
 class Load:
-    """The adds under way in this process, and how long one more would wait.
+    """The adds in flight in this process, and the estimated wait of one more.
 
-    Used by the event loop's thread alone. Per add it costs additions of integers; the clock is read
-    once for those of a turn of the event loop.
+    Used by the event loop's thread only. Per add it costs integer additions; the clock is read once
+    for all adds of a turn of the event loop.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: How long an add may be expected to wait; a setting, and set before the first one comes.
+        #: The longest expected wait of an add; a setting, set before the first add.
         self.wait_max_us = limits.WRITE_WAIT_MAX_US
-        #: Adds that were taken in and are not answered yet.
+        #: Adds that were admitted and are not answered yet.
         self.ahead = 0
-        #: With fewer ahead of it, an add is answered in time.
+        #: If fewer adds than this are ahead of it, an add is answered in time.
         self.room = limits.PENDING_WRITES_MAX
-        #: How long the last turn of the event loop in which adds came took: so long a request may
-        #: have lain unread.
+        #: Duration of the last event loop turn with adds: a request may have waited this long to be
+        #: read.
         self.lag_us = 0
-        #: Requests that were refused, since the process began.
+        #: Requests that were rejected, since the process began.
         self.refused = 0
-        #: Adds that end in a microsecond.
+        #: Adds that finish per microsecond.
         self._rate = _RATE_UNKNOWN
         self._best = 0.0
         self._is_measured = False
         self._ended = 0
         self._look_at = _ENDS_PER_LOOK
-        # Of the measurement under way: the time with adds under way, and what had ended before it.
+        # The current measurement: the time with adds in flight, and the adds finished before it.
         self._busy_us = 0
         self._busy_since_us = 0
         self._idle_since_us = clock.boottime_us()
         self._ended_before = 0
-        # When an add was last seen to have ended, and how many had.
+        # When an add was last seen to have finished, and how many had.
         self._moved_us = 0
         self._seen = 0
         self._turn_since_us: int | None = None
@@ -71,40 +71,40 @@ class Load:
 
     @property
     def wait_us(self) -> int:
-        """How long an add that comes now is expected to wait."""
+        """The expected wait of an add that arrives now."""
         if not self.ahead and self._is_forgotten(self._clock.boottime_us()):
             return 0
         return self.lag_us + int(self.ahead / self._rate)
 
     @property
     def rate_per_s(self) -> float:
-        """Adds that this process can end in a second, as far as is known."""
+        """The estimated number of adds that this process can finish per second."""
         return self._rate * limits.SECOND
 
     def refuses(self, within_us: int | None = None) -> OverloadedError | None:
-        """Why a write is not even looked at now; None where it is answered in time: within the
-        bound, and *within_us*, which its sender waits."""
+        """Return the error for a write that must be rejected now; None if it is expected to be
+        answered within the bound and within *within_us*, the time that its sender waits."""
         if within_us is not None and within_us >= self.wait_max_us:
-            # It waits longer than anybody may.
+            # The sender waits longer than the bound, so the bound decides.
             within_us = None
         if self.ahead < self.room and within_us is None:
             return None
         return self._refuses(within_us)
 
     def check(self, within_us: int | None = None) -> None:
-        """Raise what :meth:`refuses` says."""
+        """Raise the error that :meth:`refuses` returns."""
         if self._turn_since_us is None:
             self.turn_began()
             asyncio.get_running_loop().call_soon(self.turn_over)
         refusal = self.refuses(within_us)
         if refusal is not None:
-            # One that is raised again and again would grow by its tracebacks.
+            # Raise a new instance: one that is raised repeatedly would accumulate tracebacks.
             raise OverloadedError(refusal.detail, retry_after_us=refusal.retry_after_us)
 
     def admit(self, adds: int) -> None:
-        """Count *adds* as under way, to :meth:`leave` when they are done.
+        """Count *adds* as in flight until :meth:`leave`.
 
-        Raises OverloadedError, before any work, where more are than may ever be.
+        Raises OverloadedError, before any work, if more are in flight than PENDING_WRITES_MAX.
         """
         ahead = self.ahead
         if ahead + adds > limits.PENDING_WRITES_MAX:
@@ -117,21 +117,24 @@ class Load:
         self.ahead = ahead + adds
 
     def _is_forgotten(self, now_us: int) -> bool:
-        """Whether, where nothing is under way, it is too long ago that anything was."""
+        """Return whether nothing has been in flight for longer than a measurement is valid."""
         return now_us - self._idle_since_us > self.wait_max_us
 
     def _begin(self, now_us: int) -> None:
-        """The first add after none was under way. What was measured long ago, of a process that was
-        held up perhaps, says nothing of now."""
+        """Start counting busy time at the first add after an idle period.
+
+        Old measurements are discarded, because the process may have been paused when they were
+        taken.
+        """
         if self._is_forgotten(now_us):
             self.lag_us, self._busy_us, self._ended_before = 0, 0, self._ended
-            # A lower rate was that of a moment; the highest ever seen is what it can do.
+            # A lower rate was temporary; the highest measured rate is the process's capacity.
             self._rate = self._best if self._is_measured else _RATE_UNKNOWN
             self._set_room()
         self._busy_since_us = self._moved_us = now_us
 
     def leave(self, adds: int) -> None:
-        """Count *adds* as done."""
+        """Count *adds* as finished."""
         self.ahead -= adds
         self._ended += adds
         if self._ended >= self._look_at or not self.ahead:
@@ -141,7 +144,7 @@ class Load:
                 self._idle_since_us = now_us
 
     def turn_began(self, now_us: int | None = None) -> None:
-        """Adds come in this turn of the event loop: its first one is here."""
+        """Note that adds arrive in this turn of the event loop; called at the first one."""
         if now_us is None:
             now_us = self._clock.boottime_us()
         if self._turn_since_us is None:
@@ -149,14 +152,14 @@ class Load:
         self._look(now_us)
 
     def turn_over(self) -> None:
-        """The turn is over: what came in it has been read."""
+        """Note the end of the turn: everything that arrived in it has been read."""
         if self._turn_since_us is not None:
             self.lag_us = self._clock.boottime_us() - self._turn_since_us
             self._turn_since_us = None
             self._set_room()
 
     def _measure(self, now_us: int) -> None:
-        """Adds have ended: see how many, in how much time in which any were under way."""
+        """Measure the rate: the adds that finished in the time with any in flight."""
         self._look_at = self._ended + _ENDS_PER_LOOK
         self._moved_us, self._seen = now_us, self._ended
         self._busy_us += now_us - self._busy_since_us
@@ -176,21 +179,22 @@ class Load:
         self._set_room()
 
     def _look(self, now_us: int) -> None:
-        """See whether anything moves: where nothing ends, nothing is measured either."""
+        """Detect a standstill: if no add finishes, :meth:`_measure` is never called."""
         if self._seen != self._ended or not self.ahead:
             self._seen, self._moved_us = self._ended, now_us
         elif now_us - self._moved_us > self.wait_max_us:
-            # It stands still, and who comes now would wait as long as those who wait already.
+            # Nothing finishes; new adds would wait as long as those that wait already.
             self._rate = limits.TRICKLE_WRITES / self.wait_max_us
             self._set_room()
 
     def _set_room(self) -> None:
         room = int(self._rate * (self.wait_max_us - self.lag_us))
-        # Always so many, or nothing would ever be measured again.
+        # Always admit a few, because without adds the rate is never measured again.
         self.room = min(max(room, limits.TRICKLE_WRITES), limits.PENDING_WRITES_MAX)
 
     def _refuses(self, within_us: int | None) -> OverloadedError | None:
-        """A closer look, where much is ahead or the sender is in a hurry."""
+        """Do the full check of :meth:`refuses`, when many adds are ahead or the sender's
+        time-out is short."""
         now_us = self._clock.boottime_us()
         self._look(now_us)
         hurried = within_us is not None and self.ahead > 0 and self.wait_us > within_us
@@ -198,7 +202,7 @@ class Load:
             return None
         self.refused += 1
         if within_us is not None and hurried:
-            # It says another bound: no other sender is told that.
+            # This refusal names the sender's own time-out, so it is not reused for other senders.
             return self._worded(within_us)
         if self._refusal is None or now_us - self._worded_us > _WORDED_FOR_US:
             self._worded_us = now_us
@@ -215,10 +219,10 @@ class Load:
 
 
 class Shares:
-    """How much each of many holders may have of something at once."""
+    """Limits how much each of many holders may have of something at once."""
 
     def __init__(self, most: int) -> None:
-        """*most* is for each holder; 0 for any number."""
+        """Allow each holder *most*; 0 means no limit."""
         self.most = most
         self._held: dict[str, int] = {}
 
@@ -240,16 +244,17 @@ class Shares:
 
 
 class Bounded:
-    """So much of something may be held at once, in all requests together."""
+    """Limits how much of something all requests together may hold at once."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
         self.most = most
-        #: How much is held.
+        #: The amount that is held now.
         self.held = 0
 
     def take(self, amount: int) -> None:
-        """Hold *amount* more, to be given back. Raises OverloadedError where that is too much."""
+        """Hold *amount* more until :meth:`give_back`. Raises OverloadedError if that exceeds the
+        limit."""
         if self.held + amount > self.most:
             raise OverloadedError(
                 f"{self.held} {self._what} already, and {amount} more come; at most {self.most}"

@@ -1,4 +1,4 @@
-"""Lists of adds, as clients send them, and their events."""
+"""Convert lists of adds, as clients send them, to events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from counter.types import Event, Namespace, Token
 
 
 def adds_of(events: Sequence[Event]) -> list[Add]:
-    """The adds that *events* came from, each with its token."""
+    """Return the adds that *events* came from, each with its token."""
     return [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
 
 
 def events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
-    """The events of an atomic add. An item's key counts the earlier items that name its counter:
-    its place in the list does not matter."""
+    """Return the events of an atomic add.
+
+    An item's key is the number of earlier items of the same counter, so its position among other
+    counters does not matter.
+    """
     earlier: dict[str, int] = {}
     events: list[Event] = []
     for counter, delta in items:
@@ -33,7 +36,8 @@ def events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Eve
 
 
 class OneByOne:
-    """Adds of lists that take more than a write together: a task for each, and a bound for all."""
+    """Executes adds that a single batched write cannot do: one task for each, with a common
+    bound."""
 
     def __init__(
         self,
@@ -47,7 +51,8 @@ class OneByOne:
     async def __call__(
         self, namespace: Namespace, adds: Sequence[Add]
     ) -> list[Added | CounterError]:
-        """All of *adds* at once, and an outcome for each: one that fails spoils no other."""
+        """Execute all *adds* at once and return an outcome for each: one failure does not affect
+        others."""
         try:
             self.tasks.take(len(adds))
         except OverloadedError as error:

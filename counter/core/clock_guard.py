@@ -1,9 +1,9 @@
-"""The guard of this process's clock: how far it is from the store's, and whether that is too far.
+"""Compare this process's clock with the store's, and refuse to write if it is too far off.
 
 Windows close by the clock, so a process whose clock is more than ``clock_skew_max`` from the
 store's could acknowledge an add in a window that was counted already. It refuses to write instead.
-Over a store in this process, which has no clock of its own, the wall clock is compared with the
-boot clock, and with the times that are stored.
+A store in this process has no clock of its own; then the wall clock is compared with the boot clock
+and with the times that are stored.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _log = logging.getLogger("counter.clock")
 _READINGS: Final = 3
 _EVERY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
-#: So many measurements in a row may fail before the last good one is taken for too old.
+#: After this many failed measurements in a row the last good one is considered too old.
 _FAILURES_MAX: Final = 15
-#: Measurements that differ by less than this do not contradict each other.
+#: Measurements that differ by less than this agree.
 _NOISE_US: Final = MILLISECOND
 _PAIRS_MAX: Final = 3
 
 
 class _Pair(NamedTuple):
-    """The wall clock and the other one: it was read *width_us* before the same again."""
+    """The wall clock and the boot clock; reading both took *width_us*."""
 
     width_us: int
     wall_us: int
@@ -46,8 +46,8 @@ class _Pair(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The store's clock was ahead by *offset_us*, give or take *error_us*, at *at*. No other clock
-    can be told without error: 0 is that of a store which goes by this process's own."""
+    """A measurement *at* an instant: the store's clock was ahead by *offset_us*, plus or minus
+    *error_us*. An error of 0 means that the store uses this process's clock."""
 
     offset_us: int
     error_us: int
@@ -55,24 +55,24 @@ class _Measured(NamedTuple):
 
 
 class ClockSource(Protocol):
-    """What of :class:`counter.ports.Store` a clock is compared with."""
+    """The part of :class:`counter.ports.Store` that clocks are compared with."""
 
     async def datasets(self) -> Sequence[Dataset]:
-        """As there."""
+        """As :meth:`counter.ports.Store.datasets`."""
         ...
 
     async def read_clock(self) -> ClockReading:
-        """As there."""
+        """As :meth:`counter.ports.Store.read_clock`."""
         ...
 
 
 class ClockGuard:
-    """Compares the wall clock with the store's now and then, and knows in between.
+    """Compares the wall clock with the store's periodically, and estimates the offset in between.
 
-    In between it watches the wall clock against the clock that nobody can step: whatever the one
-    moves more than the other since the last measurement has changed the offset. What it cannot know
-    counts against the clock: half the round trip of the measurement, what both may have drifted
-    since, and the time between two readings here.
+    Between measurements it compares the wall clock with the boot clock, which cannot be set: any
+    difference in their progress changes the offset. Uncertainty counts against the clock: half the
+    round trip of the measurement, the possible drift of both clocks since, and the time between two
+    readings here.
     """
 
     def __init__(self, store: ClockSource, clock: Clock) -> None:
@@ -86,7 +86,7 @@ class ClockGuard:
 
     @property
     def offset_us(self) -> int:
-        """How far the store's clock is ahead of this one now; 0 before it was measured."""
+        """How far the store's clock is ahead of this one now; 0 before the first measurement."""
         return 0 if self._measured is None else self._known(self._measured)[0]
 
     @property
@@ -96,22 +96,25 @@ class ClockGuard:
 
     @property
     def trouble(self) -> str | None:
-        """Why the dataset with the narrowest bound takes no writes here; None while it does."""
+        """Why the dataset with the narrowest bound rejects writes here; None while it accepts
+        them."""
         return self._trouble(self._bound_us)
 
     @property
     def wait_us(self) -> int:
-        """How long until writes may be taken again, as far as that is known."""
+        """The estimated time until writes are accepted again."""
         return SECOND
 
     @property
     def followed_us(self) -> int:
-        """How far this clock was set ahead while the process ran, and was followed: whether it was
-        right before or is right now, nothing here can know."""
+        """How far this clock was set ahead, in steps that were accepted, while the process ran.
+
+        It is unknown whether the clock was right before or after a step.
+        """
         return 0
 
     def is_sure(self, dataset: Dataset) -> bool:
-        """Whether this clock is known to be within the bound of *dataset*."""
+        """Return whether this clock is known to be within the bound of *dataset*."""
         return self._trouble(dataset.clock_skew_max_us) is None
 
     def check(self, dataset: Dataset) -> None:
@@ -125,7 +128,7 @@ class ClockGuard:
     async def measure(self) -> None:
         """Compare the clocks. Failures are counted and logged, not raised.
 
-        One comparison runs at a time: the result of the newest one is what stays.
+        One comparison runs at a time: the result of the newest one is kept.
         """
         async with self._measuring:
             await self._compare()
@@ -145,7 +148,7 @@ class ClockGuard:
             if self._failures == 1:
                 _log.warning("the store's clock cannot be read: %s", error or "it took too long")
         except Exception:
-            # Nothing may end the guard: what it said last would stand for ever.
+            # The guard must keep running: otherwise its last result would be used without end.
             self._failures += 1
             _log.exception("the store's clock was read in a way that should not fail")
         else:
@@ -153,7 +156,8 @@ class ClockGuard:
             best, after = min(readings, key=lambda each: each.error_us), self._surest_pair()
             error_us = best.error_us
             if error_us:
-                # Set meanwhile, this clock was compared before it or after: nobody knows.
+                # If the clock was set meanwhile, it is unknown whether that was before or after the
+                # comparison.
                 error_us += abs(_walked(before, after)) + before.width_us + after.width_us
             self._take(_Measured(best.offset_us, error_us, after))
 
@@ -162,17 +166,18 @@ class ClockGuard:
         await every(_EVERY_S, self.measure, stop, _log, "comparing the clocks")
 
     def _pair(self) -> _Pair:
-        """Both clocks now."""
+        """Read both clocks now."""
         before_us = self._clock.boottime_us()
         wall_us = self._clock.now_us()
         return _Pair(self._clock.boottime_us() - before_us, wall_us, before_us)
 
     def _surest_pair(self) -> _Pair:
-        """Both clocks with as little between them as a busy machine lets have."""
+        """Read both clocks several times and return the pair with the least time between the
+        readings."""
         return min(self._pair() for _ in range(_PAIRS_MAX))
 
     def _known(self, measured: _Measured) -> tuple[int, int]:
-        """The offset now, and how far from it the true one may be."""
+        """Return the current offset, and the largest possible error of it."""
         if measured.error_us == 0:
             return measured.offset_us, 0
         now = self._pair()
@@ -181,10 +186,11 @@ class ClockGuard:
         return measured.offset_us - _walked(measured.at, now), doubt_us
 
     def _take(self, new: _Measured) -> None:
-        """Hold the surer of what is known and *new*; *new* where the two cannot both be true.
+        """Keep the more precise of the current measurement and *new*; keep *new* if they
+        contradict.
 
-        A store that answers slowly tells its time badly: what was measured in a better moment
-        stays the better guess, while it ages slowly.
+        A slow answer of the store gives an imprecise time, so an earlier precise measurement stays
+        the better estimate, while its uncertainty grows slowly.
         """
         if self._measured is not None:
             offset_us, doubt_us = self._known(self._measured)
@@ -221,7 +227,7 @@ class ClockGuard:
             raise ClockSkewError(f"{trouble}; nothing is written here", retry_after_us=self.wait_us)
 
     def _tell(self) -> None:
-        """Say it once when the clock goes wrong, and once when it is right again."""
+        """Log once when the clock goes wrong, and once when it is right again."""
         trouble = self.trouble
         if trouble is not None and not self._was_wrong:
             _log.error("writes are refused: %s", trouble)
@@ -231,39 +237,40 @@ class ClockGuard:
 
 
 class StepGuard(ClockGuard):
-    """The guard over a store that has no clock of its own: the boot clock is what is left.
+    """The guard for a store without a clock of its own: it compares with the boot clock.
 
-    What this process decides follows from readings of the wall clock that :meth:`check` let pass,
-    and none of them is later than the boot clock allows. So a wall clock that jumps ahead and back
-    leaves no trace: nothing is written meanwhile, and the readings in between are forgotten. One
-    that stays ahead for CLOCK_HOLD_US is followed: it may have been wrong before, or a virtual
-    machine stood still. One that is behind what was decided, or behind what is stored at the start,
-    has to catch up first.
+    Decisions use only readings of the wall clock that :meth:`check` accepted, and none of them is
+    later than the boot clock allows. So a wall clock that jumps ahead and back has no effect:
+    nothing is written meanwhile, and the readings in between are forgotten. If it stays ahead for
+    CLOCK_HOLD_US, the new time is accepted: the clock may have been wrong before, or a virtual
+    machine was paused. If it is behind the times that were used, or behind the times that were
+    stored at startup, writes wait until it has caught up.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         super().__init__(store, clock)
         self._bound_us = CLOCK_STEP_MAX_US
-        #: Both clocks when they agreed last, and the latest reading that was let pass.
+        #: Both clocks when they last agreed, and the latest accepted reading.
         self._agreed = self._read()
         self._trusted_us = 0
-        #: Something was decided by this time: no earlier one is taken for true.
+        #: Decisions have used this time: earlier readings are rejected.
         self._floor_us = 0
-        #: How far the wall clock is ahead, and since when by the boot clock, while it is held.
+        #: How far the wall clock is ahead, and since when by the boot clock, while the step is on
+        #: hold.
         self._step: tuple[int, int] | None = None
         self._followed_us = 0
-        #: The latest time that is stored where it is ahead, 0 where it is not; None before a look.
+        #: The latest stored time if it is ahead, 0 if it is not; None before the first comparison.
         self._stored_us: int | None = None
 
     @property
     def offset_us(self) -> int:
-        """How far what this process goes by is ahead of the wall clock."""
+        """How far the time that this process uses is ahead of the wall clock."""
         now = self._look()[0]
         return self._behind(now) if self._step is None else -self._step[0]
 
     @property
     def wait_us(self) -> int:
-        """How long until the wall clock has caught up, or is followed."""
+        """The time until the wall clock has caught up, or its step is accepted."""
         now = self._look()[0]
         if self._step is None:
             return max(SECOND, self._behind(now))
@@ -274,7 +281,7 @@ class StepGuard(ClockGuard):
         return self._followed_us
 
     async def _compare(self) -> None:
-        """Compare the wall clock with the latest time that is stored."""
+        """Compare the wall clock with the latest stored time."""
         try:
             reading = await self._store.read_clock()
         except CounterError as error:
@@ -291,16 +298,16 @@ class StepGuard(ClockGuard):
         return _Pair(self._clock.boottime_us() - before_us, wall_us, before_us)
 
     def _behind(self, now: _Pair) -> int:
-        """How far the wall clock is behind what was decided or is stored; 0 for what is no step."""
+        """Return how far the wall clock is behind times used or stored; 0 for less than a step."""
         behind_us = max(self._floor_us, self._stored_us or 0) - now.wall_us
         return behind_us if behind_us > CLOCK_STEP_MAX_US else 0
 
     def _look(self) -> tuple[_Pair, bool]:
-        """Both clocks now, and whether every reading so far that is not forgotten was right."""
+        """Return both clocks now, and whether every reading that is not forgotten was right."""
         latest_us = self._clock.now_us()
         now = self._read()
         if abs(_walked(self._agreed, now)) > CLOCK_STEP_MAX_US:
-            # Perhaps the process was only stopped between its readings.
+            # The process may have been paused between its two readings.
             now = min(self._read() for _ in range(_PAIRS_MAX))
         ahead_us = _walked(self._agreed, now)
         if ahead_us > CLOCK_STEP_MAX_US + now.width_us:
@@ -311,14 +318,14 @@ class StepGuard(ClockGuard):
             self._floor_us = max(self._floor_us, self._trusted_us, due_us)
         self._agreed = now
         if latest_us > max(now.wall_us, self._floor_us) + CLOCK_STEP_MAX_US:
-            # Read while the wall clock was ahead. Nothing was decided by it, nor must be.
+            # This was read while the wall clock was ahead. No decision used it, and none may.
             self._clock.forget_after(max(self._trusted_us, due_us))
             return now, False
         self._trusted_us = max(self._trusted_us, latest_us)
         return now, True
 
     def _hold(self, ahead_us: int, now: _Pair) -> None:
-        """Note a step ahead; follow it when it has lasted."""
+        """Record a step ahead; accept it when it has lasted long enough."""
         if self._step is None or abs(ahead_us - self._step[0]) > CLOCK_STEP_MAX_US:
             self._step = (ahead_us, now.boottime_us)
         elif now.boottime_us - self._step[1] >= CLOCK_HOLD_US:
@@ -351,16 +358,17 @@ class StepGuard(ClockGuard):
 
 
 def guard_of(store: Store, clock: Clock) -> ClockGuard:
-    """The guard that a process over *store* needs."""
+    """Return the guard that a process with *store* needs."""
     return StepGuard(store, clock) if store.transactional else ClockGuard(store, clock)
 
 
 def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | None = None) -> int:
-    """Return the time of *clock*, which *guard* knows to be right at this very reading.
+    """Return the time of *clock* after *guard* has checked it.
 
-    All that writes a time into the store, or decides by one what is written, reads the clock here.
-    The clock is read first: one that is set between the two is noticed. Raises ClockSkewError
-    unless the clock is within the bound of *dataset*; of every dataset if none is given.
+    All code that writes a time into the store, or decides by one what is written, reads the clock
+    here. The clock is read before the check, so that a step between the two is detected. Raises
+    ClockSkewError unless the clock is within the bound of *dataset*; of every dataset if none is
+    given.
     """
     now_us = clock.now_us()
     if guard is not None and dataset is not None:
@@ -371,7 +379,7 @@ def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | No
 
 
 def _walked(since: _Pair, now: _Pair) -> int:
-    """How much farther the wall clock went than the other one."""
+    """Return how much farther the wall clock moved than the boot clock."""
     return (now.wall_us - since.wall_us) - (now.boottime_us - since.boottime_us)
 
 

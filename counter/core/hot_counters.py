@@ -1,8 +1,8 @@
-"""Which counters are added to the most just now: what a store knows of the last seconds.
+"""Find the counters with the most adds in the last seconds.
 
-No add pays for this. A store that keeps events in the order of their time counts them; of another
-one, where a counter's events lie by themselves, the marks tell which counters changed since they
-were rolled up, and a bounded number of these is looked at.
+Adds do no extra work for this. A store that keeps events in time order counts them. In other stores
+each counter's events are separate; there the marks list the counters that changed since the last
+rollup, and the latest events of a bounded number of these are read.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from counter.ports import Store
 from counter.types import Namespace
 from counter.windows import window_of
 
-#: Counters that are looked at where the store cannot count: each takes a read or two.
+#: Counters that are read if the store cannot count: each takes a read or two.
 LOOKED_AT_MAX: Final = 1_000
-#: Events that are counted where it can; where more came, those of a shorter time are.
+#: Events that the store counts at most; if there are more, a shorter time is covered.
 EVENTS_MAX: Final = 200_000
-#: Events that are read of each counter to find the busy ones, and of all that are found.
+#: Events that are read of each counter in the first pass, and of all counters in the second.
 _FEW: Final = 100
 _MANY: Final = 100_000
 _READS_AT_ONCE: Final = 16
 
 
 class Busy(NamedTuple):
-    """A counter, and how many of its events there were in how long."""
+    """A counter, the number of its events, and the time in which they came."""
 
     counter: str
     events: int
@@ -36,7 +36,7 @@ class Busy(NamedTuple):
 
     @property
     def per_s(self) -> float:
-        """Its events a second."""
+        """Return its events per second."""
         return self.events * SECOND / self.span_us
 
 
@@ -47,26 +47,27 @@ class Busiest:
     from_us: int
     to_us: int
     counters: tuple[Busy, ...]
-    #: Whether all counters that changed in the time were looked at.
+    #: Whether all counters that changed in the time were read.
     is_whole: bool
 
 
 @runtime_checkable
 class BusyStore(Protocol):
-    """A store that counts the events of a time, whosever they are."""
+    """A store that can count the events of a time span over all counters."""
 
     async def busiest(
         self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """How many events each of the *limit* busiest counters has in ``[from_us, to_us)``, and
-        since when that is: later than *from_us* where more than *events_max* came since then."""
+        """Return the event counts of the *limit* busiest counters in ``[from_us, to_us)``, and
+        the start of the time covered: later than *from_us* if more than *events_max* events came
+        since then."""
         ...
 
 
 async def busiest(
     store: Store, namespace: Namespace, now_us: int, *, span_us: int, limit: int
 ) -> Busiest:
-    """The *limit* busiest counters of the last *span_us*, or of a shorter time, which is told."""
+    """Return the *limit* busiest counters of the last *span_us*, and the time actually covered."""
     from_us = now_us - span_us
     if isinstance(store, BusyStore):
         since_us, found = await store.busiest(
@@ -75,13 +76,13 @@ async def busiest(
         passed_us = max(1, now_us - since_us)
         counters = tuple(Busy(name, events, passed_us) for name, events in found)
         return Busiest(since_us, now_us, counters, is_whole=True)
-    # What is rolled up leaves no marks.
+    # Windows that are rolled up have no marks.
     since_us = max(from_us, 1 + max(await store.watermarks(namespace)))
     look = _Look(store, namespace, since_us, max(since_us + 1, now_us))
     names, is_whole = await _changed(store, namespace, since_us, look.to_us)
     few = await look.at(names, _FEW)
     first = sorted(few, key=lambda each: -each.per_s)[: 2 * limit]
-    # Of the last few alone, a burst looks like a rate.
+    # A second pass reads more events, because a few events of a burst look like a high rate.
     many = await look.at([each.counter for each in first], _MANY // max(1, len(first)))
     many.sort(key=lambda each: (-each.per_s, each.counter))
     return Busiest(since_us, look.to_us, tuple(many[:limit]), is_whole)
@@ -90,7 +91,8 @@ async def busiest(
 async def _changed(
     store: Store, namespace: Namespace, from_us: int, to_us: int
 ) -> tuple[list[str], bool]:
-    """Counters with marks of a time, as many of each shard, and whether these are all."""
+    """Return counters with marks in a time span, an equal number per shard, and whether these
+    are all."""
     shards = namespace.settings.shards
     share = max(1, LOOKED_AT_MAX // shards)
     after_us = window_of(from_us, namespace.settings.rollup_window_us) - 1
@@ -106,7 +108,7 @@ async def _changed(
                 start=None,
                 limit=share + 1,
             )
-        # One that is to be counted anew did not change.
+        # A mark that requests a recount does not mean that the counter changed.
         names = [mark.counter for mark in marks[:share] if not mark.recount_us]
         return names + [""] * (len(marks) > share)
 
@@ -127,7 +129,8 @@ class _Look:
         self._turn = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def at(self, names: Sequence[str], events_max: int) -> list[Busy]:
-        """How often each of *names* that has events was added to, by its latest *events_max*."""
+        """Return the rate of each of *names* that has events, from its latest *events_max*
+        events."""
         found = await asyncio.gather(*(self._one(name, events_max) for name in names))
         return [each for each in found if each.events]
 

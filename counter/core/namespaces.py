@@ -1,8 +1,8 @@
-"""The directory of namespaces: looked up on every request, from memory; changed rarely.
+"""Keep the directory of namespaces in memory: every request looks it up, and it changes rarely.
 
-If other processes change it too, each process reads it again every second, and writes no event by
+If other processes change it too, each process reads it again every second, and writes no event with
 a copy older than DIRECTORY_AGE_MAX_US. A changed accept limit holds from a slice that begins only
-when every copy that may still be used knows of it.
+when every copy that may still be used contains the change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 
 _READ_EVERY_S: Final = limits.DIRECTORY_READ_US / limits.SECOND
-#: Between two looks that requests ask for: a flood of unknown names is one look each.
+#: The shortest time between two reads that requests cause: unknown names share one read.
 _LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
 
 _log = logging.getLogger("counter.namespaces")
@@ -39,10 +39,10 @@ _FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
 
 
 class Namespaces:
-    """Namespaces by name, as the control plane last said."""
+    """Namespaces by name, as of the last read of the control plane."""
 
     def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
-        """Without *guard*, which watches *clock*, namespaces are only to be looked up."""
+        """Without *guard*, which watches *clock*, namespaces can only be looked up."""
         self._store = store
         self._clock = clock
         self._guard = guard
@@ -53,15 +53,16 @@ class Namespaces:
         self._look: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Read all namespaces anew."""
+        """Read all namespaces again."""
         while True:
             changes, began_us = self._changes, self._clock.boottime_us()
             found = {each.name: each for each in await self._store.namespaces()}
             if began_us < (self._read_at_us or 0):
-                # A later reading came in first.
+                # A later read finished first.
                 return
             if changes == self._changes:
-                # Else this process changed one meanwhile, which the reading may not hold.
+                # Otherwise this process changed a namespace meanwhile, and the read may not contain
+                # it.
                 self._by_name, self._read_at_us = found, began_us
                 return
 
@@ -71,7 +72,7 @@ class Namespaces:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this copy is young enough to admit an add, or to close a window, by it."""
+        """Return whether this copy is young enough to admit an add or to close a window."""
         return self._store.transactional or self._is_fresh_at(self._clock.boottime_us())
 
     def _is_fresh_at(self, boottime_us: int) -> bool:
@@ -79,7 +80,7 @@ class Namespaces:
         return read_us is not None and boottime_us - read_us <= limits.DIRECTORY_AGE_MAX_US
 
     def doubts(self, name: str, *, writes: bool) -> bool:
-        """Whether a request for *name* should have the directory looked at first."""
+        """Return whether the directory should be read before a request for *name* is handled."""
         if self._store.transactional:
             return False
         namespace = self._by_name.get(name)
@@ -89,14 +90,14 @@ class Namespaces:
         return writes and keeps_events and not self.is_fresh
 
     def at_hand(self, name: str, *, writes: bool) -> Namespace | None:
-        """The namespace *name*, if it is known and beyond doubt."""
+        """Return the namespace *name* if it is known and needs no read of the directory."""
         namespace = self._by_name.get(name)
         if namespace is None or self.doubts(name, writes=writes):
             return None
         return namespace
 
     async def look(self) -> None:
-        """Read the directory anew; those that ask while a look is to come share it."""
+        """Read the directory again; calls while a read is scheduled share it."""
         if self._store.transactional:
             return
         if self._look is None:
@@ -109,28 +110,29 @@ class Namespaces:
         wait_us = latest_us + _LOOK_EVERY_US - now_us
         if wait_us > 0:
             await asyncio.sleep(wait_us / limits.SECOND)
-        # Who asks from here on must have a later one: this one may miss what they look for.
+        # Later callers need a later read: this one may miss the namespace that they look for.
         self._look = None
         self._looked_at_us = self._clock.boottime_us()
         await self.refresh()
 
     def find(self, name: str) -> Namespace | None:
-        """The namespace *name*, if it is known."""
+        """Return the namespace *name*, if it is known."""
         return self._by_name.get(name)
 
     def get(self, name: str) -> Namespace:
-        """The namespace *name*. Raises NamespaceUnknownError."""
+        """Return the namespace *name*. Raises NamespaceUnknownError."""
         namespace = self._by_name.get(name)
         if namespace is None:
             raise unknown(name)
         return namespace
 
     def current(self, namespace: Namespace, boottime_us: int) -> Namespace:
-        """*namespace* with its current settings, for a write whose deadline began at *boottime_us*.
+        """Return *namespace* with its current settings, for a write whose deadline began at
+        *boottime_us*.
 
         A request may have waited for its body, its mark or its process since it looked *namespace*
         up. Raises NamespaceUnknownError if it was deleted, UnavailableError if this copy was too
-        old at *boottime_us* to know. If no copy was ever read, the caller answers for *namespace*.
+        old at *boottime_us* to know. If no copy was ever read, *namespace* is returned unchecked.
         """
         if self._read_at_us is None:
             return namespace
@@ -147,14 +149,17 @@ class Namespaces:
         return current
 
     def all(self) -> Sequence[Namespace]:
-        """All namespaces, by name."""
+        """Return all namespaces, sorted by name."""
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
     async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
-        """Create *name*. Raises PreconditionFailedError if it exists, UnavailableError if one of
-        that name was deleted so shortly before that adds may still be counted for that one, and
-        ClockSkewError: by a clock that is ahead, the first watermark would pass adds that others
-        acknowledge later."""
+        """Create *name*.
+
+        Raises PreconditionFailedError if it exists, UnavailableError if a namespace of that name
+        was deleted so recently that adds to it may still be counted, and ClockSkewError: if the
+        clock were ahead, the first watermark would pass adds that other processes acknowledge
+        later.
+        """
         if not is_namespace_name(name):
             raise InvalidParameterError(
                 f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
@@ -170,15 +175,15 @@ class Namespaces:
         return created
 
     async def fitted(self, settings: NamespaceSettings) -> NamespaceSettings:
-        """*settings* with a default ``key_ttl`` that the dataset's retention allows."""
+        """Return *settings* with a default ``key_ttl`` that the dataset's retention allows."""
         dataset = await self._dataset(settings.dataset)
         return replace(settings, key_ttl_us=min(settings.key_ttl_us, dataset.retention_us // 2))
 
     async def update(self, namespace: Namespace, settings: NamespaceSettings) -> Namespace:
-        """Change what may change; the accept limit changes from the next slice to be made.
+        """Change the changeable settings; a new accept limit holds from the next slice to be made.
 
-        Raises NamespaceConflictError for a fixed setting, PreconditionFailedError where the
-        namespace is no longer the given one, ClockSkewError.
+        Raises NamespaceConflictError for a fixed setting, PreconditionFailedError if the namespace
+        has changed meanwhile, ClockSkewError.
         """
         for field in _FIXED:
             old, new = getattr(namespace.settings, field), getattr(settings, field)
@@ -200,8 +205,8 @@ class Namespaces:
         return updated
 
     async def _era_start(self, namespace: Namespace, settings: NamespaceSettings) -> int:
-        """The first slice that is not made yet, and that begins late enough: any add of it is
-        admitted by a copy of the directory that holds the change."""
+        """Return the first slice that does not exist yet and that begins late enough: every add
+        of it is admitted with a copy of the directory that contains the change."""
         dataset = namespace.dataset
         slices = await self._store.slices(dataset)
         made_us = max((each.end_us for each in slices), default=0)
@@ -217,9 +222,9 @@ class Namespaces:
         self._by_name[namespace.name] = namespace
 
     async def delete(self, namespace: Namespace) -> None:
-        """Delete the namespace and forget its tokens. Raises as update.
+        """Delete the namespace and forget its tokens. Raises the errors of :meth:`update`.
 
-        What is left of it is purged up to the instant of its deletion, by this clock.
+        The remaining data is purged up to the instant of the deletion, by this clock.
         """
         checked_now_us(self._clock, self._guard, namespace.dataset)
         deleted = await self._store.delete_namespace(namespace)
@@ -241,7 +246,7 @@ class Namespaces:
 
 
 def unknown(name: str) -> NamespaceUnknownError:
-    """What to say of a namespace that is not there, or that is none of the caller's."""
+    """Return the error for a namespace that does not exist, or that the caller's key excludes."""
     return NamespaceUnknownError(
         f"there is no namespace {name[: limits.NAMESPACE_NAME_CHARS_MAX]!r};"
         " create it with PUT /v1/namespaces/{name}"
@@ -249,7 +254,7 @@ def unknown(name: str) -> NamespaceUnknownError:
 
 
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
-    """Raise InvalidBodyError, naming field, value and bound, where a rule is broken."""
+    """Raise InvalidBodyError, naming field, value and bound, if a rule is broken."""
     bounds: dict[str, tuple[int, int]] = {
         "accept_limit": (
             limits.MILLISECOND,
@@ -257,7 +262,8 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
         ),
         "future_limit": (
             max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
-            # Slices are made ahead: a token must not reach past them. Nor past where reads look.
+            # A token must not reach past the slices made ahead, nor past the end of a read's live
+            # tail.
             min(limits.FUTURE_LIMIT_MAX_US, dataset.slice_us),
         ),
         "rollup_window": (limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US),

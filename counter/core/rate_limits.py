@@ -1,4 +1,4 @@
-"""Token buckets: how much one key, or one namespace, may have of one process in a second."""
+"""Limit the rate of a key or a namespace within one process, with token buckets."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Final, Protocol
 from counter.errors import RateLimitedError
 from counter.limits import SECOND
 
-#: How much may come at once after a pause: what this many seconds allow, and at least one.
+#: The burst that is allowed after a pause: the rate times this many seconds, and at least one.
 BURST_S: Final = 1.0
 
 
 class TokenBucket:
-    """A bucket that fills at *rate* a second, holding what :data:`BURST_S` bring.
+    """A bucket that fills at *rate* per second and holds :data:`BURST_S` worth of it.
 
-    It is the generic cell rate algorithm (ITU-T I.371): instead of a level that has to be topped
-    up, the instant at which the bucket is full again. A batch is taken whole while anything is
-    left, and those after it wait for what it overdrew: else a batch larger than the bucket could
-    never be sent.
+    It implements the generic cell rate algorithm (ITU-T I.371): it stores the instant at which the
+    bucket is full again, so that no level has to be refilled. A batch is accepted whole while the
+    bucket is not empty, and later requests wait for the overdraft; otherwise a batch larger than
+    the bucket could never be sent.
     """
 
     __slots__ = ("_each_s", "_full_at_s", "_most_s", "_whose", "burst_s", "name", "rate")
 
     def __init__(self, name: str, rate: float, whose: str = "a client") -> None:
-        #: What is limited, as the RateLimit fields name it.
+        #: The name of the limit in the RateLimit header fields.
         self.name = name
         self.rate = rate
         self._whose = whose
-        #: How long it takes to fill.
+        #: The time to fill an empty bucket.
         self.burst_s = max(BURST_S, 1 / rate)
         self._each_s = 1 / rate
-        #: An empty bucket is full again after burst_s; more than that is overdrawn.
+        #: An empty bucket is full again after burst_s; a longer time means that it is overdrawn.
         self._most_s = self.burst_s - self._each_s + 1e-9
         self._full_at_s = 0.0
 
     def take(self, amount: float, now_s: float) -> bool:
-        """Whether *amount* may be had at *now_s*, of a clock that never steps back."""
+        """Take *amount* at *now_s* of a monotonic clock; return False if the bucket is empty."""
         full_at_s = self._full_at_s
         if full_at_s < now_s:
             full_at_s = now_s
@@ -48,19 +48,19 @@ class TokenBucket:
         return True
 
     def give_back(self, amount: float) -> None:
-        """Undo a :meth:`take` of *amount* at this same instant."""
+        """Undo a :meth:`take` of *amount* at the same instant."""
         self._full_at_s -= amount * self._each_s
 
     def is_full(self, now_s: float) -> bool:
-        """Whether it holds at *now_s* what a new one would."""
+        """Return whether the bucket is full at *now_s*."""
         return self._full_at_s <= now_s
 
     def wait_s(self, now_s: float) -> float:
-        """How long until one may be had; 0 where it may be had now."""
+        """Return the time until the next unit is available; 0 if one is available now."""
         return max(0.0, self._full_at_s - now_s - self.burst_s + 1 / self.rate)
 
     def refusal(self, now_s: float) -> RateLimitedError:
-        """What to tell who may not have more."""
+        """Return the error for a request over the limit."""
         wait_s = self.wait_s(now_s)
         return RateLimitedError(
             f"{self._whose} may have {self.rate:g} {self.name} a second of this process;"
@@ -72,7 +72,7 @@ class TokenBucket:
 
 
 class Allowance(Protocol):
-    """What the request under way may still cause that costs more than its bytes tell."""
+    """The extra work that the current request may still cause, beyond what its size suggests."""
 
     def reserve(self) -> None:
         """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
@@ -83,24 +83,25 @@ class Allowance(Protocol):
         ...
 
 
-#: Of the request that the running task answers. In the context and not an argument: the two places
-#: that ask are deep within the service, and every method on the way would have to hand it on.
+#: The allowance of the request that the current task handles. It is a context variable because the
+#: two places that use it are deep within the service, and every method in between would have to
+#: pass it on.
 ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default=None)
 
 
 class _ResolutionsPaid:
-    """An allowance whose resolutions were taken already."""
+    """An allowance whose resolutions were charged before."""
 
     def __init__(self, held: Allowance) -> None:
         self.reserve = held.reserve
 
     def resolve(self) -> None:
-        """Take nothing."""
+        """Do nothing: the resolution was charged before."""
 
 
 @contextmanager
 def resolutions_paid() -> Iterator[None]:
-    """Let tasks that begin within resolve late tokens that were charged for already."""
+    """Let tasks that are created within resolve late tokens that were charged before."""
     held = ALLOWANCE.get()
     if held is None:
         yield
@@ -116,14 +117,14 @@ def resolutions_paid() -> Iterator[None]:
 
 
 def reserve() -> None:
-    """Take one reservation of the request under way. Raises RateLimitedError."""
+    """Take one reservation of the current request. Raises RateLimitedError."""
     held = ALLOWANCE.get()
     if held is not None:
         held.reserve()
 
 
 def resolve() -> None:
-    """Take one resolution of the request under way. Raises RateLimitedError."""
+    """Take one resolution of the current request. Raises RateLimitedError."""
     held = ALLOWANCE.get()
     if held is not None:
         held.resolve()

@@ -1,4 +1,5 @@
-"""GetCount: the cheapest of cache, storage, and storage with the live tail that is fresh enough."""
+"""Read counts from the cheapest source that is fresh enough: cache, storage, or storage with the
+live tail."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Count(NamedTuple):
     """A count and the instant it is exact as of."""
 
     counter: str
-    count: int  # type: ignore[assignment]  # nobody asks for a tuple's count()
+    count: int  # type: ignore[assignment]  # no caller uses tuple.count()
     as_of_us: int
     accuracy: Accuracy
 
@@ -37,10 +38,10 @@ class Count(NamedTuple):
 async def read_partitions(
     store: Store, namespace: Namespace, counters: Sequence[str], *, through_us: int
 ) -> list[tuple[Head, list[WindowRow]]]:
-    """Heads with the window rows after ``settled`` up to *through_us*, of one moment each.
+    """Return heads with the window rows after ``settled`` up to *through_us*, each of one moment.
 
-    Head and rows are read one after the other: where a settling came between, rows may be missing,
-    so it is done again.
+    Head and rows are read one after the other. If a settling happened in between, rows may be
+    missing, so both are read again.
     """
     heads = await store.heads(namespace, counters)
     for _ in range(_ATTEMPTS_MAX):
@@ -66,14 +67,14 @@ class CountReader:
         self._cache = cache
         self._clock = clock
         self._guard = guard
-        #: Counts that were looked for in the cache.
+        #: Cache look-ups of counts, by result.
         self.lookups = dict.fromkeys(("hit", "miss"), 0)
 
     def peek(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
     ) -> Count | None:
-        """The count of *counter*, if this process holds one that is fresh enough: nothing is asked,
-        so nothing is waited for. None where :meth:`read` must look further."""
+        """Return the count of *counter* if this process holds one that is fresh enough, without
+        I/O; None if :meth:`read` is needed."""
         counter_type = namespace.settings.counter_type
         if counter_type is CounterType.BEST_EFFORT or max_staleness_us == 0:
             return None
@@ -92,9 +93,9 @@ class CountReader:
     async def read(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
     ) -> list[Count]:
-        """The counts of *counters*, in order, none staler than *max_staleness_us*.
+        """Return the counts of *counters*, in order, none staler than *max_staleness_us*.
 
-        None stands for the namespace's default: 0 for ACCURATE, whatever is cheapest for EVENTUAL.
+        None means the namespace's default: 0 for ACCURATE, any staleness for EVENTUAL.
         """
         now_us = self._clock.now_us()
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
@@ -121,7 +122,8 @@ class CountReader:
             stored = await self._read_stored(namespace, missing)
             if oldest_us < now_us:
                 await self._cache.put_many(namespace, list(stored.items()))
-            # Whoever wants it accurate gets the tail, or a clock that is wrong would spare it.
+            # An accurate read always gets the tail; otherwise a wrong clock could make it skip the
+            # tail.
             stale = {
                 name: each
                 for name, each in stored.items()
@@ -139,7 +141,8 @@ class CountReader:
     async def read_one(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
     ) -> Count:
-        """As :meth:`read`, of one counter and without the bookkeeping that many need."""
+        """Return what :meth:`read` returns for one counter, without the bookkeeping that many
+        need."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return (await self.read(namespace, (counter,), max_staleness_us))[0]
         now_us = self._clock.now_us()
@@ -163,8 +166,11 @@ class CountReader:
     async def _read_stored(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
-        """Counts as rolled up. The watermark is read FIRST: read after the checkpoint, it could
-        speak of a window that the checkpoint does not hold."""
+        """Return counts as rolled up.
+
+        The watermark is read FIRST: if it is read after the checkpoint, it may include a window
+        that the checkpoint does not.
+        """
         watermarks = await self._store.watermarks(namespace)
         heads = await self._store.heads(namespace, counters)
         return {
@@ -175,37 +181,38 @@ class CountReader:
     async def _stored(
         self, namespace: Namespace, counter: str, watermarks: Sequence[int], head: Head | None
     ) -> Checkpoint:
-        """What a counter's *head*, read after *watermarks*, says of it."""
+        """Return a counter's count from its *head*, which was read after *watermarks*."""
         shards = namespace.settings.shards
         watermark_us = watermarks[0 if shards == 1 else shard_of(counter, shards)]
         if head is None:
             return Checkpoint(watermark_us, 0)
         as_of_us = max(watermark_us, head.checkpoint.time_us)
         if any(pending.recount_us <= as_of_us for pending in head.pending):
-            # Only up to the watermark do all the rows stand for sure.
+            # Rows are guaranteed to exist only up to the watermark.
             return await self._recount(namespace, counter, watermark_us)
         return Checkpoint(as_of_us, head.checkpoint.count)
 
     async def history(
         self, namespace: Namespace, counter: str, to_us: int
     ) -> tuple[Checkpoint, list[WindowRow], int]:
-        """The settled fold, the window rows after it that start before *to_us*, and how far the
-        rows are exact."""
+        """Return the settled fold, the window rows after it that start before *to_us*, and up to
+        which instant the rows are exact."""
         watermarks = await self._store.watermarks(namespace)
         watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
         as_of_us, settled, rows = await self._whole(namespace, counter, watermark_us)
         return settled, [row for row in rows if row.window_us < to_us], as_of_us
 
     async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
-        """Fold a counter for oneself: a recount of it stands that no worker has done yet."""
+        """Fold a counter here, because no worker has done its pending recount yet."""
         as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
         return Checkpoint(as_of_us, fold_rows(settled.count, rows))
 
     async def _whole(
         self, namespace: Namespace, counter: str, as_of_us: int
     ) -> tuple[int, Checkpoint, list[WindowRow]]:
-        """A counter's settled fold and all its rows up to *as_of_us*, or a later instant where
-        ``settled`` has passed it meanwhile; windows with a pending recount summed anew."""
+        """Return a counter's settled fold and all its rows up to *as_of_us*, or up to a later
+        instant if ``settled`` has passed it meanwhile. Windows with a pending recount are summed
+        again."""
         for _ in range(_ATTEMPTS_MAX):
             dropped_before_us = await self._store.dropped_before(namespace.dataset)
             [(head, rows)] = await read_partitions(
@@ -228,8 +235,11 @@ class CountReader:
     async def _read_live(
         self, namespace: Namespace, stored: Mapping[str, Checkpoint], now_us: int
     ) -> dict[str, Checkpoint]:
-        """Stored counts with the live tail, which does not end at this reader's now: an event that
-        a fast clock accepted must not be invisible to a slow reader."""
+        """Return stored counts with the live tail.
+
+        The tail does not end at this reader's now: an event that a fast clock accepted must be
+        visible to a reader with a slow clock.
+        """
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
@@ -240,10 +250,10 @@ class CountReader:
         }
 
     def _tail_end(self, namespace: Namespace) -> int | None:
-        """An instant that no event acknowledged by now has reached; None where it cannot be told.
+        """Return an instant later than every event acknowledged by now; None if it is unknown.
 
-        By the bound of all future limits, not by the namespace's own: that may have been another
-        one, or be one already that this process has not heard of.
+        It uses the bound of all future limits, because the namespace's own limit may have been
+        another one, or may have changed without this process knowing yet.
         """
         now_us, dataset = self._clock.now_us(), namespace.dataset
         if self._guard is None or not self._guard.is_sure(dataset):
@@ -252,17 +262,18 @@ class CountReader:
 
 
 def _oldest(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
-    """The earliest instant that a count may be exact as of; *now_us* or later where no count that
-    was rolled up will do."""
+    """Return the earliest acceptable instant of a count; *now_us* or later if no rolled-up count
+    is acceptable."""
     if max_staleness_us is None and namespace.settings.counter_type is CounterType.EVENTUAL:
         return 0
     return now_us - (max_staleness_us or 0) + namespace.dataset.clock_skew_max_us
 
 
 def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int]:
-    """The windows that the head's pending recounts ask to be summed anew, up to *through_us*.
+    """Return the windows up to *through_us* that the head's pending recounts ask to be summed
+    again.
 
-    Ones at or before ``settled``, or in a slice that is gone, are nobody's any more.
+    Windows at or before ``settled``, or in a dropped slice, are ignored.
     """
     wanted = {
         pending.recount_us: None

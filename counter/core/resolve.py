@@ -1,7 +1,7 @@
-"""Late tokens: one answer for ever, even to two late retries at once on two servers.
+"""Decide late tokens: every retry gets the same answer, even concurrent retries on two servers.
 
-The steps and their order are argued in docs/architecture.md. A crash between any two of them is
-finished by the next retry, and by the rollup worker for atomic adds.
+docs/architecture.md explains the steps and their order. After a crash between any two steps, the
+next retry continues; for atomic adds the rollup worker does, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
 
 
 class Resolver:
-    """Decides, once and for ever, what became of a token that is too old to be written."""
+    """Decides permanently what became of a token that is too old to be written."""
 
     def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
         self._store = store
@@ -27,14 +27,14 @@ class Resolver:
     async def resolve(
         self, namespace: Namespace, events: Sequence[Event], *, by_worker: bool = False
     ) -> Outcome:
-        """What was decided about the token of *events* (all of one token).
+        """Return the decision about the token of *events* (all of one token).
 
-        A worker that settles an atomic add goes on where a client would be told that the token is
-        past knowing. Raises TokenConflictError, TokenPendingError while a write that was admitted
-        may be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
+        A worker that settles an atomic add continues when a client would get TokenTooOldError with
+        ``applied: None``. Raises TokenConflictError, TokenPendingError while an admitted write may
+        be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
         """
-        # The clock BEFORE the look-up: read after it, a window could close in between and a
-        # write that landed meanwhile would be voided.
+        # Read the clock BEFORE the look-up. If it were read later, a window could close in between,
+        # and a write that landed meanwhile would be voided.
         now_us = self._now_us(namespace)
         time_us = events[0].event_time_us
         earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
@@ -67,8 +67,9 @@ class Resolver:
         self, namespace: Namespace, events: Sequence[Event], found: bool, by_worker: bool
     ) -> Outcome:
         if events[0].item_key and not by_worker:
-            # Before the decision, so that a worker finishes what a crash leaves half done.
-            # In a window that is open: no worker looks into one that was passed.
+            # Leave the mark before the decision, so that a worker can finish after a crash. The
+            # mark is left in an open window, because workers do not read windows that the watermark
+            # has passed.
             window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
             await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
@@ -84,10 +85,11 @@ class Resolver:
     async def leave_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
     ) -> None:
-        """Have windows of counters counted anew: by readers at once if asked, then by the worker.
+        """Request a recount of windows of counters: by readers at once if asked, then by the
+        worker.
 
-        All must be durable while the window that they are left in is open, or a worker could have
-        passed it already. Raises ClockSkewError where that cannot be told.
+        All marks must be durable while their window is open, or a worker may have passed it
+        already. Raises ClockSkewError if the clock cannot be trusted.
         """
         size_us = namespace.settings.rollup_window_us
         now_us = self._now_us(namespace)
@@ -104,7 +106,7 @@ class Resolver:
                 return
 
     def _now_us(self, namespace: Namespace) -> int:
-        """The clock, known to be right at this reading. Raises ClockSkewError."""
+        """Return the time of a checked clock. Raises ClockSkewError."""
         return checked_now_us(self._clock, self._guard, namespace.dataset)
 
     def _check_closed(self, namespace: Namespace, time_us: int, now_us: int) -> None:
@@ -128,14 +130,15 @@ class Resolver:
             )
 
     def _margin(self, namespace: Namespace, time_us: int) -> int:
-        """What retention must still hold for a recount left now to be done in time."""
+        """Return the part of retention that must remain so that a recount left now is done in
+        time."""
         window_us = namespace.settings.rollup_window_us
         lag_us = accept_limit_at(namespace, time_us) + closing_lag(namespace.dataset)
         return 2 * (window_us + lag_us + namespace.dataset.clock_skew_max_us)
 
 
 def conflict(event: Event) -> TokenConflictError:
-    """The refusal of an event whose token was used with another payload."""
+    """Return the error for an event whose token was used with another payload."""
     return TokenConflictError(
         f"the token was first used with another payload on counter {event.counter!r};"
         " what it was first used for stands"

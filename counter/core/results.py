@@ -1,4 +1,4 @@
-"""What a client asks for, what it is told, and how that is tallied."""
+"""Define the credentials and results of adds, and tally results for the metrics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from counter.errors import (
 )
 from counter.types import Token, Written
 
-#: A token, an arbitrary key that stands for one, or nothing.
+#: A token, an arbitrary key that identifies one, or nothing.
 Credential = Token | str | None
 
-#: What becomes of adds and clears, as the metrics name it. Of those that were *refused* nothing was
-#: written; of those that ended as *unknown* nobody knows.
+#: The outcomes of adds and clears, as named in the metrics. *refused* adds wrote nothing; the
+#: outcome of *unknown* ones is not known.
 TALLIES: Final = (
     *("original", "replayed", "untold", "conflict", "late_applied", "voided"),
     *("best_effort", "refused", "unknown"),
@@ -33,7 +33,7 @@ TALLIED: Final[Mapping[Written, str]] = {
     Written.UNTOLD: "untold",
     Written.CONFLICT: "conflict",
 }
-#: What an answer says of an event that stands.
+#: The ``replayed`` field of the answer to an acknowledged event.
 REPLAYED: Final[Mapping[Written, bool | None]] = {
     Written.NEW: False,
     Written.REPLAYED: True,
@@ -50,7 +50,8 @@ class Add(NamedTuple):
 
 
 class Added(NamedTuple):
-    """An acknowledged add. ``replayed`` is None where the store cannot tell."""
+    """An acknowledged add. ``replayed`` is None if the store cannot distinguish it from a new
+    one."""
 
     counter: str
     delta: int
@@ -59,7 +60,7 @@ class Added(NamedTuple):
 
 
 class Tallying(Protocol):
-    """Whoever tallies outcomes of adds, by :data:`TALLIES`."""
+    """An object that tallies outcomes of adds, by :data:`TALLIES`."""
 
     tally: dict[str, int]
 
@@ -71,8 +72,11 @@ _Method = Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _Answer]]
 
 
 def count_failure(tally: dict[str, int], error: CounterError, adds: int = 1) -> None:
-    """Count in *tally* that *adds* ended in *error*, unless what became of them is counted where
-    it is found out: conflicts, and late tokens that were resolved."""
+    """Tally *adds* that ended in *error*.
+
+    Conflicts and resolved late tokens are ignored here, because they are tallied where they are
+    detected.
+    """
     if isinstance(error, TokenConflictError):
         return
     if isinstance(error, TokenTooOldError) and error.applied is False:
@@ -83,7 +87,7 @@ def count_failure(tally: dict[str, int], error: CounterError, adds: int = 1) -> 
 
 
 def counts_failures(method: _Method[_Self, _P, _Answer]) -> _Method[_Self, _P, _Answer]:
-    """Have what *method* raises of one add tallied by the object whose method it is."""
+    """Decorate *method*, which does one add, to tally the errors that it raises."""
 
     async def counted(self: _Self, /, *args: _P.args, **named: _P.kwargs) -> _Answer:
         try:

@@ -1,8 +1,8 @@
-"""AddCount, GetCount, ClearCount: the story of a request, in one file.
+"""Implement AddCount, GetCount and ClearCount.
 
 An add is admitted by its token's age, its mark is made durable, its age is checked AGAIN, its event
-is written, and it is acknowledged if the deadline that began at that second check has not passed.
-A token too old for that is resolved instead. The reasons are in docs/architecture.md.
+is written, and it is acknowledged if the deadline that began at that second check has not passed. A
+token too old for that is resolved instead. docs/architecture.md explains why.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RERESERVE_ATTEMPTS_MAX: Final = 3
 
 
 class CounterService:
-    """The service over its ports. Holds no state that matters: any number of them may run."""
+    """The counter service over its ports. It is stateless: any number of instances may run."""
 
     def __init__(
         self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
@@ -62,11 +62,11 @@ class CounterService:
         self._cache = cache
         self._clock = clock
         self._guard = guard
-        #: What is under way, and whether more could be answered in time.
+        #: Adds in flight; it decides whether another one can be answered in time.
         self.load = Load(clock)
         self.namespaces = Namespaces(store, clock, guard)
         self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
-        #: Adds and clears by what became of them, since the process began.
+        #: Adds and clears by outcome, since the process began.
         self.tally = dict.fromkeys(TALLIES, 0)
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
@@ -80,7 +80,7 @@ class CounterService:
     async def add(
         self, namespace: Namespace, counter: str, delta: int, credential: Credential
     ) -> Added:
-        """Count *delta* once for the token, whatever is retried or hedged."""
+        """Count *delta* exactly once for the token, including retries and hedges."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             await self._cache.increment(namespace, counter, delta)
             self.tally["best_effort"] += 1
@@ -96,10 +96,10 @@ class CounterService:
         )
 
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
-        """Count *event* with the others of this turn of the event loop, then call *done*.
+        """Count *event* together with the others of this turn of the event loop, then call *done*.
 
-        An add that is told to be LATE or a CONFLICT is not judged yet: :meth:`add` does that.
-        False, and nothing is done, where :meth:`add` must do all of it.
+        The outcomes LATE and CONFLICT are preliminary: :meth:`add` decides them. Returns False, and
+        does nothing, if :meth:`add` must do the whole add.
         """
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return False
@@ -135,9 +135,10 @@ class CounterService:
     async def add_many(
         self, namespace: Namespace, adds: Sequence[Add]
     ) -> list[Added | CounterError]:
-        """Each add on its own, one commit for those that are on time; an outcome for each."""
+        """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            # All at once: the cache makes one round trip of them. One that fails spoils no other.
+            # Run all at once so that the cache needs one round trip. A failure does not affect the
+            # others.
             return await self.one_by_one(namespace, adds)
         if self._guard is not None:
             self._guard.check(namespace.dataset)
@@ -163,7 +164,7 @@ class CounterService:
     async def add_events(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> list[Added | CounterError]:
-        """:meth:`add_many` of adds that all have tokens; at least one."""
+        """Do :meth:`add_many` for adds that all have tokens; at least one."""
         times = [event[1] for event in events]
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
         on_time = first_us <= min(times) and max(times) <= last_us
@@ -172,7 +173,7 @@ class CounterService:
                 self._guard.check(namespace.dataset)
             answers = await self._write_each(namespace, events)
             if None not in answers:
-                # Nearly always: one write was all of it.
+                # The usual case: one write handled all of them.
                 return [each for each in answers if each is not None]
             return await self._finish(namespace, answers, adds_of(events))
         return await self.add_many(namespace, adds_of(events))
@@ -181,7 +182,7 @@ class CounterService:
     async def add_atomic(
         self, namespace: Namespace, items: Sequence[tuple[str, int]], credential: Credential
     ) -> list[Added]:
-        """All the items under one token, or none of them."""
+        """Count all the items under one token, or none of them."""
         self.require_events(namespace, "an atomic add")
 
         return await self._with_token(
@@ -195,26 +196,28 @@ class CounterService:
     def peek(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
     ) -> Count | None:
-        """The count of *counter*, if it is at hand; None where :meth:`get` must look further."""
+        """Return the count of *counter* if it is cached; None if :meth:`get` is needed."""
         return self.reader.peek(namespace, counter, max_staleness_us)
 
     async def get(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
     ) -> list[Count]:
-        """The counts of *counters*, in order, none staler than *max_staleness_us*."""
+        """Return the counts of *counters*, in order, none staler than *max_staleness_us*."""
         return await self.reader.read(namespace, counters, max_staleness_us)
 
     async def get_one(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
     ) -> Count:
-        """The count of one counter, no staler than *max_staleness_us*."""
+        """Return the count of one counter, no staler than *max_staleness_us*."""
         return await self.reader.read_one(namespace, counter, max_staleness_us)
 
     async def issue_tokens(self, count: int) -> list[Token]:
-        """*count* tokens in strict order: ``(generation_time, nonce)`` only grows, over restarts
-        too, as far as the clock does. The nonce is the store's own 8 bytes and a sequence number.
+        """Return *count* tokens in strictly increasing order of ``(generation_time, nonce)``.
+
+        The order holds over restarts, too, as long as the clock does not step back. The nonce is
+        the store's own 8 bytes and a sequence number.
         """
-        # A time from the future would stand for all later tokens.
+        # All later tokens would keep a time from the future.
         now_us = checked_now_us(self._clock, self._guard)
         block = await self._store.lease_tokens(count, now_us)
         return [
@@ -223,7 +226,8 @@ class CounterService:
         ]
 
     async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
-        """Have every rolled-up window that meets ``[from, to)`` counted anew; how many."""
+        """Request a recount of every rolled-up window that meets ``[from, to)``; return how
+        many."""
         self.require_events(namespace, "a recount")
         size_us = namespace.settings.rollup_window_us
         dropped_before_us = await self._store.dropped_before(namespace.dataset)
@@ -241,7 +245,7 @@ class CounterService:
 
     @staticmethod
     def require_events(namespace: Namespace, what: str) -> None:
-        """Raise NotSupportedError where the namespace keeps no events."""
+        """Raise NotSupportedError if the namespace keeps no events."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             raise NotSupportedError(
                 f"{what} needs events; namespace {namespace.name!r} is BEST_EFFORT, which keeps"
@@ -256,7 +260,7 @@ class CounterService:
         credential: Credential,
         submit: Callable[[Token], Awaitable[_Answer]],
     ) -> _Answer:
-        """Submit under the credential's token; an arbitrary key's is reserved at first sighting."""
+        """Submit with the credential's token; the first use of an arbitrary key reserves one."""
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         if credential is None:
@@ -270,7 +274,7 @@ class CounterService:
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
         now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-        # A step ahead must not have a key forgotten, and its add counted again.
+        # After a clock step ahead a key must not expire early, or its add would be counted again.
         kept_us = 0 if self._guard is None else self._guard.followed_us
         time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us, kept_us)
         for _ in range(_RERESERVE_ATTEMPTS_MAX):
@@ -279,7 +283,7 @@ class CounterService:
             except TokenTooOldError as error:
                 if error.applied is None:
                     raise
-                # Void under the old time for ever: the key goes on with a new one.
+                # The token with the old time is void permanently: the key gets a new time.
                 now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
                 time_us = await self._store.rereserve(
                     namespace, nonce, time_us, now_us, now_us + ttl_us
@@ -294,7 +298,7 @@ class CounterService:
         try:
             outcomes = await self._writer.write_admitted(namespace, events)
         except (SliceMissingError, NamespaceUnknownError):
-            # Nothing is written, perhaps for the sake of one: each by itself.
+            # Nothing is written; one event may be the cause, so each is tried separately.
             return [Written.LATE] * len(events)
         except CounterError as error:
             count_failure(self.tally, error, len(events))
@@ -325,7 +329,7 @@ class CounterService:
         return [Added(event.counter, event.delta, time_us, True) for event in events]
 
     def _added(self, event: Event, outcome: Written | UnavailableError) -> Added:
-        """The answer to an event that the store took. Raises what became of it otherwise."""
+        """Return the answer to an event that was written. Raises its error otherwise."""
         if isinstance(outcome, UnavailableError):
             raise outcome
         self.tally[TALLIED[outcome]] += 1
@@ -336,7 +340,7 @@ class CounterService:
     async def _write_each(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> list[Added | CounterError | None]:
-        """An outcome for each event; None for one that is late."""
+        """Return an outcome for each event; None for a late one."""
         if not events:
             return []
         try:
@@ -346,7 +350,7 @@ class CounterService:
             return [error] * len(events)
         if outcomes.count(Written.NEW) == len(events):
             self.tally["original"] += len(events)
-            # Made of their cells: half the time of their own constructor.
+            # Built without the constructor, which takes twice the time.
             new = tuple.__new__
             return [new(Added, (event[0], event[4], event[1], False)) for event in events]
         return [
@@ -370,10 +374,9 @@ class CounterService:
         results: Sequence[Added | CounterError | None],
         adds: Sequence[Add],
     ) -> list[Added | CounterError]:
-        """*results*, those filled in that need more than a write: of late adds, and of ones without
-        a token.
+        """Complete *results* with the outcomes of late adds and of adds without a token.
 
-        Late tokens are charged here, before each has a task: the first refusal serves the rest.
+        Late tokens are charged here, before their tasks start: the first refusal serves the rest.
         """
         refusal: RateLimitedError | None = None
         refused: set[int] = set()
@@ -399,14 +402,14 @@ class CounterService:
         ]
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Return if the token was applied; raise what else became of it."""
+        """Return if the token was applied; otherwise raise its error."""
         rate_limits.resolve()
         self.late.take(len(events))
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
             if not self._store.transactional:
-                # A resolution may take long: no answer speaks of a namespace deleted meanwhile.
+                # A resolution may take long, and the namespace may have been deleted meanwhile.
                 self.namespaces.current(namespace, self._clock.boottime_us())
         except TokenConflictError:
             self.tally["conflict"] += len(events)
@@ -424,7 +427,7 @@ class CounterService:
 
 
 def _refused_resolution() -> RateLimitedError | None:
-    """Take one resolution of the request under way, or return why it may have no more."""
+    """Take one resolution of the current request, or return the error if the limit is reached."""
     try:
         rate_limits.resolve()
     except RateLimitedError as error:

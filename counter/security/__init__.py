@@ -1,1 +1,1 @@
-"""API keys, the audit log of administrative acts, and which hosts a request may name."""
+"""API keys, the audit log of administrative acts, and the hosts that a request may name."""

@@ -1,8 +1,8 @@
-"""The audit log: who did what to namespaces, keys, tables and counts.
+"""Write the audit log: who did what to namespaces, keys, tables and counts.
 
-Each act is one line of JSON: to the logger ``counter.audit``, whatever ``log_level`` says; with the
-setting ``audit_log`` also to a file, on disk before the act is answered. An act that was refused
-changed nothing and is not told; one whose end nobody knows is.
+Each act is one line of JSON, sent to the logger ``counter.audit`` whatever ``log_level`` is. With
+the setting ``audit_log`` it also goes to a file, on disk before the act is answered. A rejected act
+changed nothing and is not logged; an act with an unknown outcome is.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from counter.telemetry.logs import AUDIT
 from counter.types import NamespaceSettings
 
 _log = logging.getLogger(AUDIT)
-#: From this status on nobody knows what was done.
+#: From this status on the outcome is unknown.
 _FAULTS: Final = 500
 _MODE: Final = 0o600
-#: One line, one write: what several processes add does not mix.
+#: One write per line with O_APPEND: lines of several processes do not mix.
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who did it: ``key:<id>`` or ``user:<name>``; ``anyone`` where no key is asked for."""
+    """Who did it: ``key:<id>`` or ``user:<name>``; ``anyone`` if no key is required."""
 
     who: str
-    #: Where the request came from: host and port of the other end of the connection.
+    #: The client's host and port.
     remote: str | None = None
     request_id: str | None = None
-    #: Who became another user with sudo, as sudo tells.
+    #: The original user of sudo, as reported by sudo.
     sudo_user: str | None = None
 
 
 def os_user() -> Who:
-    """Who runs this process, for acts of the command line."""
+    """Return the user of this process, for acts of the command line."""
     uid = os.getuid()
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        # A container may run as a user that no file knows.
+        # A container may run as a user id without a name.
         name = str(uid)
     return Who(f"user:{name}", sudo_user=os.environ.get("SUDO_USER"))
 
@@ -61,23 +61,25 @@ def os_user() -> Who:
 class Act:
     """What an act did, as far as it is known yet."""
 
-    #: What it was done to: ``namespace``, ``counter``, ``key`` and the like.
+    #: The object of the act: ``namespace``, ``counter``, ``key`` and the like.
     to: dict[str, Any]
-    #: Settings before and after it, as they are written in the API; only those that differ.
+    #: Settings before and after it, in the API's form; only those that differ.
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
 
     def changed(self, before: NamespaceSettings | None, after: NamespaceSettings | None) -> None:
-        """Tell settings of a namespace: all of one that is made or deleted, else what differs."""
+        """Record the settings of a namespace: all if it is created or deleted, else those that
+        changed."""
         old, new = _written(before), _written(after)
         self.before = {name: value for name, value in old.items() if new.get(name) != value}
         self.after = {name: value for name, value in new.items() if old.get(name) != value}
 
 
 class AdminLog:
-    """Writes acts down; to *path* too where one is given. Any number of processes may share it.
+    """Records acts in the log, and in the file *path* if given. Several processes may share the
+    file.
 
-    Raises StartupError where it cannot be written to.
+    Raises StartupError if the file is not writable.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
@@ -94,7 +96,7 @@ class AdminLog:
 
     @asynccontextmanager
     async def act(self, what: str, who: Who, **to: Any) -> AsyncIterator[Act]:
-        """Around an act such as ``namespace.delete`` that is done *to* something."""
+        """Record an act such as ``namespace.delete`` when the context ends."""
         act = Act(to)
         try:
             yield act
@@ -103,21 +105,23 @@ class AdminLog:
                 await self._tell_beside(what, who, act, "unknown")
             raise
         except BaseException:
-            # Cancelled, or a bug. There may be no other turn of the event loop.
+            # Cancelled, or a bug: write now, because the event loop may not run again.
             self.tell(what, who, act, end="unknown")
             raise
         await self._tell_beside(what, who, act, "done")
 
     async def _tell_beside(self, what: str, who: Who, act: Act, end: str) -> None:
-        """Write it down while others go on."""
+        """Record it in a thread, so that the event loop does not block."""
         if self._path is None:
             self.tell(what, who, act, end=end)
         else:
             await asyncio.to_thread(self.tell, what, who, act, end=end)
 
     def tell(self, what: str, who: Who, act: Act, *, end: str = "done") -> None:
-        """Write down that *what* was done, or may have been done (*end* is ``unknown``). Waits for
-        the disk; a file that fails is told in the log, which has the line too."""
+        """Record that *what* was done, or may have been done (*end* is ``unknown``).
+
+        Waits for the disk. A failing file is reported in the log, which contains the line, too.
+        """
         by = {name: value for name, value in asdict(who).items() if value is not None}
         line: dict[str, Any] = {"act": what, "end": end, **by, **act.to}
         if act.before:
@@ -134,16 +138,16 @@ class AdminLog:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Add *line* to the file, and wait until it is on disk.
+    """Append *line* to the file, and wait until it is on disk.
 
-    Opened each time: acts are rare, and a file that was moved away (rotated) is made anew.
+    The file is opened each time: acts are rare, and a rotated file is created again.
     """
     is_new = not path.exists()
     file = os.open(path, _FLAGS, _MODE)
     try:
         size = os.fstat(file).st_size
         if line and size and os.pread(file, 1, size - 1) != b"\n":
-            # A crash cut the last line short.
+            # A crash left the last line incomplete.
             line = b"\n" + line
         while line:
             line = line[os.write(file, line) :]
@@ -159,7 +163,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _written(settings: NamespaceSettings | None) -> Mapping[str, Any]:
-    """Settings as the API writes them."""
+    """Return the settings in the API's form."""
     if settings is None:
         return {}
     found: dict[str, Any] = {}

@@ -1,7 +1,8 @@
-"""Which names a request may give in Host if no API key is asked for.
+"""Check the header Host of requests if no API key is required.
 
-A web page whose name was made to resolve to this machine (DNS rebinding) has that name in Host. To
-its browser the service is then of the page's own origin, so the page could read every answer.
+With DNS rebinding, the name of a web page is made to resolve to this machine, and requests of the
+page have that name in Host. The browser then considers the service to be of the page's own origin,
+so the page could read every answer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 class HostRule:
     """Decides which hosts are answered: localhost, loopback addresses, and *names*.
 
-    With *any_address*, every IP address is answered: a page that was loaded from an address needs
-    no name, so DNS rebinding cannot use one. With *any_host*, everything is.
+    With *any_address*, every IP address is answered: DNS rebinding needs a name and cannot use an
+    address. With *any_host*, everything is answered.
     """
 
     def __init__(
@@ -37,18 +38,19 @@ class HostRule:
 
 
 def _name(host: bytes) -> bytes:
-    """The name or address in *host*: without its port, in lower case."""
+    """Return the name or address in *host*: without its port, in lower case."""
     name = host.strip().lower()
     if not name.startswith(b"[") or not name.endswith(b"]"):
         before, colon, port = name.rpartition(b":")
         name = before if colon and (port.isdigit() or not port) else name
-    # A name with a dot at its end is the same name.
+    # A trailing dot does not change the name.
     return name.removesuffix(b".")
 
 
 @lru_cache(maxsize=1_024)
 def _address(name: bytes) -> IPv4Address | IPv6Address | None:
-    """The IP address that *name* is, an IPv4 address in IPv6 as itself; None if it is none."""
+    """Return the IP address in *name*, with IPv4-mapped IPv6 addresses as IPv4; None if it is no
+    address."""
     bare = name[1:-1] if name[:1] == b"[" and name[-1:] == b"]" else name
     try:
         address = ip_address(bare.decode("ascii"))

@@ -1,4 +1,4 @@
-"""Making, rotating and revoking API keys: what ``counter key`` does."""
+"""Create, rotate and revoke API keys, for ``counter key``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Each process reads all of them every second.
 KEYS_MAX: Final = 2_000
-#: A key is forgotten so long after it ended, when another one is made.
+#: An ended key is deleted after this time, when another one is created.
 FORGET_AFTER_US: Final = 30 * DAY
 NAMESPACES_MAX: Final = 100
 LABEL_CHARS_MAX: Final = 100
@@ -37,8 +37,8 @@ RATE_MAX: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a new key may do, and for how long. Rates are per second; 0 is any number, and None
-    what the settings say."""
+    """What a new key allows, and for how long. Rates are per second; 0 means no bound, and None
+    the default of the settings."""
 
     namespaces: tuple[str, ...]
     scope: Scope
@@ -52,16 +52,16 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A new key, and the text that its holder sends: nobody can tell that a second time."""
+    """A new key, and the text that its holder sends, which cannot be shown again."""
 
     key: ApiKey
     text: str = field(repr=False)
-    #: From this one on, requests need a key.
+    #: Whether it is the first key: from now on requests need a key.
     is_first: bool = False
 
 
 class KeyAdmin:
-    """Changes what is on record. Any number of processes may do so at once: each change is a
+    """Changes the stored keys. Several processes may do so at once: each change is a
     compare-and-set."""
 
     def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
@@ -70,13 +70,15 @@ class KeyAdmin:
         self._guard = guard
 
     async def all(self) -> Sequence[ApiKey]:
-        """All keys on record, in the order they were made."""
+        """Return all stored keys, in the order of their creation."""
         return await self._store.api_keys()
 
     async def create(self, rights: Rights) -> Issued:
-        """Make a key. Raises InvalidParameterError where *rights* are none, and
-        PreconditionFailedError where there are too many keys. Raises ClockSkewError if this
-        machine's clock is not known to be right."""
+        """Create a key.
+
+        Raises InvalidParameterError for invalid *rights*, PreconditionFailedError if there are too
+        many keys, and ClockSkewError if this machine's clock is not known to be right.
+        """
         check_rights(rights)
         standing = await self._store.api_keys()
         now_us = await self._checked_now_us()
@@ -101,16 +103,16 @@ class KeyAdmin:
                 resolutions_per_s=rights.resolutions_per_s,
             )
         )
-        # After the new one is on record: so the record is never empty, which would say that
-        # nobody ever asked for keys.
+        # Done after the new key is stored, so that the table is never empty: an empty table would
+        # mean that API keys were never in use.
         await self._forget(now_us)
         return replace(issued, is_first=not standing)
 
     async def rotate(self, name: str, grace_us: int) -> tuple[Issued, ApiKey]:
-        """Make a key with the rights of the one that *name* names, which expires after *grace_us*;
-        the new one, and the old one as it is now.
+        """Create a key with the rights of the key *name*, which then expires after *grace_us*;
+        return the new key, and the old one as changed.
 
-        A lifetime begins anew. Raises NotFoundError, InvalidParameterError, and
+        The lifetime of the new key starts now. Raises NotFoundError, InvalidParameterError, and
         PreconditionFailedError for a key that was revoked or rotated before. Raises ClockSkewError
         if this machine's clock is not known to be right.
         """
@@ -140,7 +142,7 @@ class KeyAdmin:
             error.detail += f"; a new key {issued.key.id} is on record, of no use to anybody"
             raise
         if not changed:
-            # Nobody has its secret; what is left of it on record shows what happened.
+            # The new key's secret was never shown; its record stays, to show what happened.
             await self._store.change_api_key(issued.key, replace(issued.key, revoked_at_us=now_us))
             _must_rotate(await self.find(old.id))
             raise PreconditionFailedError(f"key {old.id} has changed meanwhile; try again")
@@ -148,20 +150,21 @@ class KeyAdmin:
         return issued, ended
 
     async def revoke(self, name: str) -> tuple[ApiKey, bool]:
-        """Have the key that *name* names be refused from now on: the key, and whether it is this
-        that did it. Raises NotFoundError."""
+        """Revoke the key *name* permanently; return the key, and whether this call revoked it.
+        Raises NotFoundError."""
         while True:
             key = await self.find(name)
             if key.revoked_at_us is not None:
                 return key, False
-            # By any clock: a key that was revoked is refused, whenever that was.
+            # A wrong clock does not matter: a revoked key is rejected, whatever the time is.
             revoked = replace(key, revoked_at_us=self._clock.now_us())
-            # Else it was rotated meanwhile, or revoked: a key is not changed often.
+            # A failed compare-and-set means that it was rotated or revoked meanwhile: read it
+            # again.
             if await self._store.change_api_key(key, revoked):
                 return revoked, True
 
     async def find(self, name: str) -> ApiKey:
-        """The key of which *name* is the id, or the whole text. Raises NotFoundError."""
+        """Return the key whose id or whole text is *name*. Raises NotFoundError."""
         key_id = id_in(name.strip())
         known = await self._store.api_keys()
         for each in known:
@@ -170,21 +173,23 @@ class KeyAdmin:
         raise NotFoundError(_unknown(name, key_id, known))
 
     async def _checked_now_us(self) -> int:
-        """The time by which keys begin and end for every process."""
+        """Return the checked time, which decides for every process when keys begin and end."""
         if self._guard is not None:
             await self._guard.measure()
         return checked_now_us(self._clock, self._guard)
 
     async def _forget(self, now_us: int) -> None:
-        """Forget the keys that ended long ago. Where the store fails, the next new key does it: the
-        one that was just made is on record, and must be told."""
+        """Delete the keys that ended long ago.
+
+        If the store fails, the next new key retries: the key that was just created must be shown.
+        """
         with suppress(UnavailableError):
             for each in await self._store.api_keys():
                 if _is_forgettable(each, now_us):
                     await self._store.forget_api_key(each)
 
     async def _issue(self, key: ApiKey) -> Issued:
-        """*key*, with an id and a secret of its own, on record."""
+        """Store *key* with a new id and secret."""
         while True:
             secret = new_secret()
             made = replace(
@@ -251,7 +256,7 @@ def _is_forgettable(key: ApiKey, now_us: int) -> bool:
 
 
 def _unknown(name: str, key_id: str | None, known: Sequence[ApiKey]) -> str:
-    """Why *name* names no key. It is shown only where it cannot hold a secret."""
+    """Return the error for an unknown *name*, which is shown only if it cannot contain a secret."""
     if not known:
         return "there are no keys: make one with counter key create"
     names = {each.id: each.id for each in known} | {each.label: each.id for each in known}

@@ -1,9 +1,9 @@
-"""API keys: what one is, how it is written, and the ring that says who holds a valid one.
+"""Define API keys, their text form, and the ring that looks up valid keys.
 
 A key is ``ck_<id>_<secret>``. The id is public: lists, logs and errors name a key by it. The secret
-is 160 bits from the system's random source, and is shown once; what is kept is its SHA-256. A slow
-hash, as passwords need, would gain nothing: nobody finds 160 random bits by trying, however fast
-each try is, and each of them would cost every request instead.
+is 160 bits from the system's random source, and is shown once; only its SHA-256 is stored. A slow
+hash, as passwords need, would add nothing: 160 random bits cannot be guessed, however fast each try
+is, and every request would pay for the slow hash.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from counter.ports import Clock, KeyStore
 
 
-#: A ring that could not be read anew for so long lets nobody in by it: a key that was revoked
-#: meanwhile must not hold for ever.
+#: If the keys could not be read for this long, all are rejected, because a key may have been
+#: revoked meanwhile.
 RING_AGE_MAX_US: Final = MINUTE
 _TOO_OLD: Final = (
     f"API keys could not be read for over {RING_AGE_MAX_US // SECOND} s, and a key may have been"
     " revoked meanwhile: the store must be reachable again"
 )
-#: How often a ring is read anew, and how often it notes which keys were used.
+#: How often the keys are read, and how often their last use is stored.
 _READ_EVERY_S: Final = 1.0
 _NOTE_EVERY_US: Final = MINUTE
 
@@ -45,45 +45,46 @@ _SECRET_BYTES: Final = 20
 _TEXT: Final = re.compile(rb"ck_([a-z2-7]{12})_([a-z2-7]{32})")
 _ID: Final = re.compile(r"(?:ck_)?([a-z2-7]{12})(?:_[a-z2-7]*)?", re.ASCII)
 _PATTERN: Final = re.compile(r"\*|[a-z][a-z0-9_-]{0,62}\*?", re.ASCII)
-#: What the secret of an unknown id is compared with: it must take as long as a wrong one.
+#: The digest that the secret of an unknown id is compared with, so that it takes as long as a wrong
+#: secret.
 _NOBODYS: Final = bytes(hashlib.sha256().digest_size)
 
 _log = logging.getLogger("counter.keys")
 
 
 def new_id() -> str:
-    """An id that no other key has: 60 random bits."""
+    """Return a unique id: 60 random bits."""
     return _base32(secrets.token_bytes(8))[:_ID_CHARS]
 
 
 def new_secret() -> str:
-    """160 random bits."""
+    """Return 160 random bits."""
     return _base32(secrets.token_bytes(_SECRET_BYTES))
 
 
 def key_text(key_id: str, secret: str) -> str:
-    """The key as its holder sends it."""
+    """Return the key as its holder sends it."""
     return f"ck_{key_id}_{secret}"
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What is kept of a secret."""
+    """Return the digest of a secret that is stored."""
     return hashlib.sha256(secret).digest()
 
 
 def id_in(text: str) -> str | None:
-    """The id that *text* names: by itself, as ``ck_<id>``, or within a whole key."""
+    """Return the id in *text*: by itself, as ``ck_<id>``, or within a whole key."""
     found = _ID.fullmatch(text)
     return None if found is None else found[1]
 
 
 def is_pattern(text: str) -> bool:
-    """Whether *text* can say which namespaces a key is for."""
+    """Return whether *text* is a valid namespace pattern of a key."""
     return _PATTERN.fullmatch(text) is not None
 
 
 def covers(pattern: str, namespace: str) -> bool:
-    """Whether *pattern* holds for *namespace*."""
+    """Return whether *pattern* matches *namespace*."""
     if pattern.endswith("*"):
         return namespace.startswith(pattern[:-1])
     return namespace == pattern
@@ -94,12 +95,12 @@ def _base32(random: bytes) -> str:
 
 
 class KeyRing:
-    """All keys in memory, as the store last said.
+    """All keys in memory, as of the last read of the store.
 
-    Each process reads them anew every second, so what another one does holds here within about two.
-    Where the store cannot be read, what was read last holds for RING_AGE_MAX_US; then no key is
-    known to be valid any more, and :meth:`find` raises StoreUnavailableError until the store can be
-    read again. A service that never had a key is not closed by that: nobody asked for it.
+    Each process reads them again every second, so a change by another process holds here within
+    about two. If the store cannot be read, the last read holds for RING_AGE_MAX_US; after that no
+    key is considered valid, and :meth:`find` raises StoreUnavailableError until the store can be
+    read again. A service that never had a key stays open.
     """
 
     def __init__(self, store: KeyStore, clock: Clock, guard: ClockGuard | None = None) -> None:
@@ -113,21 +114,22 @@ class KeyRing:
         self._failing: set[str] = set()
         self._used: dict[str, int] = {}
         self._noted_at_us = clock.boottime_us()
-        #: Whether requests need a key: from the first one that was ever made on. Neither revoking
-        #: the last one nor losing them all opens the service.
+        #: Whether requests need a key: from the first key ever created. Revoking or losing all keys
+        #: does not open the service.
         self.required = False
-        #: Another number whenever an answer of :meth:`find` may be another one, and once a minute
-        #: while keys are used: who remembers an answer asks again then, and is noted as a user.
+        #: Changes whenever results of :meth:`find` may change, and once a minute while keys are in
+        #: use. A caller that remembers a result calls again then, and that use of the key is
+        #: recorded.
         self.version = 0
 
     @property
     def keys(self) -> Sequence[ApiKey]:
-        """All keys on record."""
+        """All stored keys."""
         return tuple(self._by_id.values())
 
     def find(self, presented: bytes) -> ApiKey | None:
-        """The valid key that *presented* is; None for one that is unknown, wrong, expired or
-        revoked. Raises StoreUnavailableError where it is too long ago that keys could be read."""
+        """Return the valid key with the text *presented*; None if it is unknown, wrong, expired
+        or revoked. Raises StoreUnavailableError if the last read of the keys is too old."""
         if self._is_too_old():
             raise StoreUnavailableError(_TOO_OLD, retry_after_us=SECOND)
         parts = _TEXT.fullmatch(presented)
@@ -141,25 +143,25 @@ class KeyRing:
         if not key.is_valid_at(now_us):
             return None
         if self._guard is None or self._guard.trouble is None:
-            # Of two uses the later one stays on record, so a time from the future would stay.
+            # The latest use is stored, so a time from the future would never be replaced.
             self._used[key.id] = now_us
         return key
 
     @property
     def trouble(self) -> str | None:
-        """Why nobody is let in; None where those with a valid key are."""
+        """Why all requests are rejected; None while valid keys are accepted."""
         return _TOO_OLD if self.required and self._is_too_old() else None
 
     def allows(self, key: ApiKey, namespace: str) -> bool:
-        """Whether *key* is for *namespace*."""
+        """Return whether *key* covers *namespace*."""
         return any(covers(pattern, namespace) for pattern in key.namespaces)
 
     async def refresh(self) -> None:
-        """Read all keys anew."""
+        """Read all keys again."""
         began_us = self._clock.boottime_us()
         found = {key.id.encode("ascii"): key for key in await self._store.api_keys()}
         if self._read_at_us is not None and began_us < self._read_at_us:
-            # A later reading came in first.
+            # A later read finished first.
             return
         is_first, self._read_at_us = self._read_at_us is None, began_us
         if found != self._by_id:
@@ -171,15 +173,15 @@ class KeyRing:
         self._settle()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read the keys anew every second until *stop* is set, and note which were used."""
+        """Read the keys again every second until *stop* is set, and store their last uses."""
         reading: asyncio.Task[None] | None = None
         noting: asyncio.Task[None] | None = None
         try:
             while not stop.is_set():
-                # Not awaited: one that hangs must not keep what expires, or is too old, in force.
+                # Not awaited: a read that hangs must not delay the expiry of keys or of the ring.
                 if reading is None or reading.done():
                     reading = asyncio.create_task(self._try("read anew", self.refresh))
-                # Nor may many uses that are noted keep in force what was revoked meanwhile.
+                # Nor may storing many uses delay the rejection of a revoked key.
                 is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
                 if is_due and (noting is None or noting.done()):
                     noting = asyncio.create_task(self._try("noted as used", self._note_uses))
@@ -189,13 +191,13 @@ class KeyRing:
             under_way = [each for each in (reading, noting) if each is not None]
             for each in under_way:
                 each.cancel()
-            # What a note that is given up was for is noted below.
+            # Uses whose recording is cancelled here are recorded below.
             await asyncio.gather(*under_way, return_exceptions=True)
         with suppress(CounterError):
             await self._note_uses()
 
     async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work*, by which keys are *what*; that it fails is told once."""
+        """Do *work*; log the first of several failures in a row, naming the keys as *what*."""
         try:
             await work()
             self._failing.discard(what)
@@ -223,7 +225,7 @@ class KeyRing:
         return read_us is None or self._clock.boottime_us() - read_us > RING_AGE_MAX_US
 
     def _settle(self) -> None:
-        """Have what time alone changes known: a key that expired, a ring that is too old."""
+        """Apply changes that only time causes: expired keys, a ring that is too old."""
         if self._next_end_us is not None and self._next_end_us <= self._clock.now_us():
             self._move_on()
         is_closed = self.required and self._is_too_old()
@@ -236,7 +238,7 @@ class KeyRing:
                 _log.warning("API keys could be read again")
 
     def _move_on(self) -> None:
-        """Have whoever remembers an answer ask again, now and when the next key expires."""
+        """Invalidate remembered results, now and when the next key expires."""
         self.version += 1
         now_us = self._clock.now_us()
         ends = (each.ends_at_us() for each in self._by_id.values())

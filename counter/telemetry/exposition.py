@@ -1,4 +1,4 @@
-"""Collectors, put together into the text that Prometheus reads."""
+"""Combine collectors into the text that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from prometheus_client.registry import Collector
 
 
 class Collects(Protocol):
-    """Gives the families of a scrape."""
+    """Returns the metric families of a scrape."""
 
     def collect(self) -> Iterable[Metric]: ...
 
 
 class Exposition:
-    """All that a process tells Prometheus."""
+    """All metrics of a process."""
 
     def __init__(self, parts: Sequence[Collects]) -> None:
-        # What it takes of the machine is told too: CPU, memory, files.
+        # ProcessCollector adds CPU, memory and file descriptors.
         self._parts: Sequence[Collects] = (*parts, ProcessCollector(registry=None))
 
     def collect(self) -> Iterable[Metric]:
-        """The families of this process."""
+        """Return the metric families of this process."""
         return chain.from_iterable(part.collect() for part in self._parts)
 
     def text(self) -> bytes:
-        """The families of this process, as they go over the wire."""
+        """Return the metrics of this process in the exposition format."""
         return text_of(self.collect())
 
 
 def text_of(families: Iterable[Metric]) -> bytes:
-    """*families* as they go over the wire."""
+    """Return *families* in the exposition format."""
     registry = CollectorRegistry()
     registry.register(_Given(families))
     return generate_latest(registry)

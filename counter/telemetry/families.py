@@ -1,4 +1,4 @@
-"""Plain tallies as the families of samples that Prometheus reads."""
+"""Convert plain tallies to Prometheus metric families."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from counter.telemetry.metrics import Histogram
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """One value that goes up and down."""
+    """Return a gauge with one value."""
     return GaugeMetricFamily(f"counter_{name}", text, value=value)
 
 
 def gauges(
     name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
 ) -> Metric:
-    """Such values, each with its own *labels*."""
+    """Return a gauge with several values, each with its own *labels*."""
     family = GaugeMetricFamily(f"counter_{name}", text, labels=labels)
     for of, value in values:
         family.add_metric(of, value)
@@ -32,12 +32,12 @@ def gauges(
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """One number that only grows; its sample's name ends in ``_total``."""
+    """Return a counter with one value; its sample's name ends in ``_total``."""
     return CounterMetricFamily(f"counter_{name}", text, value=value)
 
 
 def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Such numbers, each by its *label*."""
+    """Return a counter with several values, by *label*."""
     family = CounterMetricFamily(f"counter_{name}", text, labels=[label])
     for of, value in values.items():
         family.add_metric([of], value)
@@ -45,19 +45,19 @@ def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> M
 
 
 def histogram(name: str, text: str, tally: Histogram) -> Metric:
-    """One histogram."""
+    """Return one histogram."""
     family = histogram_family(f"counter_{name}", text, labels=())
     add_histogram(family, (), tally)
     return family
 
 
 def histogram_family(name: str, text: str, *, labels: Sequence[str]) -> HistogramMetricFamily:
-    """Histograms with labels, to be added one by one."""
+    """Return a histogram family with labels, to which histograms are added."""
     return HistogramMetricFamily(name, text, labels=labels)
 
 
 def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], tally: Histogram) -> None:
-    """Add *tally*: Prometheus wants in each bucket what is in all the smaller ones, too."""
+    """Add *tally* with cumulative buckets, as Prometheus expects."""
     bounds = [*map(floatToGoString, tally.bounds), "+Inf"]
     counts = list(tally.counts)
     family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), tally.sum)

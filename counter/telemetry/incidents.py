@@ -1,4 +1,4 @@
-"""What is wrong with a process, and since when: what /readyz tells."""
+"""Record what is wrong with a process, and since when, for /readyz."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from counter.ports import Clock
 
 
 class Trouble(NamedTuple):
-    """A part that does not work: first seen so at *since_us*, last seen to work at *worked_us*,
-    which is None where it never was."""
+    """A part that does not work: first seen failing at *since_us*, last seen working at
+    *worked_us*, which is None if it never worked."""
 
     part: str
     detail: str
@@ -19,7 +19,7 @@ class Trouble(NamedTuple):
     worked_us: int | None
 
     def told(self) -> dict[str, str | None]:
-        """As a member of an answer, with times in RFC 3339."""
+        """Return it as a member of an answer, with times in RFC 3339."""
         worked = None if self.worked_us is None else to_rfc3339(self.worked_us)
         return {
             "part": self.part,
@@ -30,9 +30,9 @@ class Trouble(NamedTuple):
 
 
 class Troubles:
-    """Remembers when each part was seen to work, and not to work.
+    """Records when each part was last seen working and failing.
 
-    It knows only what it is told: between two looks a part may have come and gone.
+    It knows only the states passed to :meth:`note`: a failure between two calls is not recorded.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -41,8 +41,8 @@ class Troubles:
         self._worked_us: dict[str, int] = {}
 
     def note(self, found: Mapping[str, str | None]) -> tuple[Trouble, ...]:
-        """Take what was *found* of each part, None where it works; what is wrong now, in the order
-        of *found*."""
+        """Record the state *found* of each part, None if it works; return the failing parts in
+        the order of *found*."""
         now_us = self._clock.now_us()
         for part, detail in found.items():
             if detail is None:

@@ -1,7 +1,7 @@
-"""Logging: where log lines go, and how they look: text at a terminal, JSON for machines.
+"""Set up logging and format log lines: text at a terminal, JSON for machines.
 
 Code logs through the standard library (``logging.getLogger("counter.api")``) and puts fields for
-machines into ``extra={"told": {...}}``.
+machines into ``extra={"fields": {...}}``.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from counter.config.settings import Settings
 
-#: What logs requests, and what logs administrative acts. Settings of their own say how much, so
-#: ``log_level`` does not.
+#: The loggers of requests and of administrative acts. They have their own settings, so
+#: ``log_level`` does not apply.
 REQUESTS: Final = "counter.requests"
 AUDIT: Final = "counter.audit"
-#: The request that is being answered: each line that is logged meanwhile has its id.
+#: The id of the current request: each line that is logged meanwhile contains it.
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("request_id", default="")
 
-#: A value that is written as it is, because it cannot be taken for anything else.
+#: A value that needs no quotes, because it cannot be confused with other parts of the line.
 _UNESCAPED: Final = re.compile(r"[\w.:/+@{}-]+", re.ASCII)
-#: Begins each further line of a record's text, so that none can be taken for a record.
+#: Prefix of each further line of a record's text, so that no such line looks like a record.
 _FURTHER: Final = "\n    "
 
 
 class LineFormatter(logging.Formatter):
     """Formats a record as a line of JSON, or as text with the trace indented below it.
 
-    Nothing that is in a record can end its line or begin another.
+    No content of a record can end its line or begin another.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -42,7 +42,7 @@ class LineFormatter(logging.Formatter):
         self._render = _json if as_json else _text
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return *record* without the end of its last line."""
+        """Return *record* without the final line break."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -64,7 +64,7 @@ class LineFormatter(logging.Formatter):
 
 def log_to_stderr(settings: Settings) -> None:
     """Write log records to standard error, from the level of *settings* on; of libraries,
-    warnings. It does nothing if logging is set up already."""
+    warnings only. Does nothing if logging is set up already."""
     as_json = settings.log_format == "json"
     if settings.log_format == "auto":
         as_json = not sys.stderr.isatty()
@@ -77,12 +77,12 @@ def log_to_stderr(settings: Settings) -> None:
 
 
 def _json(fields: Mapping[str, Any]) -> str:
-    """In visible ASCII: neither a reader nor a terminal finds a control character in it."""
+    """Return JSON in printable ASCII, without control characters."""
     return json.dumps(fields, default=repr).replace("\x7f", "\\u007f")
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    """A line that a person reads, with the trace below it, set off."""
+    """Return a human-readable line, with the trace indented below it."""
     rest = dict(fields)
     time, level, logger, message = (rest.pop(n) for n in ("time", "level", "logger", "message"))
     trace = [rest.pop(name, "") for name in ("exception", "stack_info")]
@@ -99,7 +99,7 @@ def _value(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """*text* with whatever moves a cursor, ends a line or is not seen written as an escape."""
+    """Return *text* with control characters, line breaks and invisible characters escaped."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,7 +1,7 @@
-"""What the hot paths count of themselves: plain integers, which others read when they are asked.
+"""Define the tallies of the hot paths: plain integers that collectors read on demand.
 
-Nothing here locks. One thread adds to each tally; whoever reads it meanwhile may see an observation
-in the buckets that is not in the sum yet, for a moment.
+There are no locks. One thread updates each tally; a concurrent reader may see an observation in the
+buckets that is not in the sum yet.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from counter.errors import invariant
 SECONDS_BOUNDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-#: Upper bounds of buckets of things that come together.
+#: Upper bounds of buckets of batch sizes.
 NUMBER_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
 class Histogram:
-    """How many observations fell into each bucket, and their sum."""
+    """The number of observations in each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float] = SECONDS_BOUNDS) -> None:
         invariant(list(bounds) == sorted(set(bounds)), f"bounds that do not rise: {bounds}")
         self.bounds = bounds
-        #: One for each bound, which belongs to its bucket, and one for what is above all of them.
+        #: One count per bound, which is inclusive, and one for values above all bounds.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -39,7 +39,7 @@ class Histogram:
 
 
 class Calls:
-    """Calls of one kind: how long they took, and how many failed."""
+    """Calls of one kind: their durations, and how many failed."""
 
     __slots__ = ("errors", "seconds")
 
@@ -48,35 +48,35 @@ class Calls:
         self.seconds = Histogram()
 
     def ended(self, took_s: float, errors: int = 0) -> None:
-        """Count a call that took so long, and *errors* of those that it was made for."""
+        """Count a call with its duration, and *errors* among the operations in it."""
         self.seconds.observe(took_s)
         self.errors += errors
 
 
 class StoreTally:
-    """What a store counts of itself. A call is one of its own: a batch, a statement."""
+    """The tallies of a store. One call is one request to the store: a batch, a statement."""
 
     def __init__(self, operations: Iterable[str]) -> None:
         self.calls: Mapping[str, Calls] = {each: Calls() for each in operations}
-        #: Group commit: what was written together, and how long it took.
+        #: Group commit: the rows of each commit, and its duration.
         self.commit_rows = Histogram(NUMBER_BOUNDS)
         self.commit_seconds = Histogram()
-        #: Marks that were written: of windows with new events, to count one anew, of atomic adds.
+        #: Marks that were written: of windows with new events, of recounts, of atomic adds.
         self.marks = dict.fromkeys(("dirty", "recount", "atomic"), 0)
 
-        #: The size of SQLite's write-ahead log after the last commit, and the largest that it may
-        #: have; 0 where the store has none.
+        #: The size of SQLite's write-ahead log after the last commit, and its limit; 0 for other
+        #: stores.
         self.wal_bytes = 0
         self.wal_bytes_max = 0
 
     def mark(self, recounts_us: Iterable[int]) -> None:
-        """Count marks by the window that each has counted anew; 0 stands for none."""
+        """Count marks by kind; 0 in *recounts_us* means that the mark requests no recount."""
         for recount_us in recounts_us:
             self.marks["recount" if recount_us else "dirty"] += 1
 
 
 class CacheTally:
-    """What a cache counts of itself."""
+    """The tallies of a cache."""
 
     def __init__(self, operations: Iterable[str]) -> None:
         self.calls: Mapping[str, Calls] = {each: Calls() for each in operations}
@@ -84,21 +84,21 @@ class CacheTally:
 
 @runtime_checkable
 class TallyingStore(Protocol):
-    """A store that tells what it did."""
+    """A store that tallies its work."""
 
     tally: StoreTally
 
     def queues(self) -> Mapping[str, int]:
-        """How much waits in each of its queues."""
+        """Return the length of each of its queues."""
         ...
 
 
 @runtime_checkable
 class TallyingCache(Protocol):
-    """A cache that tells what it did."""
+    """A cache that tallies its work."""
 
     tally: CacheTally
 
     def queues(self) -> Mapping[str, int]:
-        """How much waits in each of its queues."""
+        """Return the length of each of its queues."""
         ...

@@ -1,6 +1,6 @@
-"""Traces by OpenTelemetry: a span for each call of the store, and for each part of the rollup.
+"""Trace with OpenTelemetry: a span for each call of the store, and for each part of the rollup.
 
-Where they go, how many, and under which name is said by OpenTelemetry's own variables, such as
+OpenTelemetry's own variables configure the exporter, the sampling and the service name, such as
 ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER`` and ``OTEL_SERVICE_NAME``.
 """
 
@@ -27,17 +27,19 @@ from counter.ports import Store
 from counter.types import Namespace
 
 _NAME: Final = "distributed-counter"
-#: How long the end of a process waits for a collector that may be gone.
+#: The longest wait for an unreachable collector on shutdown.
 _FLUSH_S_MAX: Final = 2.0
 
 
 def to_collector(system: str) -> SpanTracing:
-    """Traces of a process whose store is a *system* such as ``cassandra``, sent over OTLP."""
+    """Return traces of a process whose store is a *system* such as ``cassandra``, sent over
+    OTLP."""
     return SpanTracing(BatchSpanProcessor(OTLPSpanExporter()), system)
 
 
 class SpanTracing:
-    """Makes spans and hands them to *processor*; see :class:`counter.telemetry.tracing.Tracing`."""
+    """Creates spans and passes them to *processor*; see
+    :class:`counter.telemetry.tracing.Tracing`."""
 
     tracer: Tracer | None
 
@@ -51,7 +53,7 @@ class SpanTracing:
                 "process.pid": os.getpid(),
             }
         )
-        # What the environment says overrules what is said here.
+        # Attributes of the environment override these.
         resource = own.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -59,24 +61,24 @@ class SpanTracing:
         self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
 
     def watched(self, store: Store) -> Store:
-        """*store*, with a span for each call that is part of something traced."""
+        """Return *store* wrapped so that each call within a trace gets a span."""
         return cast(Store, _WatchedStore(store, self._tracer, self._system))
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[Span]:
-        """A span of its own, whose calls of the store are its parts."""
+        """Return a new root span; the store calls within are its children."""
         told = {f"counter.{key}": value for key, value in attributes.items()}
         return self._tracer.start_as_current_span(name, attributes=told)
 
     async def close(self) -> None:
-        """Send what is not sent yet, within a few seconds."""
-        # A thread that nothing waits for at the end of the process: the exporter tries for as long
-        # as it likes to reach a collector that is gone.
+        """Send the remaining spans, within a few seconds."""
+        # A daemon thread, because the exporter may retry an unreachable collector for longer than
+        # shutdown may take.
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def end() -> None:
             self._provider.shutdown()
             with suppress(RuntimeError):
-                # The loop may be over by then.
+                # The loop may be closed by then.
                 loop.call_soon_threadsafe(ended.set)
 
         Thread(target=end, name="counter-traces", daemon=True).start()
@@ -84,8 +86,11 @@ class SpanTracing:
 
 
 class _WatchedStore:
-    """A store whose calls are told. What it is not asked for within a span, it does as it did:
-    there would be a trace for each look of a worker that finds nothing to do."""
+    """A store whose calls within a span are traced.
+
+    Calls outside of any span are not traced: otherwise each poll of an idle worker would be a
+    trace.
+    """
 
     def __init__(self, store: Store, tracer: Tracer, system: str) -> None:
         self._store = store
@@ -118,7 +123,7 @@ class _WatchedStore:
 
 
 def _what(arguments: Sequence[Any]) -> dict[str, str | int]:
-    """What a call is about: its namespace, and how many things it is given."""
+    """Return the span attributes of a call: its namespace, and the number of its items."""
     told: dict[str, str | int] = {}
     match arguments:
         case [Namespace(name=name), *rest]:

@@ -1,4 +1,4 @@
-"""What a process tells Prometheus of its store, its cache and its clock."""
+"""Export the metrics of the store, the cache and the clock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from counter.telemetry.metrics import CacheTally, Calls, StoreTally, TallyingCac
 
 
 class StoreMetrics:
-    """Reads the tallies of the adapters when asked. One that keeps none has families without
-    samples."""
+    """Reads the tallies of the adapters on each scrape.
+
+    An adapter without tallies has families without samples.
+    """
 
     def __init__(self, store: Store, cache: Cache) -> None:
         self._store = store
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this scrape."""
+        """Return the metric families of this scrape."""
         store = self._store.tally if isinstance(self._store, TallyingStore) else StoreTally(())
         cache = self._cache.tally if isinstance(self._cache, TallyingCache) else CacheTally(())
         yield from _calls("store", "a batch, or statements that were sent together", store.calls)
@@ -58,13 +60,14 @@ class StoreMetrics:
 
 
 class ClockMetrics:
-    """Tells of the clock, where the store has one of its own."""
+    """Exports the state of the clock, if the store has its own clock."""
 
     def __init__(self, guard: ClockGuard | None) -> None:
         self._guard = guard
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this scrape; none where the store goes by this process's clock."""
+        """Return the metric families of this scrape; none if the store uses this process's
+        clock."""
         if self._guard is None:
             return
         text = "How far the store's clock is ahead of this process's."

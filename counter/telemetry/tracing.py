@@ -1,4 +1,4 @@
-"""Traces, where they are asked for: nothing of OpenTelemetry is imported otherwise."""
+"""Define tracing, which imports OpenTelemetry only if it is enabled."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 class Tracing(Protocol):
-    """Tells how long the parts of the work take."""
+    """Records the durations of parts of the work."""
 
-    #: Makes spans; None where nothing is traced.
+    #: Creates spans; None if tracing is off.
     tracer: Tracer | None
 
     def watched(self, store: Store) -> Store:
-        """*store*, with a span for each call that is part of something traced."""
+        """Return *store* wrapped so that each call within a trace gets a span."""
         ...
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[object]:
-        """Around a part of the work that no request asked for."""
+        """Return a context manager that traces a part of the work that no request caused."""
         ...
 
     async def close(self) -> None:
-        """Send what is not sent yet, within a few seconds."""
+        """Send the remaining spans, within a few seconds."""
         ...
 
 
 class NoTracing:
-    """Traces nothing, and costs nothing."""
+    """Tracing that does nothing."""
 
     tracer: Tracer | None = None
 
     def watched(self, store: Store) -> Store:
-        """*store* itself."""
+        """Return *store* unchanged."""
         return store
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Return a context manager that does nothing."""
         return nullcontext()
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class NoTracing:
 
 
 def open_tracing(settings: Settings) -> Tracing:
-    """What *settings* ask for. Raises StartupError where OpenTelemetry is not installed."""
+    """Return the tracing for *settings*. Raises StartupError if OpenTelemetry is not installed."""
     if settings.traces == "none":
         return NoTracing()
     try:
