@@ -95,8 +95,8 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
         troubles = await health.troubles()
         if not troubles:
             return 200, _JSON, b'{"status":"ready"}'
-        told = [each.told() for each in troubles]
-        return _problem(503, "unavailable", troubles[0].detail, troubles=told)
+        found = [each.as_fields() for each in troubles]
+        return _problem(503, "unavailable", troubles[0].detail, troubles=found)
 
     async def metrics() -> _Answer:
         return 200, CONTENT_TYPE_LATEST, exposition.text()

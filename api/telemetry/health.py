@@ -53,7 +53,7 @@ class Report:
     @property
     def told(self) -> list[dict[str, Any]]:
         """The troubles as members of an answer."""
-        return [each.told() for each in self.troubles]
+        return [each.as_fields() for each in self.troubles]
 
     def _failure(self) -> CounterError | None:
         if self.is_leaving:

@@ -97,9 +97,9 @@ class RequestLog:
         line = {name: value for name, value in line.items() if value not in (None, "")}
         message = f"{line['method']} {line.get('route', 'elsewhere')} {status or 'client gone'}"
         if status is None or status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            _log.info("%s", message, extra={"told": line})
+            _log.info("%s", message, extra={"fields": line})
         elif self.wants_all or self._may_tell(str(code)):
-            _log.warning("%s %s", message, code, extra={"told": line})
+            _log.warning("%s %s", message, code, extra={"fields": line})
 
     def _may_tell(self, code: str) -> bool:
         """Whether to tell a failure by itself: a flood of them must not become one of lines."""
@@ -117,8 +117,10 @@ class RequestLog:
 
     def _tell_left_out(self) -> None:
         left, self._left_out = self._left_out, Counter()
-        told = {"left_out": left.total(), "by_code": dict(left)}
-        _log.warning("%d more requests failed within a second", left.total(), extra={"told": told})
+        fields = {"left_out": left.total(), "by_code": dict(left)}
+        _log.warning(
+            "%d more requests failed within a second", left.total(), extra={"fields": fields}
+        )
 
 
 def _failed(reply: Reply) -> bool:

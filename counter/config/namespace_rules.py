@@ -88,17 +88,16 @@ def contradictions(
 def creation_warnings(
     settings: NamespaceSettings,
     dataset: Dataset,
-    told: Clients | None = None,
+    clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
     shared: bool = True,
 ) -> tuple[str, ...]:
     """Return :func:`contradictions` of a namespace that is created or changed.
 
-    If *told* does not describe the clients, they are assumed to behave as the SDK does.
+    Unknown *clients* are assumed to behave as the SDK does.
     """
-    clients = told
-    if told is None and settings.counter_type is not CounterType.BEST_EFFORT:
+    if clients is None and settings.counter_type is not CounterType.BEST_EFFORT:
         clients = SDK_CLIENTS
     return contradictions(settings, dataset, clients, lease_time_us=lease_time_us, shared=shared)
 
@@ -116,20 +115,20 @@ def _retry_problems(
     retry_us = clients.retry_us
     if not retry_us:
         return
-    told = f"clients retry for {spell_duration(retry_us)}"
+    given = f"clients retry for {spell_duration(retry_us)}"
     if settings.counter_type is CounterType.BEST_EFFORT:
-        yield f"{told} and counter_type is BEST_EFFORT: each retry counts again; use EVENTUAL"
+        yield f"{given} and counter_type is BEST_EFFORT: each retry counts again; use EVENTUAL"
         return
     most_us = retry_most(settings, dataset)
     if retry_us > most_us:
         yield (
-            f"{told} and what became of a token is known for {spell_duration(max(0, most_us))}"
+            f"{given} and what became of a token is known for {spell_duration(max(0, most_us))}"
             f" (retention {spell_duration(dataset.retention_us)}, less the time of a recount):"
-            " a later retry is told nothing; keep events longer or retry for less"
+            " a later retry gets no answer; keep events longer or retry for less"
         )
     if retry_us > settings.key_ttl_us:
         yield (
-            f"{told} and key_ttl is {spell_duration(settings.key_ttl_us)}: an Idempotency-Key"
+            f"{given} and key_ttl is {spell_duration(settings.key_ttl_us)}: an Idempotency-Key"
             " that is no UUIDv7 and comes back later counts again; raise key_ttl, or use tokens"
         )
 
@@ -155,20 +154,20 @@ def _staleness_problems(
     # A staleness of 0 s is an accurate read, which sums the latest events in any case.
     if not wanted_us or settings.counter_type is not CounterType.EVENTUAL:
         return
-    told = f"counts should be at most {spell_duration(wanted_us)} old and"
+    given = f"counts should be at most {spell_duration(wanted_us)} old and"
     lag_us = lag_of(settings, dataset)
     parts = "rollup_window + accept_limit + write_timeout + 2 * clock_skew_max + a pass"
     # Subtract the clock skew, because it is unknown which clock is right.
     usable_us = wanted_us - dataset.clock_skew_max_us
     if lag_us > usable_us:
         yield (
-            f"{told} the rollup is up to {spell_duration(lag_us)} behind ({parts}): gets sum the"
+            f"{given} the rollup is up to {spell_duration(lag_us)} behind ({parts}): gets sum the"
             " latest events at every read; shorten rollup_window, or allow"
             f" {spell_duration(lag_us + dataset.clock_skew_max_us)}"
         )
     elif lag_us + lease_time_us > usable_us:
         yield (
-            f"{told} after the loss of a worker the rollup is up to"
+            f"{given} after the loss of a worker the rollup is up to"
             f" {spell_duration(lag_us + lease_time_us)} behind (lease_time more): gets sum the"
             " latest events for as long; shorten lease_time"
         )

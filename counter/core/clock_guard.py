@@ -132,7 +132,7 @@ class ClockGuard:
         """
         async with self._measuring:
             await self._compare()
-            self._tell()
+            self._log_change()
 
     async def _compare(self) -> None:
         """Compare the wall clock with the store's."""
@@ -150,7 +150,7 @@ class ClockGuard:
         except Exception:
             # The guard must keep running: otherwise its last result would be used without end.
             self._failures += 1
-            _log.exception("the store's clock was read in a way that should not fail")
+            _log.exception("reading the store's clock failed unexpectedly")
         else:
             self._failures = 0
             best, after = min(readings, key=lambda each: each.error_us), self._surest_pair()
@@ -211,7 +211,7 @@ class ClockGuard:
             return None
         if abs(offset_us) <= doubt_us:
             return (
-                f"the store's clock can only be told to {_text(doubt_us)}, and"
+                f"the store's clock is only known to within {_text(doubt_us)}, and"
                 f" clock_skew_max is {format_duration(bound_us)}: the network, or the store, is too"
                 " slow for that bound"
             )
@@ -226,7 +226,7 @@ class ClockGuard:
         if trouble is not None:
             raise ClockSkewError(f"{trouble}; nothing is written here", retry_after_us=self.wait_us)
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         """Log once when the clock goes wrong, and once when it is right again."""
         trouble = self.trouble
         if trouble is not None and not self._was_wrong:
@@ -350,9 +350,9 @@ class StepGuard(ClockGuard):
             )
         if behind_us := self._behind(now):
             return (
-                f"this machine's clock is {_text(behind_us)} behind the times that it told before:"
-                " set it right (NTP) if it is wrong now; if it was wrong before, writes are taken"
-                " again when time has caught up"
+                f"this machine's clock is {_text(behind_us)} behind the times that it showed"
+                " before: set it right (NTP) if it is wrong now; if it was wrong before, writes are"
+                " taken again when time has caught up"
             )
         return None if is_right else "this machine's clock was ahead for a moment"
 

@@ -102,22 +102,22 @@ class AdminLog:
             yield act
         except CounterError as error:
             if error.status >= _FAULTS:
-                await self._tell_beside(what, who, act, "unknown")
+                await self._record_in_thread(what, who, act, "unknown")
             raise
         except BaseException:
             # Cancelled, or a bug: write now, because the event loop may not run again.
-            self.tell(what, who, act, end="unknown")
+            self.record(what, who, act, end="unknown")
             raise
-        await self._tell_beside(what, who, act, "done")
+        await self._record_in_thread(what, who, act, "done")
 
-    async def _tell_beside(self, what: str, who: Who, act: Act, end: str) -> None:
+    async def _record_in_thread(self, what: str, who: Who, act: Act, end: str) -> None:
         """Record it in a thread, so that the event loop does not block."""
         if self._path is None:
-            self.tell(what, who, act, end=end)
+            self.record(what, who, act, end=end)
         else:
-            await asyncio.to_thread(self.tell, what, who, act, end=end)
+            await asyncio.to_thread(self.record, what, who, act, end=end)
 
-    def tell(self, what: str, who: Who, act: Act, *, end: str = "done") -> None:
+    def record(self, what: str, who: Who, act: Act, *, end: str = "done") -> None:
         """Record that *what* was done, or may have been done (*end* is ``unknown``).
 
         Waits for the disk. A failing file is reported in the log, which contains the line, too.
@@ -128,7 +128,7 @@ class AdminLog:
             line["before"] = act.before
         if act.after:
             line["after"] = act.after
-        _log.info("%s %s", what, end, extra={"told": line})
+        _log.info("%s %s", what, end, extra={"fields": line})
         if self._path is not None:
             line = {"time": to_rfc3339(self._clock.now_us()), **line}
             try:

@@ -207,7 +207,7 @@ class KeyAdmin:
 def check_rights(rights: Rights) -> None:
     """Raise InvalidParameterError, naming the value, the bound and the fix."""
     problems = [
-        f"namespace {each[:80]!r} is none that a key can be for: give a name, the beginning of one"
+        f"namespace {each[:80]!r} is not valid for a key: give a name, the beginning of one"
         " and a * ('team-*'), or '*' for all"
         for each in rights.namespaces
         if not is_pattern(each)
@@ -215,7 +215,7 @@ def check_rights(rights: Rights) -> None:
     if not 1 <= len(rights.namespaces) <= NAMESPACES_MAX:
         problems.append(
             f"{len(rights.namespaces)} namespaces are given; it must be 1 to {NAMESPACES_MAX}: a *"
-            " at the end stands for many"
+            " at the end matches many"
         )
     if len(rights.label) > LABEL_CHARS_MAX or not rights.label.isprintable():
         problems.append(

@@ -166,7 +166,7 @@ class KeyRing:
         is_first, self._read_at_us = self._read_at_us is None, began_us
         if found != self._by_id:
             if not is_first:
-                self._tell_changes(found)
+                self._log_changes(found)
             self._by_id = found
             self.required |= bool(found)
             self._move_on()
@@ -180,7 +180,7 @@ class KeyRing:
             while not stop.is_set():
                 # Not awaited: a read that hangs must not delay the expiry of keys or of the ring.
                 if reading is None or reading.done():
-                    reading = asyncio.create_task(self._try("read anew", self.refresh))
+                    reading = asyncio.create_task(self._try("read", self.refresh))
                 # Nor may storing many uses delay the rejection of a revoked key.
                 is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
                 if is_due and (noting is None or noting.done()):
@@ -206,7 +206,7 @@ class KeyRing:
                 _log.warning("API keys cannot be %s: %s", what, error.detail)
             self._failing.add(what)
         except Exception:
-            _log.exception("API keys were %s in a way that should not fail", what)
+            _log.exception("API keys cannot be %s: unexpected error", what)
 
     async def _note_uses(self) -> None:
         self._noted_at_us = self._clock.boottime_us()
@@ -233,7 +233,10 @@ class KeyRing:
             self._is_closed = is_closed
             self.version += 1
             if is_closed:
-                _log.error("API keys are too old to let anybody in by them")
+                _log.error(
+                    "API keys could not be read for too long: all requests are rejected until"
+                    " they can be read"
+                )
             else:
                 _log.warning("API keys could be read again")
 
@@ -244,9 +247,9 @@ class KeyRing:
         ends = (each.ends_at_us() for each in self._by_id.values())
         self._next_end_us = min((each for each in ends if each and each > now_us), default=None)
 
-    def _tell_changes(self, found: Mapping[bytes, ApiKey]) -> None:
+    def _log_changes(self, found: Mapping[bytes, ApiKey]) -> None:
         if not found:
-            _log.error("no API keys are on record any more: nobody is let in until one is made")
+            _log.error("no API keys exist; all requests are rejected until one is created")
         for key_id, key in found.items():
             before = self._by_id.get(key_id)
             if before is None:

@@ -18,7 +18,7 @@ class Trouble(NamedTuple):
     since_us: int
     worked_us: int | None
 
-    def told(self) -> dict[str, str | None]:
+    def as_fields(self) -> dict[str, str | None]:
         """Return it as a member of an answer, with times in RFC 3339."""
         worked = None if self.worked_us is None else to_rfc3339(self.worked_us)
         return {

@@ -52,7 +52,7 @@ class LineFormatter(logging.Formatter):
         }
         if request_id := REQUEST_ID.get():
             line["request_id"] = request_id
-        fields = dict(getattr(record, "told", {}))
+        fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

@@ -66,8 +66,8 @@ class SpanTracing:
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[Span]:
         """Return a new root span; the store calls within are its children."""
-        told = {f"counter.{key}": value for key, value in attributes.items()}
-        return self._tracer.start_as_current_span(name, attributes=told)
+        own = {f"counter.{key}": value for key, value in attributes.items()}
+        return self._tracer.start_as_current_span(name, attributes=own)
 
     async def close(self) -> None:
         """Send the remaining spans, within a few seconds."""
@@ -109,13 +109,13 @@ class _WatchedStore:
         async def watched(*arguments: Any, **named: Any) -> Any:
             if not get_current_span().is_recording():
                 return await call(*arguments, **named)
-            told = {
+            about = {
                 "db.system.name": self._system,
                 "db.operation.name": name,
                 **_what(arguments),
             }
             with self._tracer.start_as_current_span(
-                f"store.{name}", kind=self._kind, attributes=told
+                f"store.{name}", kind=self._kind, attributes=about
             ):
                 return await call(*arguments, **named)
 
@@ -124,10 +124,10 @@ class _WatchedStore:
 
 def _what(arguments: Sequence[Any]) -> dict[str, str | int]:
     """Return the span attributes of a call: its namespace, and the number of its items."""
-    told: dict[str, str | int] = {}
+    about: dict[str, str | int] = {}
     match arguments:
         case [Namespace(name=name), *rest]:
-            told["counter.namespace"] = name
+            about["counter.namespace"] = name
             if rest and isinstance(rest[0], list | tuple) and not hasattr(rest[0], "_fields"):
-                told["db.operation.batch.size"] = len(rest[0])
-    return told
+                about["db.operation.batch.size"] = len(rest[0])
+    return about

@@ -40,7 +40,7 @@ class StoreMetrics:
         yield histogram("commit_events", text, store.commit_rows)
         text = "How long it took to write events that were written together."
         yield histogram("commit_duration_seconds", text, store.commit_seconds)
-        text = "Marks of windows that must be rolled up, or counted anew."
+        text = "Marks of windows that must be rolled up, or recounted."
         yield counters("marks", text, "kind", store.marks)
         if store.wal_bytes_max:
             text = "The size of SQLite's write-ahead log."

@@ -183,7 +183,7 @@ def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
         (["--scope", "root"], "--scope: 'root' is none of read, write, admin"),
         (["--scope", "read", "--expires", "soon"], "--expires: 'soon' is not a duration"),
         (["--scope", "read", "--adds", "5"], "--adds: '5' is not a rate"),
-        (["--scope", "read", "--namespace", "a*b"], "namespace 'a*b' is none that a key can be"),
+        (["--scope", "read", "--namespace", "a*b"], "namespace 'a*b' is not valid for a key"),
         (["--scope", "read", "--requests", "1e10/s"], "requests is 1e+10/s; it must be at most"),
     ],
 )

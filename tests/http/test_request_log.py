@@ -27,7 +27,7 @@ ADD = "/v1/namespaces/{ns}/counters/{c}/add"
 def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """What each line about a request tells."""
     return [
-        {**each.__dict__["told"], "level": each.levelname}
+        {**each.__dict__["fields"], "level": each.levelname}
         for each in caplog.records
         if each.name == "counter.requests"
     ]

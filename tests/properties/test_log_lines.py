@@ -31,9 +31,9 @@ def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None
         if fault is not None:
             raise ValueError(fault)
     except ValueError:
-        logger.exception("%s", message, extra={"told": told})
+        logger.exception("%s", message, extra={"fields": told})
     else:
-        logger.warning("%s", message, extra={"told": told})
+        logger.warning("%s", message, extra={"fields": told})
     text = stream.getvalue()
     assert text.endswith("\n")
     return text[:-1].split("\n")

@@ -55,7 +55,7 @@ async def test_an_act_is_in_the_file_and_in_the_log(
         "after": {"accept_limit": "7s"},
     }
     [record] = caplog.records
-    told = record.__dict__["told"]
+    told = record.__dict__["fields"]
     assert (record.getMessage(), told["who"]) == ("namespace.change done", "key:abc")
 
 
@@ -84,21 +84,21 @@ def test_only_its_user_may_read_the_file(log: AdminLog, path: Path) -> None:
 
 def test_a_line_that_a_crash_cut_short_spoils_no_other(log: AdminLog, path: Path) -> None:
     path.write_bytes(b'{"act":"key.cre')
-    log.tell("schema.apply", WHO, Act({}))
+    log.record("schema.apply", WHO, Act({}))
     cut, whole = path.read_bytes().splitlines()
     assert (cut, json.loads(whole)["act"]) == (b'{"act":"key.cre', "schema.apply")
 
 
 def test_a_file_that_was_moved_away_is_made_anew(log: AdminLog, path: Path) -> None:
-    log.tell("schema.apply", WHO, Act({}))
+    log.record("schema.apply", WHO, Act({}))
     path.rename(path.with_suffix(".1"))
-    log.tell("backup.restore", WHO, Act({}))
+    log.record("backup.restore", WHO, Act({}))
     assert [each["act"] for each in lines(path)] == ["backup.restore"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_is_written_stands_on_one_line(log: AdminLog, path: Path) -> None:
-    log.tell("key.create", WHO, Act({"label": 'a\n{"act":"forged"}\u2028'}))
+    log.record("key.create", WHO, Act({"label": 'a\n{"act":"forged"}\u2028'}))
     [line] = path.read_bytes().splitlines()
     assert json.loads(line)["label"] == 'a\n{"act":"forged"}\u2028'
 
@@ -114,7 +114,7 @@ def test_a_file_that_fails_later_is_told_and_the_act_stands(
     path.unlink()
     path.mkdir()
     with caplog.at_level(logging.INFO, "counter.audit"):
-        log.tell("schema.apply", WHO, Act({}))
+        log.record("schema.apply", WHO, Act({}))
     levels = [each.levelno for each in caplog.records]
     assert levels == [logging.INFO, logging.ERROR]
 

@@ -115,7 +115,7 @@ async def test_only_the_first_key_is_said_to_be_the_first(world: World) -> None:
         ({"namespaces": ()}, "0 namespaces are given"),
         (
             {"namespaces": ("Videos",)},
-            "namespace 'Videos' is none that a key can be for: give a name",
+            "namespace 'Videos' is not valid for a key: give a name",
         ),
         ({"namespaces": ("a*b",)}, "namespace 'a*b'"),
         (

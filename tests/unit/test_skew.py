@@ -154,7 +154,7 @@ async def test_a_slow_answer_that_contradicts_replaces_it(world: World) -> None:
 async def test_a_reading_worse_than_the_bound_tells_nothing(world: World) -> None:
     world.store.errors_us = [2 * BOUND_US] * 3
     await world.guard.measure()
-    assert "can only be told to 1.000 s" in trouble(world)
+    assert "is only known to within 1.000 s" in trouble(world)
 
 
 async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
@@ -166,7 +166,7 @@ async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
     await world.guard.measure()
     assert world.guard.offset_us == 25 * MILLISECOND // 2
     world.clock.advance(HOUR)
-    assert "can only be told to" in trouble(world)
+    assert "is only known to within" in trouble(world)
     await world.guard.measure()
     assert trouble(world) == ""
 
@@ -191,7 +191,7 @@ async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: Wo
 
     with patch.object(world.store, "read_clock", set_meanwhile):
         await world.guard.measure()
-    assert "can only be told to" in trouble(world)
+    assert "is only known to within" in trouble(world)
     await world.guard.measure()
     assert trouble(world) == ""
 

@@ -13,7 +13,7 @@ def test_a_trouble_stands_since_it_was_first_seen_until_the_part_works_again() -
     clock.advance(SECOND)
     for detail in ("it is down", "it is still down"):
         (found,) = troubles.note({"store": detail, "cache": None})
-        assert found.told() == {
+        assert found.as_fields() == {
             "part": "store",
             "detail": detail,
             "since": rfc3339(START_US + SECOND),

@@ -78,7 +78,7 @@ def restore(
                 source, settings.data, now_us=now_us, progress=moved, without_keys=without_keys
             )
         did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
-        log.tell("backup.restore", os_user(), Act(did))
+        log.record("backup.restore", os_user(), Act(did))
         _tell(
             f"{settings.data} holds the backup of {made.begun_at}, made by version {made.version}."
             f"\nBefore it is served: counter audit --all --data {settings.data}",
