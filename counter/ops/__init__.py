@@ -1,1 +1,1 @@
-"""Operators' work: audits, backups, moving counts, planning, and the doctor."""
+"""Audits, backups, moving counts, planning, and the doctor, for operators."""

@@ -1,11 +1,12 @@
-"""The audit: counts made anew from events, compared with what is stored. Pure over the ports.
+"""Recompute counts from the event log and compare them with the stored totals.
 
-A counter is right where each window row up to the watermark is the fold of its window's events, and
-the checkpoint the fold of ``settled`` and the rows. It is read in this order: ``dropped_before``,
-watermark, head, rows, events, head. Nothing that the watermark has passed changes any more but by a
-recount, so what is compared is of one moment, however long it takes to read. What a recount, a
-settling or a drop changes meanwhile shows in what is read last. So one look may be wrong about a
-counter that something happens to: a difference is a mismatch when two looks in a row find the same.
+A counter is right if each window row up to the watermark is the fold of its window's events, and
+the checkpoint the fold of ``settled`` and the rows. The audit reads ``dropped_before``, watermark,
+head, rows, events, and the head again, in this order. Windows that the watermark has passed change
+only by a recount, so the compared values are of one moment, however long reading takes. If a
+recount, a settling or a drop changes them meanwhile, the last reads show it. One pass may therefore
+be wrong about a counter that is changing: a difference is a mismatch only if two passes in a row
+find the same one.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ PAUSE_US: Final = limits.SECOND
 
 
 class Damage(StrEnum):
-    """What can be wrong."""
+    """The kinds of damage that an audit finds."""
 
     #: A window's row is not the fold of its events.
     WRONG_ROW = "wrong_row"
-    #: Events stand in a window that has no row.
+    #: A window has events and no row.
     MISSING_ROW = "missing_row"
-    #: A row stands for a window that has no events.
+    #: A window has a row and no events.
     PHANTOM_ROW = "phantom_row"
-    #: The count that is served is not that of the events.
+    #: The served count is not the count of the events.
     WRONG_CHECKPOINT = "wrong_checkpoint"
-    #: The checkpoint contradicts what is settled, or rows whose events are gone or were not looked
-    #: at: one of them is wrong, and nothing tells which.
+    #: The checkpoint contradicts the settled count, or rows whose events are dropped or were not
+    #: compared. One of them is wrong, and the audit cannot determine which.
     CONTRADICTION = "contradiction"
-    #: What is settled reaches past the slices that were dropped.
+    #: The settled count reaches past the dropped slices.
     WRONG_SETTLED = "wrong_settled"
 
 
@@ -54,16 +55,16 @@ _ROWS: Final = (Damage.WRONG_ROW, Damage.MISSING_ROW, Damage.PHANTOM_ROW)
 
 
 class State(StrEnum):
-    """What an audit says of a counter."""
+    """The result of an audit of a counter."""
 
     RIGHT = "right"
     WRONG = "wrong"
-    #: It cannot be told now: a recount is under way, or the shard's rollup stands half done.
+    #: Unknown now: a recount is pending, or the shard's rollup is incomplete.
     WAITING = "waiting"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong; *at_us* is the window's start, or the instant of the count."""
+    """One difference; *at_us* is the window's start, or the instant of the count."""
 
     damage: Damage
     at_us: int
@@ -73,8 +74,11 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found of a counter. Its rows were compared with events from *since_us* on, up to
-    *through_us*; *repairs* are the windows whose recount puts it right, if any does."""
+    """The result for one counter.
+
+    Its rows were compared with events from *since_us* on, up to *through_us*; *repairs* are the
+    windows whose recount corrects it, if any does.
+    """
 
     counter: str
     state: State
@@ -86,7 +90,8 @@ class Verdict:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What is the same in two looks at the same damage, although the counter counts on."""
+        """Return the part of the findings that two passes share, even if the counter keeps
+        counting."""
         return tuple(
             (each.damage, each.expected.total - each.stored.total)
             if each.damage in (Damage.WRONG_CHECKPOINT, Damage.CONTRADICTION)
@@ -97,7 +102,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Part:
-    """A counter's partition in one look, and what its events are found to say."""
+    """A counter's partition in one pass, and the rows that its events require."""
 
     watermark_us: int
     head: Head
@@ -105,15 +110,15 @@ class _Part:
     #: Rows are compared with events in ``[low, high)``.
     low_us: int
     high_us: int
-    #: Windows whose recount is pending, as readers see them: they sum them for themselves.
+    #: Windows with a pending recount, as readers compute them.
     pending: dict[int, WindowRow]
-    #: The rows as they must stand.
+    #: The rows that are expected.
     merged: dict[int, WindowRow]
     summed: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
 
     def compare(self, window_us: int, fold: Fold) -> None:
-        """Take what the events of a window say for what must stand."""
+        """Compare a window's row with the fold of its events."""
         if not self.low_us <= window_us < self.high_us:
             return
         self.summed.add(window_us)
@@ -127,7 +132,7 @@ class _Part:
             self.merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
 
     def compare_rest(self) -> None:
-        """Find the rows whose windows turned out to have no events."""
+        """Find the rows whose windows have no events."""
         for at_us, row in self.rows.items():
             stored = Fold(row.cleared, row.total)
             is_known = at_us in self.summed or at_us in self.pending or stored == _NOTHING
@@ -137,7 +142,7 @@ class _Part:
 
 
 class Auditor:
-    """Looks at counters, and has what it finds wrong counted anew if asked."""
+    """Audits counters, and requests recounts of damaged ones if asked."""
 
     def __init__(
         self,
@@ -146,7 +151,7 @@ class Auditor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chunk_us: int | None = None,
     ) -> None:
-        """Events are read *chunk_us* at a time, by default a time bucket's."""
+        """Events are read *chunk_us* at a time, by default one time bucket."""
         self._store = store
         self._sleep = sleep
         self._chunk_us = chunk_us
@@ -162,36 +167,41 @@ class Auditor:
         to_us: int = limits.TIME_MAX_US,
         trust_settled: bool = False,
     ) -> list[Verdict]:
-        """A verdict on each of *counters*. Rows are compared with events in ``[from, to)`` only,
-        checkpoints with rows always. Where a checkpoint contradicts what is settled, its repair is
-        offered only if *trust_settled*. Raises NamespaceUnknownError, UnavailableError."""
+        """Return a verdict on each of *counters*.
+
+        Rows are compared with events in ``[from, to)`` only, checkpoints with rows always. If a
+        checkpoint contradicts the settled count, a repair is offered only with *trust_settled*.
+        Raises NamespaceUnknownError, UnavailableError.
+        """
         counters = list(dict.fromkeys(counters))
         if not counters:
             return []
         size_us = namespace.settings.rollup_window_us
         span = (window_of(from_us, size_us), window_of(to_us + size_us - 1, size_us))
-        verdicts = await self._look(namespace, counters, span, trust_settled)
+        verdicts = await self._pass(namespace, counters, span, trust_settled)
         known = {each.counter: each for each in verdicts}
         unsure = [each.counter for each in verdicts if each.state is not State.RIGHT]
         for _ in range(LOOKS_MAX - 1):
             if not unsure:
                 break
             await self._sleep(PAUSE_US / limits.SECOND)
-            for each in await self._look(namespace, unsure, span, trust_settled):
+            for each in await self._pass(namespace, unsure, span, trust_settled):
                 before, known[each.counter] = known[each.counter], each
                 is_sure = each.state is State.WRONG and each.signature == before.signature
                 if is_sure or each.state is State.RIGHT:
                     unsure.remove(each.counter)
         for name in unsure:
-            why = known[name].why or "it changed from look to look"
+            why = known[name].why or "it changed between two passes"
             known[name] = replace(known[name], state=State.WAITING, why=why, repairs=())
         return [known[name] for name in counters]
 
     async def repair(
         self, namespace: Namespace, verdicts: Sequence[Verdict], resolver: Resolver
     ) -> int:
-        """Leave recounts for what is wrong and can be put right; how many counters. Who reads them
-        sees them right at once, and the worker counts them anew when its window comes."""
+        """Leave recounts for damage that can be repaired; return the number of counters.
+
+        Readers see the repaired count at once; the worker does the recount when its window comes.
+        """
         wrong = [each for each in verdicts if each.state is State.WRONG and each.repairs]
         windows = [(each.counter, at_us) for each in wrong for at_us in each.repairs]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
@@ -199,7 +209,7 @@ class Auditor:
             await resolver.leave_recounts(namespace, some, for_readers=True)
         return len(wrong)
 
-    async def _look(
+    async def _pass(
         self,
         namespace: Namespace,
         counters: Sequence[str],
@@ -208,15 +218,15 @@ class Auditor:
     ) -> list[Verdict]:
         for _ in range(_ATTEMPTS_MAX):
             try:
-                return await self._look_once(namespace, counters, span, trust_settled)
+                return await self._pass_once(namespace, counters, span, trust_settled)
             except SliceMissingError as error:
-                # A slice was dropped during the look: what is left begins later.
+                # A slice was dropped during the pass: the remaining events begin later.
                 missing = error
         raise UnavailableError(
             f"slices vanish again and again: {missing.detail}", retry_after_us=limits.SECOND
         )
 
-    async def _look_once(
+    async def _pass_once(
         self,
         namespace: Namespace,
         counters: Sequence[str],
@@ -235,11 +245,11 @@ class Auditor:
         }
         await self._compare(namespace, parts)
         heads = await self._store.heads(namespace, counters)
-        # It may have moved meanwhile, and what is settled with it.
+        # It may have moved meanwhile, and the settled count with it.
         dropped_us = await self._store.dropped_before(namespace.dataset)
-        look = _Look(namespace, dropped_us, self._store.transactional, trust_settled)
+        this = _Pass(namespace, dropped_us, self._store.transactional, trust_settled)
         return [
-            look.judge(name, part, head or EMPTY_HEAD)
+            this.judge(name, part, head or EMPTY_HEAD)
             for (name, part), head in zip(parts.items(), heads, strict=True)
         ]
 
@@ -248,7 +258,7 @@ class Auditor:
         size_us = namespace.settings.rollup_window_us
         chunk_us = window_of(self._chunk_us or namespace.dataset.time_bucket_us, size_us)
         slices = await self._store.slices(namespace.dataset)
-        # Nothing was written before the first slice, nor much before the namespace was made.
+        # There are no events before the first slice, nor long before the namespace's creation.
         at_us = min((each.start_us for each in slices), default=limits.TIME_MAX_US)
         at_us = max(at_us, _earliest(namespace), min(part.low_us for part in parts.values()))
         high_us = max(part.high_us for part in parts.values())
@@ -269,8 +279,8 @@ class Auditor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What one look knows beside the counters: *dropped_us* was read last."""
+class _Pass:
+    """The shared values of one pass; *dropped_us* was read last."""
 
     namespace: Namespace
     dropped_us: int
@@ -278,7 +288,7 @@ class _Look:
     trusts_settled: bool
 
     def judge(self, counter: str, part: _Part, after: Head) -> Verdict:
-        """What this look says of a counter, whose head was *after* at its end."""
+        """Return this pass's verdict on a counter, whose head was *after* at the end."""
         head, findings = part.head, sorted(part.findings, key=lambda each: each.at_us)
         as_of_us = max(part.watermark_us, head.checkpoint.time_us)
         if head.settled.time_us and head.settled.time_us >= self.dropped_us:
@@ -287,13 +297,13 @@ class _Look:
         served = head.checkpoint.count
         count = _count_of(head, part.merged, as_of_us)
         if part.pending and served == _count_of(head, part.merged | part.pending, as_of_us):
-            # It holds already what the recount will find.
+            # The checkpoint already includes the recount's result.
             count = served
         is_open = not self.transactional and head.checkpoint.time_us > part.watermark_us
-        why = self._why_untold(part, after, differs=bool(findings) or served != count)
+        why = self._why_waiting(part, after, differs=bool(findings) or served != count)
         if not why and served != count:
             if is_open and not findings:
-                why = "the rollup of its shard stands half done: is a worker running?"
+                why = "the rollup of its shard is half done: is a worker running?"
             elif not is_open:
                 damage = Damage.WRONG_CHECKPOINT
                 if served != _count_of(head, part.rows, as_of_us) and _may_be_settled(
@@ -312,8 +322,8 @@ class _Look:
             why=why,
         )
 
-    def _why_untold(self, part: _Part, after: Head, *, differs: bool) -> str:
-        """Why a difference need not be damage; empty where it is."""
+    def _why_waiting(self, part: _Part, after: Head, *, differs: bool) -> str:
+        """Return why a difference may not be damage; empty if it is damage."""
         if not differs:
             return ""
         if after.settled.time_us != part.head.settled.time_us:
@@ -325,8 +335,11 @@ class _Look:
         return ""
 
     def _repairs(self, part: _Part, findings: Sequence[Finding]) -> tuple[int, ...]:
-        """The windows to count anew. None where that would make more of it wrong: who counts anew
-        begins with what is settled, and sums whole windows."""
+        """Return the windows to recount.
+
+        Empty if recounts would do more damage, because a recount starts from the settled count and
+        sums whole windows.
+        """
         size_us = self.namespace.settings.rollup_window_us
         damages = {each.damage for each in findings}
         rows = [each.at_us for each in findings if each.damage in _ROWS]
@@ -335,7 +348,7 @@ class _Look:
         if Damage.CONTRADICTION in damages and not self.trusts_settled:
             return ()
         if findings and not rows:
-            # Whichever window is counted anew, the checkpoint is folded anew with it.
+            # A recount of any window folds the checkpoint again, too.
             rows = [window_of(part.watermark_us, size_us)]
         return tuple(rows)
 
@@ -347,7 +360,7 @@ def _part_of(
     watermarks: Sequence[int],
     place: tuple[str, int, tuple[int, int]],
 ) -> _Part:
-    """The part of the counter that *place* names, beside ``dropped_before`` and the span."""
+    """Return the part of a counter, with ``dropped_before`` and the span to compare."""
     counter, dropped_us, (from_us, to_us) = place
     size_us = namespace.settings.rollup_window_us
     watermark_us = watermarks[shard_of(counter, len(watermarks))]
@@ -366,13 +379,13 @@ def _part_of(
 
 
 def _count_of(head: Head, rows: Mapping[int, WindowRow], as_of_us: int) -> int:
-    """The count that *rows* make, up to *as_of_us*."""
+    """Return the count of *rows* up to *as_of_us*."""
     return fold_rows(head.settled.count, (rows[at] for at in sorted(rows) if at <= as_of_us))
 
 
 def _may_be_settled(part: _Part, as_of_us: int) -> bool:
-    """Whether the count rests on what was compared with no events: what is settled, or rows out of
-    the span. What came before a clear does not matter."""
+    """Return whether the count depends on data without compared events: the settled count, or
+    rows outside the span. Data before a clear does not matter."""
     known = range(part.low_us, part.high_us)
     cleared = max((at for at in part.merged if at in known and part.merged[at].cleared), default=-1)
     if any(cleared < at <= as_of_us and at not in known for at in part.merged):
@@ -381,7 +394,7 @@ def _may_be_settled(part: _Part, as_of_us: int) -> bool:
 
 
 def _earliest(namespace: Namespace) -> int:
-    """A window start that no event of *namespace* lies before."""
+    """Return a window start that is not later than any event of *namespace*."""
     reach_us = limits.ACCEPT_LIMIT_MAX_US + 2 * namespace.dataset.clock_skew_max_us
     return window_of(
         max(0, namespace.created_at_us - reach_us), namespace.settings.rollup_window_us

@@ -1,4 +1,5 @@
-"""Audits of many counters: which ones, how many at once, how fast; and what is told of them."""
+"""Run audits of many counters: select them, limit concurrency and rate, and summarize the
+results."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from counter.ops.audit import Auditor, Damage, Finding, State, Verdict
 from counter.ports import Clock, Store
 from counter.types import Fold, Namespace
 
-#: Counters that are looked at together. A store in one file reads a span of events once for all.
+#: Counters per batch. A store in one file reads a span of events once for the whole batch.
 _TOGETHER: Mapping[bool, int] = {True: 500, False: 32}
 _TOGETHER_FIRST: Final = 8
-#: A batch that read more rows than this is followed by one half as large.
+#: After a batch that read more rows than this the next batch is half as large.
 _ROWS_MAX: Final = 200_000
 _NAMES_PER_PAGE: Final = 1_000
-#: Of one counter, so many findings are shown.
+#: The most findings that are shown per counter.
 SHOWN_MAX: Final = 5
 
 _TOLD: Mapping[Damage, str] = {
@@ -30,7 +31,7 @@ _TOLD: Mapping[Damage, str] = {
     Damage.WRONG_CHECKPOINT: "the count as of {at} is {stored}, its events make {expected}",
     Damage.CONTRADICTION: (
         "the count as of {at} is {stored}; {expected} follows from what is settled, or was not"
-        " compared with events: one of them is wrong, and nothing here tells which"
+        " compared with events: one of them is wrong, and the audit cannot determine which"
     ),
     Damage.WRONG_SETTLED: (
         "what is settled reaches {at}, past the events that were dropped: restore a backup"
@@ -40,16 +41,16 @@ _TOLD: Mapping[Damage, str] = {
 
 @dataclass(slots=True)
 class Pace:
-    """Bounds the load: *rate* counters a second (0: any number), and a share of the time."""
+    """Bounds the load: *rate* counters per second (0: no bound), and a share of the time."""
 
     clock: Clock
     rate: float = 0.0
-    #: So many times as long as it worked it rests.
+    #: The ratio of pauses to work.
     rests: float = 0.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def rest(self, began_us: int, counters: int) -> None:
-        """Wait as long as *counters* that were begun to be looked at then ask for."""
+        """Pause after a batch of *counters* that began at *began_us*."""
         took_s = (self.clock.boottime_us() - began_us) / limits.SECOND
         due_s = counters / self.rate if self.rate else 0.0
         await self.sleep(max(due_s - took_s, self.rests * took_s, 0.0))
@@ -63,7 +64,7 @@ async def audited(
     pace: Pace,
     look: Callable[[Sequence[str]], Awaitable[list[Verdict]]],
 ) -> AsyncIterator[list[Verdict]]:
-    """The verdicts that *look* gives on *names*, a batch at a time."""
+    """Yield the verdicts that *look* returns on *names*, a batch at a time."""
     size, most = _TOGETHER_FIRST, _TOGETHER[store.transactional]
     batch: list[str] = []
 
@@ -86,7 +87,7 @@ async def audited(
 
 
 async def all_names(store: Store, namespace: Namespace, prefix: str = "") -> AsyncIterator[str]:
-    """Every counter of *namespace* whose name begins with *prefix*."""
+    """Yield every counter of *namespace* whose name begins with *prefix*."""
     after: str | None = None
     while True:
         page = await store.counters(namespace, prefix=prefix, after=after, limit=_NAMES_PER_PAGE)
@@ -98,38 +99,38 @@ async def all_names(store: Store, namespace: Namespace, prefix: str = "") -> Asy
 
 
 async def sample_of(names: AsyncIterator[str], count: int) -> list[str]:
-    """*count* of *names*, each as likely as another, in order; all where there are no more."""
+    """Return a uniform sample of *count* of *names*, in order; all if there are no more."""
     kept: list[str] = []
     place = 0
     async for name in names:
         if place < count:
             kept.append(name)
-        elif (chosen := random.randrange(place + 1)) < count:  # no secret
+        elif (chosen := random.randrange(place + 1)) < count:  # not security-relevant
             kept[chosen] = name
         place += 1
     return sorted(kept)
 
 
 async def each_of(names: Sequence[str]) -> AsyncIterator[str]:
-    """*names*, as a listing would give them."""
+    """Yield *names*, like a listing."""
     for name in names:
         yield name
 
 
 @dataclass(slots=True)
 class Summary:
-    """What an audit found of one namespace."""
+    """The results of an audit of one namespace."""
 
     namespace: str
     counters: int = 0
     wrong: dict[str, Verdict] = field(default_factory=dict)
     waiting: dict[str, Verdict] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
-    #: Events were compared from this instant on, of every counter; 0 where none was audited.
+    #: Events of every counter were compared from this instant on; 0 if no counter was audited.
     since_us: int = 0
 
     def take(self, verdicts: Sequence[Verdict]) -> None:
-        """Count *verdicts*; a later one on a counter replaces the earlier."""
+        """Count *verdicts*; a later one on a counter replaces the earlier one."""
         for each in verdicts:
             self.since_us = max(self.since_us, each.since_us)
             self.wrong.pop(each.counter, None)
@@ -140,7 +141,7 @@ class Summary:
                 self.waiting[each.counter] = each
 
     def document(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the summary for programs."""
         return {
             "namespace": self.namespace,
             "counters": self.counters,
@@ -151,17 +152,17 @@ class Summary:
         }
 
     def lines(self) -> list[str]:
-        """The same for people."""
-        told = f"{self.namespace}: {self.counters:,} counters audited, {len(self.wrong):,} wrong"
+        """Return the summary as text."""
+        summary = f"{self.namespace}: {self.counters:,} counters audited, {len(self.wrong):,} wrong"
         if self.repaired:
-            told += f", {len(self.repaired):,} repaired"
+            summary += f", {len(self.repaired):,} repaired"
         if self.waiting:
-            told += f", {len(self.waiting):,} cannot be told now"
-        lines = [told]
+            summary += f", {len(self.waiting):,} cannot be judged now"
+        lines = [summary]
         if self.since_us:
             lines.append(
-                f"  compared with events since {to_rfc3339(self.since_us)} or earlier; what came"
-                " before them is taken as it stands"
+                f"  compared with events since {to_rfc3339(self.since_us)} or earlier; the settled"
+                " count before them is not checked"
             )
         for verdict in self.wrong.values():
             lines += [f"  {text}" for text in described(verdict)]
@@ -171,15 +172,15 @@ class Summary:
 
 
 def described(verdict: Verdict) -> list[str]:
-    """What is wrong with a counter, a line each."""
+    """Describe what is wrong with a counter, a line each."""
     shown = verdict.findings[:SHOWN_MAX]
-    lines = [f"{verdict.counter!r}: {_told(each)}" for each in shown]
+    lines = [f"{verdict.counter!r}: {_sentence(each)}" for each in shown]
     if len(verdict.findings) > len(shown):
         lines.append(f"{verdict.counter!r}: and {len(verdict.findings) - len(shown):,} more")
     return lines
 
 
-def _told(finding: Finding) -> str:
+def _sentence(finding: Finding) -> str:
     return _TOLD[finding.damage].format(
         at=to_rfc3339(finding.at_us),
         stored=_fold(finding.stored),

@@ -1,7 +1,7 @@
-"""Backups of a data directory: a directory that is there whole or not at all, with a manifest.
+"""Back up a data directory to a directory with a manifest, and restore it.
 
-The manifest says when the copy was begun, by which version, and each file's size and SHA-256. A
-restore believes nothing else.
+A backup directory appears whole or not at all. The manifest has the start time of the copy, the
+program's version, and each file's size and SHA-256. A restore verifies all of these.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
 _MANIFEST_BYTES_MAX: Final = 64 * 1024
 _PIECE: Final = 1 << 20
-#: What an empty directory may hold nevertheless: a lock that nobody holds, and what a file system
-#: puts into its root.
+#: Entries of an empty directory that are allowed: an unheld lock, and the file system's own.
 _NOTHING: Final = frozenset({"lock", "lost+found"})
 
 Progress = Callable[[str, int, int], None]
@@ -51,7 +50,7 @@ class CopiedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds. Every add that was acknowledged before *begun_at* is in it."""
+    """The content of a backup. It includes every add that was acknowledged before *begun_at*."""
 
     begun_at: str
     version: str
@@ -59,7 +58,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all the files."""
+        """Return the total size of the files in bytes."""
         return sum(each.bytes for each in self.files.values())
 
 
@@ -72,9 +71,11 @@ def back_up(
     progress: Progress,
     wal_bytes_max: int = WAL_BYTES_MAX,
 ) -> Manifest:
-    """Copy the data directory *data* to the directory *target*, which must not exist yet, while
-    another process may use it, whose write-ahead log may have so many bytes. Raises StartupError,
-    having left nothing."""
+    """Copy the data directory *data* to the new directory *target*.
+
+    Another process may use *data* meanwhile; its write-ahead log may grow up to its limit. Raises
+    StartupError and then leaves nothing behind.
+    """
     if not (data / DATABASE).exists():
         raise StartupError(f"{data} holds no counters: give the data directory with --data")
     if target.exists() or target.is_symlink():
@@ -87,8 +88,8 @@ def back_up(
         try:
             for name in FILES:
                 if (data / name).exists():
-                    told = _of(progress, name)
-                    copy_file(data / name, partial / name, bytes_per_s, told, wal_bytes_max)
+                    on_progress = _of(progress, name)
+                    copy_file(data / name, partial / name, bytes_per_s, on_progress, wal_bytes_max)
             manifest = _manifest_of(partial, now_us)
             _write_manifest(partial, manifest)
             _sync_directory(partial)
@@ -105,11 +106,13 @@ def back_up(
 def restore(
     source: Path, data: Path, *, now_us: int, progress: Progress, without_keys: bool = False
 ) -> Manifest:
-    """Make the backup *source* the data directory *data*, which must be empty or not be there. One
-    that holds no API keys is restored only *without_keys*.
+    """Restore the backup *source* into *data*, which must be empty or not exist. A backup without
+    API keys is restored only *without_keys*.
 
-    The database comes last, and what was given out since the backup was made is not given out
-    again. Raises StartupError, before anything is written where the backup is not whole."""
+    The database is written last, and ids and sequence numbers that were assigned since the backup
+    are not assigned again. Raises StartupError before anything is written if the backup is
+    incomplete.
+    """
     manifest = read_manifest(source)
     _check(source, manifest)
     if KEYS_FILE not in manifest.files and not without_keys:
@@ -142,7 +145,7 @@ def restore(
 
 
 def read_manifest(source: Path) -> Manifest:
-    """The manifest of the backup *source*. Raises StartupError."""
+    """Read the manifest of the backup *source*. Raises StartupError."""
     path = source / MANIFEST
     try:
         with path.open("rb") as file:
@@ -156,10 +159,10 @@ def read_manifest(source: Path) -> Manifest:
                 " restore it with the program that made it, or a newer one"
             )
         files = {name: CopiedFile(**each) for name, each in found["files"].items()}
-        told = (found["begun_at"], found["version"])
-        if not all(isinstance(each, str) and each.isprintable() for each in told):
-            raise ValueError(f"begun_at and version are {told!r}")
-        return Manifest(*told, files)
+        meta = (found["begun_at"], found["version"])
+        if not all(isinstance(each, str) and each.isprintable() for each in meta):
+            raise ValueError(f"begun_at and version are {meta!r}")
+        return Manifest(*meta, files)
     except OSError as error:
         raise StartupError(
             f"{source} is no whole backup: {MANIFEST} cannot be read: {error.strerror}"
@@ -169,7 +172,7 @@ def read_manifest(source: Path) -> Manifest:
 
 
 def _check(source: Path, manifest: Manifest) -> None:
-    """Raise StartupError where a file is not the one that was backed up."""
+    """Raise StartupError if a file differs from the one that was backed up."""
     if DATABASE not in manifest.files or not set(manifest.files) <= set(FILES):
         raise StartupError(f"{source / MANIFEST} names {sorted(manifest.files)}, not {FILES}")
     for name, said in manifest.files.items():
@@ -237,7 +240,8 @@ def _copy(source: Path, target: Path, progress: Callable[[int, int], None]) -> N
 
 
 def _give_to_owner(data: Path, names: Iterable[str]) -> None:
-    """Have files belong to whom *data* does: root restores what a service runs on as another."""
+    """Set the owner of files to that of *data*: root may restore a backup for another user's
+    service."""
     if os.geteuid() == 0:
         owner = data.stat()
         for name in names:

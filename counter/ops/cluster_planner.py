@@ -1,7 +1,7 @@
-"""How many of each part a cluster needs: pure functions, no I/O, with every step of the arithmetic.
+"""Compute how many parts of each kind a cluster needs, and show every step of the arithmetic.
 
-Rates are measured ones (:mod:`counter.ops.measured_rates`); what was not measured is an assumption
-that :class:`ClusterNeed` names and the caller can set.
+Rates are measured (:mod:`counter.ops.measured_rates`); values that were not measured are
+assumptions, which :class:`ClusterNeed` names and the caller can set. Pure functions, no I/O.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from counter.quantities import NUMBER_MAX, format_bytes, format_number, format_s
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag
 
-#: What an entry of memcached 1.6.18 takes, a count's or a token's: the 152 bytes of its slab class.
+#: Size of an entry of memcached 1.6.18, a count or a token: its slab class has 152 bytes.
 CACHE_ENTRY_BYTES: Final = 152
-#: So that one can be started anew while the other works.
+#: Two, so that one can be restarted while the other works.
 PROCESSES_MIN: Final = 2
 REPLICATION_MAX: Final = 16
 _BYTES_MAX: Final = 10**18
-#: A token is remembered twice as long as it may be sent again: counter/storage/memcached/cache.py.
+#: A token is remembered twice as long as it may be retried: counter/storage/memcached/cache.py.
 _GUARD_MARGIN: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNeed:
-    """What a cluster is asked for, by one namespace that stands for all.
+    """The requirements of a cluster, as one namespace that represents all.
 
-    ``load`` is how much of its measured rate each part may be used at; ``disk_use``, how much of
-    ``disk_bytes`` a node may fill, for compaction needs room; ``memory_bytes`` is a memcached's;
-    ``row_bytes`` is what the rolled-up row of a counter's window takes on disk, an assumption as
-    ``event_bytes`` is.
+    ``load`` is the share of its measured rate that each part may be used at; ``disk_use``, the
+    share of ``disk_bytes`` that a node may fill, because compaction needs room; ``memory_bytes`` is
+    the memory of one memcached; ``row_bytes`` is the size on disk of the rolled-up row of a
+    counter's window, an assumption as ``event_bytes`` is.
     """
 
     adds_per_s: Fraction
@@ -57,8 +57,8 @@ class ClusterNeed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the arithmetic: a name, how it is reckoned, and what comes out; *part* is what of
-    the cluster it is about."""
+    """One line of the arithmetic: a name, the formula, and the result; *part* is the part of the
+    cluster that it is about."""
 
     what: str
     arithmetic: str
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """How many of each, and why. Plain values, so that JSON gives the same back."""
+    """The number of parts of each kind, and the arithmetic. Plain values, which survive JSON."""
 
     cassandra_nodes: int
     memcached_servers: int
@@ -78,10 +78,10 @@ class ClusterPlan:
 
 
 def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
-    """How many of each part *need* takes, from *rates*. Raises PlanError past a bound.
+    """Compute how many of each part *need* takes, from *rates*. Raises PlanError past a bound.
 
-    Counters rolled up a second are at most ``min(adds in a window, counters) / window``: each
-    counter that was added to costs one batch a window, however often it was. The rest is division.
+    Counters rolled up per second are at most ``min(adds in a window, counters) / window``: each
+    counter with adds costs one batch per window, however many adds it has. The rest is division.
     """
     _check(need)
     api = _Sum("API processes", need.load, PROCESSES_MIN)
@@ -106,7 +106,7 @@ def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
 
 
 class _Sum:
-    """The parts of one kind that are needed, and the steps that led there."""
+    """The number of parts of one kind, and the steps of its computation."""
 
     def __init__(self, name: str, load: Fraction, least: int) -> None:
         self.steps: list[Step] = []
@@ -120,7 +120,7 @@ class _Sum:
         self.steps.append(Step(what, arithmetic, result, self._name))
 
     def add(self, what: str, asked: Fraction, takes: Fraction) -> None:
-        """*asked* a second of which one takes *takes*."""
+        """Add a step: *asked* per second, if one part handles *takes*."""
         busy = asked / takes
         self._busy += busy
         self.show(
@@ -130,12 +130,12 @@ class _Sum:
         )
 
     def fill(self, what: str, size: Fraction, room: Fraction, arithmetic: str) -> None:
-        """*size* bytes where one has *room* for."""
+        """Add a step: *size* bytes, if one part has *room*."""
         self._floors.append(size / room)
         self.show(f"for {what}", arithmetic, format_number(size / room))
 
     def whole(self) -> int:
-        """How many are needed, not fewer than the least."""
+        """Return how many are needed, at least the minimum."""
         loaded = self._busy / self._load
         needed = max(self._least, ceil(loaded), *map(ceil, self._floors))
         self.show(
@@ -153,7 +153,7 @@ class _Sum:
 
 
 def _rollups(need: ClusterNeed, shown: _Sum) -> Fraction:
-    """Counters to be rolled up a second, at most."""
+    """Return the largest number of counters to roll up per second."""
     window = format_duration(need.settings.rollup_window_us)
     if need.settings.counter_type is CounterType.BEST_EFFORT:
         shown.show("rollups", "BEST_EFFORT keeps no events", "0/s")
@@ -171,7 +171,7 @@ def _rollups(need: ClusterNeed, shown: _Sum) -> Fraction:
 
 
 def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum) -> None:
-    """What is written to Cassandra, and kept there."""
+    """Add the steps for Cassandra's writes and disk."""
     if need.settings.counter_type is CounterType.BEST_EFFORT:
         nodes.show("adds", "BEST_EFFORT counts in memcached", "0/s")
         return
@@ -184,7 +184,7 @@ def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum
     takes = rates.node_adds if copies == 1 else rates.node_copies
     nodes.add("adds", need.adds_per_s * copies, takes.per_s)
     nodes.add(f"rollups, {copies} each", rollups_per_s * copies, rates.node_rollups.per_s)
-    # A slice is dropped whole, when its youngest event is as old as retention.
+    # A slice is dropped as a whole, when its youngest event reaches retention.
     kept_us = need.dataset.retention_us + need.dataset.slice_us
     kept = (
         f"({format_duration(need.dataset.retention_us)} + {format_duration(need.dataset.slice_us)})"
@@ -210,7 +210,7 @@ def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum
 
 
 def _cache(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, cache: _Sum) -> None:
-    """What is asked of memcached, and kept there."""
+    """Add the steps for memcached's requests and memory."""
     counts, tokens = Fraction(need.counters), Fraction(0)
     if need.settings.counter_type is CounterType.BEST_EFFORT:
         cache.add("adds", need.adds_per_s, rates.cache_keys.per_s)
@@ -268,7 +268,7 @@ def cluster_warnings(
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
 ) -> tuple[str, ...]:
-    """Where the settings contradict each other, the clients or the plan."""
+    """Return contradictions of the settings with each other, the clients or the plan."""
     return (
         *contradictions(need.settings, need.dataset, clients, lease_time_us=lease_time_us),
         *_plan_problems(need, plan),
@@ -301,7 +301,7 @@ def _rate_problems(rates: Rates) -> Iterator[str]:
     assumed = [name for name, rate in used.items() if rate == getattr(MEASURED, name)]
     if assumed:
         yield (
-            f"rates of a machine with 2 cores that shared them with the load stand for"
+            f"rates of a machine with 2 cores that shared them with the load are used for"
             f" {', '.join(assumed)}: measure your own with ./scripts/capacity, and give"
             " --rates FILE"
         )

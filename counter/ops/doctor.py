@@ -1,6 +1,6 @@
-"""What is right and wrong about a process's settings and surroundings. Nothing is changed here.
+"""Check a process's settings and environment, without changing anything.
 
-Each look returns findings; none raises for what it looks at, so that one trouble hides no other.
+Each check returns findings and raises no error for what it checks, so that all problems are shown.
 What `counter serve` checks itself at startup (open files, exposure) is not repeated here.
 """
 
@@ -37,24 +37,24 @@ from counter.storage.shared.startup_retry import Patience
 State = Literal["ok", "warning", "wrong"]
 
 _GIB: Final = 1024**3
-#: Below the one it is time to do something, below the other adds are about to be refused.
+#: Below the first size a warning is given; below the second one adds are about to be rejected.
 _DISK_SHARE_MIN: Final = 0.05
 _WAL_SHARE_MAX: Final = 0.25
 _DISK_LOW: Final = _GIB
 _DISK_FULL: Final = 64 * 1024**2
 _CACHE_S: Final = 5.0
-#: A start waits longer for Cassandra; whoever asks a doctor wants to know how it is now.
+#: Shorter than at startup, because the doctor reports the state now.
 _PATIENCE_US: Final = 5 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     part: str
     state: State
     detail: str
-    #: What to do about it, where it is not ok.
+    #: What to do about it, if it is not ok.
     do: str = ""
 
     def document(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Finding:
 
 
 async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
-    """Look at all that a process of these settings stands on."""
+    """Check everything that a process with these settings depends on."""
     patience_us = min(loaded.settings.start_timeout, _PATIENCE_US)
     settings = loaded.settings.model_copy(update={"start_timeout": patience_us})
     found = [*_settings(loaded)]
@@ -105,7 +105,7 @@ async def _store(settings: Settings, clock: Clock) -> list[Finding]:
         guard = ClockGuard(store, clock)
         await guard.measure()
         if guard.trouble is not None:
-            do = "have NTP set the clocks of this machine and of Cassandra's nodes"
+            do = "synchronize the clocks of this machine and of Cassandra's nodes with NTP"
             return [*found, Finding("clock", "wrong", guard.trouble, do)]
         apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from Cassandra's"
         bound = format_duration(guard.bound_us)
@@ -119,12 +119,12 @@ async def _store(settings: Settings, clock: Clock) -> list[Finding]:
 
 
 def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
-    """The data directory, and whether time goes on as what is in it says."""
+    """Check the data directory, and whether its times are consistent with the clock."""
     from counter.storage.sqlite.glance import glance
 
     data = settings.data
     if not data.exists():
-        yield Finding("store", "ok", f"{data} is not there yet: counter serve makes it")
+        yield Finding("store", "ok", f"{data} does not exist yet: counter serve creates it")
         return
     try:
         seen = glance(data)
@@ -164,17 +164,15 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
 
 
 def _wal(size: int, most: int) -> Finding:
-    told = (
+    detail = (
         f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
     )
-    do = (
-        "end the process that reads the database since long: fuser counter.db in the data directory"
-    )
+    do = "end the process with a long read of the database: fuser counter.db in the data directory"
     if size >= most:
-        return Finding("log", "wrong", told, do)
+        return Finding("log", "wrong", detail, do)
     if size >= most * _WAL_SHARE_MAX:
-        return Finding("log", "warning", told, do)
-    return Finding("log", "ok", told)
+        return Finding("log", "warning", detail, do)
+    return Finding("log", "ok", detail)
 
 
 def _disk(data: Path) -> Iterator[Finding]:
@@ -182,16 +180,16 @@ def _disk(data: Path) -> Iterator[Finding]:
     while not place.exists():
         place = place.parent
     usage = shutil.disk_usage(place)
-    told = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
+    detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
     do = "make room: adds are refused while the disk is full, and none is lost"
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         yield Finding("disk", "wrong", f"{place} is mounted read-only", "mount it writable")
     elif usage.free < _DISK_FULL:
-        yield Finding("disk", "wrong", told, do)
+        yield Finding("disk", "wrong", detail, do)
     elif usage.free < min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
-        yield Finding("disk", "warning", told, do)
+        yield Finding("disk", "warning", detail, do)
     else:
-        yield Finding("disk", "ok", told)
+        yield Finding("disk", "ok", detail)
 
 
 async def _cache(settings: Settings, clock: Clock) -> list[Finding]:
@@ -199,8 +197,10 @@ async def _cache(settings: Settings, clock: Clock) -> list[Finding]:
     if not servers:
         if settings.store == "sqlite":
             return [Finding("cache", "ok", "kept in the process itself")]
-        told = "each process has one of its own: reads are cached less, and guards know less"
-        return [Finding("cache", "warning", told, "give --cache memcached://host to all of them")]
+        detail = (
+            "each process has its own: fewer reads hit it, and guards miss what others recorded"
+        )
+        return [Finding("cache", "warning", detail, "give --cache memcached://host to all of them")]
     try:
         cache = open_cache(settings, clock)
         await cache.open()
@@ -223,15 +223,24 @@ async def _keys(settings: Settings, clock: Clock) -> list[Finding]:
         async with opened_keys(settings, clock) as (store, _):
             keys = await store.api_keys()
     except (CounterError, StartupError) as error:
-        return [Finding("keys", "wrong", _text(error), "look at the store; nobody gets in without")]
+        return [
+            Finding(
+                "keys",
+                "wrong",
+                _text(error),
+                "check the store: without keys all requests are rejected",
+            )
+        ]
     valid = [each for each in keys if each.is_valid_at(clock.now_us())]
-    told = "there are none: no request needs one"
+    detail = "there are none: no request needs one"
     if keys:
-        told = f"{len(valid)} of {len(keys)} are valid; every request needs one"
-    found = [Finding("keys", "ok", told)]
+        detail = f"{len(valid)} of {len(keys)} are valid; every request needs one"
+    found = [Finding("keys", "ok", detail)]
     if keys and not valid:
-        do = "make one: counter key create --help"
-        found = [Finding("keys", "warning", "all are revoked or expired: nobody gets in", do)]
+        do = "create one: counter key create --help"
+        found = [
+            Finding("keys", "warning", "all are revoked or expired: all requests are rejected", do)
+        ]
     return found
 
 
@@ -240,16 +249,16 @@ def _text(error: BaseException) -> str:
 
 
 _TIMEOUT_S: Final = 5.0
-#: Farther apart than this, tokens that are made here come late or early to some namespaces.
+#: With a larger difference, tokens made here are late or early for some namespaces.
 _APART_S: Final = 1.0
 #: It is only read, which creates no counter.
 _ANY: Final = "counter-doctor"
 
 
-def look_at_service(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
-    """Look at the service at *url*."""
+def check_service(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
+    """Check the service at *url*."""
     try:
-        # As a client of the SDK goes: what is on this machine is asked without a proxy.
+        # Like a client of the SDK: hosts on this machine are reached without a proxy.
         with httpx.Client(base_url=url, timeout=_TIMEOUT_S, mounts=direct([url])) as http:
             with http.stream("GET", "/readyz") as answer:
                 yield _ready(answer, _body(answer, "readyz"))
@@ -266,7 +275,7 @@ def look_at_service(url: str, api_key: str | None, version: str) -> Iterator[Fin
 
 def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
     troubles = body.get("troubles")
-    told = "; ".join(
+    detail = "; ".join(
         f"{each.get('part')}: {each.get('detail')} (since {each.get('since')})"
         for each in (troubles if isinstance(troubles, list) else [])
         if isinstance(each, dict)
@@ -276,14 +285,14 @@ def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
     if answer.status_code == 200 and status == "ready":
         return Finding("service", "ok", "it answers, and is ready")
     if answer.status_code == 200 and status == "degraded":
-        return Finding("service", "warning", f"it works, and not all of it: {told}", do)
+        return Finding("service", "warning", f"it works in part: {detail}", do)
     if "code" in body:
-        why = told or str(body.get("detail"))
+        why = detail or str(body.get("detail"))
         return Finding("service", "wrong", f"it answers, and is not ready: {why}", do)
     return Finding(
         "service",
         "wrong",
-        f"what answers is no counter service: status {answer.status_code}",
+        f"the server there is not a counter service: status {answer.status_code}",
         "set --url right: without a path, and to the service itself",
     )
 
@@ -295,12 +304,13 @@ def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
     if found == version:
         yield Finding("version", "ok", f"it is {version}, as this program")
     elif found is not None:
-        told = f"it is {found}, and this program {version}"
-        yield Finding("version", "warning", told, "upgrade the older one")
+        detail = f"it is {found}, and this program {version}"
+        yield Finding("version", "warning", detail, "upgrade the older one")
 
 
 def _clock(url: str, api_key: str | None) -> Finding:
-    """How far the service's clock is from this one: an accurate read tells when it was made."""
+    """Compare the service's clock with this one: an accurate read returns the time when it was
+    made."""
     try:
         options = Options(deadline_s=_TIMEOUT_S)
         with CounterClient(url, api_key=api_key, options=options) as client:
@@ -315,11 +325,11 @@ def _clock(url: str, api_key: str | None) -> Finding:
     apart_s = (as_of - before - (after - before) / 2).total_seconds()
     surely_s = max(0.0, abs(apart_s) - (after - before).total_seconds() / 2)
     ahead = "ahead of" if apart_s > 0 else "behind"
-    told = f"{abs(apart_s):.3f} s {ahead} this machine's, give or take {(after - before) / 2}"
+    detail = f"{abs(apart_s):.3f} s {ahead} this machine's, give or take {(after - before) / 2}"
     if surely_s < _APART_S:
-        return Finding("service clock", "ok", told)
+        return Finding("service clock", "ok", detail)
     do = "set both clocks right (NTP): tokens that are made here are late or early there"
-    return Finding("service clock", "wrong", told, do)
+    return Finding("service clock", "wrong", detail, do)
 
 
 def _body(answer: httpx.Response, what: str) -> Mapping[str, Any]:

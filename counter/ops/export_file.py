@@ -1,8 +1,10 @@
-"""The file of ``counter export``: NDJSON, with a header before the counts and a trailer after them.
+"""Write the file of ``counter export``: NDJSON, with a header before and a trailer after the
+counts.
 
-The header says what it is, of what, and under which id; each line is one counter with the instant
+The header has the format, the namespace and the id; each line is one counter with the instant that
 its count is exact as of; the trailer has the number of lines, their sum, and the SHA-256 of all
-bytes before it. Counters come in code point order, each once. A file without a trailer is a part.
+bytes before it. Counters are in code point order, each once. A file without a trailer is
+incomplete.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from counter.errors import StartupError
 
 FORMAT: Final = "counter-export"
 VERSION: Final = 1
-#: The owner's alone, as the data that it comes from.
+#: Only the owner may read it, as for the data that it comes from.
 _MODE: Final = 0o600
-#: What must be the same for an export to go on where another one broke off.
+#: Header fields that must match for an export to continue an interrupted one.
 _SAME: Final = ("format", "version", "namespace", "created_at", "prefix")
 
 
@@ -41,7 +43,7 @@ class CountLine:
 
 
 class ExportWriter:
-    """Writes an export to *file*, of which nothing, or the beginning, is there."""
+    """Writes an export to *file*, which is empty or has the beginning of an export."""
 
     def __init__(self, file: BinaryIO, header: Mapping[str, Any]) -> None:
         self._file = file
@@ -49,7 +51,7 @@ class ExportWriter:
         self.header = header
         self.lines = 0
         self.sum = 0
-        #: The last counter that is in it; the next ones come after it.
+        #: The last counter in the file; the next ones come after it.
         self.last: str | None = None
         self.first_as_of: str | None = None
         self.last_as_of: str | None = None
@@ -64,7 +66,7 @@ class ExportWriter:
         self._take(line)
 
     def end(self, ended_at: str) -> Mapping[str, Any]:
-        """Write the trailer, which it gives back."""
+        """Write the trailer and return it."""
         trailer = {
             "lines": self.lines,
             "sum": self.sum,
@@ -78,9 +80,9 @@ class ExportWriter:
         return trailer
 
     def go_on(self) -> int:
-        """Take what an earlier run wrote, up to the first line that is not whole; its end in bytes.
+        """Read what an earlier run wrote, up to the first incomplete line; return its end in bytes.
 
-        Raises StartupError where the header is none, or another one.
+        Raises StartupError if the header is missing or different.
         """
         end = 0
         for line in self._file:
@@ -107,7 +109,7 @@ class ExportWriter:
         ):
             raise StartupError(
                 "it is no part of an export of this namespace and prefix, or of one that was"
-                " deleted and created anew since; remove it to begin anew"
+                " deleted and created again since; remove it to start over"
             )
         self.header = found
 
@@ -124,7 +126,8 @@ class ExportWriter:
 
 
 class PartFile:
-    """``FILE.part``, which becomes ``FILE`` when it is whole. Only one process has it."""
+    """``FILE.part``, which is renamed to ``FILE`` when it is complete. Only one process may hold
+    it."""
 
     def __init__(self, path: Path) -> None:
         if not path.name:
@@ -133,8 +136,11 @@ class PartFile:
         self.part = path.with_name(path.name + ".part")
 
     def __enter__(self) -> Self:
-        """Raises StartupError where the file is there, another process writes it, or the part is a
-        link or another user's."""
+        """Open and lock the part.
+
+        Raises StartupError if the file exists, another process writes it, or the part is a link or
+        another user's file.
+        """
         if self.path.exists():
             raise StartupError(f"{self.path} is there already; remove it, or give another name")
         descriptor = self._opened()
@@ -144,15 +150,15 @@ class PartFile:
             os.close(descriptor)
             raise StartupError(f"another export writes {self.part} now") from None
         if self.path.exists():
-            # Another one made it whole just now: this may be the very file, under another name.
+            # Another process completed it just now: this may be the same file under its new name.
             os.close(descriptor)
-            raise StartupError(f"{self.path} came to be there meanwhile")
+            raise StartupError(f"{self.path} was created meanwhile")
         self.file = os.fdopen(descriptor, "r+b")
         return self
 
     def _opened(self) -> int:
-        """Open the part, which only its owner may read. In a directory that others write to, one of
-        them may have put a link there that leads to another file."""
+        """Open the part with access for its owner only. In a shared directory another user may
+        have put a link there that leads to another file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             descriptor = os.open(self.part, flags, _MODE)
@@ -167,16 +173,16 @@ class PartFile:
             raise StartupError(
                 f"{self.part} is no file of this user's alone; remove it, or give another name"
             )
-        # One that an earlier version began others may read.
+        # A part of an earlier version may be readable by others.
         os.fchmod(descriptor, _MODE)
         return descriptor
 
     def __exit__(self, *_: object) -> None:
-        # Also at the end of an interrupt: what is whole of it stays.
+        # Also when interrupted: complete lines stay.
         self.file.close()
 
     def begin(self, writer: ExportWriter) -> bool:
-        """Have *writer* begin, or go on where an earlier run broke off; whether it goes on."""
+        """Have *writer* begin, or continue an interrupted run; return whether it continues."""
         try:
             end = writer.go_on()
         except StartupError as error:
@@ -188,7 +194,7 @@ class PartFile:
         return end > 0
 
     def whole(self) -> None:
-        """Make what is written the file itself, durably."""
+        """Rename the completed part to the file, durably."""
         self.file.flush()
         os.fsync(self.file.fileno())
         _move(self.part, self.path)
@@ -200,15 +206,15 @@ class PartFile:
 
 
 def _move(part: Path, path: Path) -> None:
-    """Give *part* the name *path*. Raises StartupError where a file came to be there meanwhile."""
+    """Rename *part* to *path*. Raises StartupError if *path* was created meanwhile."""
     try:
         os.link(part, path)
     except FileExistsError:
         raise StartupError(
-            f"{path} came to be there meanwhile; the export is whole: rename {part} yourself"
+            f"{path} was created meanwhile; the export is complete: rename {part} yourself"
         ) from None
     except OSError:
-        # There are file systems on which a file has one name only.
+        # Some file systems have no hard links.
         os.rename(part, path)
     else:
         os.unlink(part)
@@ -217,7 +223,7 @@ def _move(part: Path, path: Path) -> None:
 def header_of(
     namespace: Mapping[str, Any], export_id: str, prefix: str, begun_at: str
 ) -> dict[str, Any]:
-    """The header for a *namespace* as the service describes it."""
+    """Return the header for a *namespace* as the service describes it."""
     settings = {
         name: value
         for name, value in namespace.items()
@@ -236,7 +242,7 @@ def header_of(
 
 
 def count_line(line: bytes) -> CountLine | None:
-    """What *line* says, where it is whole and has a count."""
+    """Parse *line*; return None if it is incomplete or has no count."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Files of counts, read for ``counter import``: an export of ours, other NDJSON, or CSV.
+"""Read files of counts for ``counter import``: an export, other NDJSON, or CSV.
 
-A file is read whole before anything is counted. What it is called at the target, and how it is cut
-into atomic adds, follows from its content alone: every run, on every machine, does the same.
+A file is read whole before anything is counted. Its id at the target, and how it is split into
+atomic adds, depend on its content alone: every run, on every machine, does the same.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from counter.errors import StartupError
 from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION, count_line
 
-#: Of the items of an atomic add, one is the ledger's.
+#: One item of each atomic add is the ledger's.
 ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX - 1
-#: What the items of one atomic add come to at most.
+#: The largest sum of the items of one atomic add.
 COUNT_MAX: Final = ITEMS_MAX * limits.INT64_MAX
-#: A line this long is none: the longest name, escaped, is a tenth of it.
+#: Longer lines are invalid: the longest name, escaped, is a tenth of it.
 _LINE_BYTES_MAX: Final = 64 * 1024
 _ID: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
-#: So much of the SHA-256 of a file stands for it.
+#: Digits of a file's SHA-256 that identify it.
 _DIGITS: Final = 32
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,30}\s*")
 _PERSON: Final = b"counter.import"
@@ -40,10 +40,10 @@ _LEDGER: Final = "imported:"
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some lines that one atomic add counts: all of them, or none."""
+    """Lines that one atomic add counts: all of them, or none."""
 
     number: int
-    #: How many lines come before it, and how many it has.
+    #: The number of lines before it, and the number of its lines.
     first: int
     lines: int
     items: tuple[tuple[str, int], ...]
@@ -53,7 +53,8 @@ class Chunk:
         return self.first + self.lines
 
     def token(self, import_id: str, time_us: int) -> Token:
-        """Its token of the instant *time_us*: the same wherever the same file is imported."""
+        """Return its token for the instant *time_us*: the same wherever the same file is
+        imported."""
         content = json.dumps([import_id, self.number, self.items], ensure_ascii=False)
         digest = hashlib.blake2b(
             content.encode(), digest_size=limits.NONCE_BYTES, person=_PERSON
@@ -63,32 +64,33 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class CountsFile:
-    """A file that was read whole, and is right."""
+    """A file that was read whole and is valid."""
 
     path: Path
-    #: Under which the target knows it.
+    #: Its id at the target.
     id: str
     #: ``export``, ``ndjson`` or ``csv``.
     kind: str
     lines: int
     sum: int
-    #: Size and time of the file when it was read.
+    #: Size and modification time of the file when it was read.
     stamp: tuple[int, int]
     header: Mapping[str, Any]
 
     @property
     def ledger(self) -> str:
-        """The counter of the target that has how many of the lines are counted."""
+        """The counter of the target whose count is the number of imported lines."""
         return _LEDGER + self.id
 
     def counts(self) -> Iterator[tuple[str, int]]:
-        """The lines. Raises StartupError where the file was changed since."""
+        """Yield the lines. Raises StartupError if the file has changed."""
         with self.path.open("rb") as file:
             for number, line in enumerate(_lines_of(self.kind, file, None)):
                 if number % ITEMS_MAX == 0:
                     self._check_same(file)
                 yield line
-            # Before the last ones are counted: of a file that was cut they would be too few.
+            # Checked before the last lines are yielded, because a truncated file would have too
+            # few.
             self._check_same(file)
 
     def _check_same(self, file: BinaryIO) -> None:
@@ -96,27 +98,28 @@ class CountsFile:
             raise StartupError(f"{self.path} was changed while it was imported")
 
     def chunks(self) -> Iterator[Chunk]:
-        """The lines, in pieces of which each is one atomic add."""
+        """Yield the lines, in chunks that are one atomic add each."""
         return cut(self.counts())
 
 
 def examine(
-    path: Path, told: Callable[[int, int], None], import_id: str | None = None
+    path: Path, on_progress: Callable[[int, int], None], import_id: str | None = None
 ) -> CountsFile:
-    """Read *path* whole; *told* is called with the bytes that are read, and all there are.
+    """Read and check all of *path*; *on_progress* is called with the bytes read and the total.
 
-    *import_id* is what a file without one of its own is known under. Raises StartupError, naming
-    file and line, for what is not right.
+    *import_id* is the id of a file without its own. Raises StartupError, naming file and line, if
+    the file is invalid.
     """
     try:
         with path.open("rb") as file:
-            return _examined(path, file, told, import_id)
+            return _examined(path, file, on_progress, import_id)
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def cut(counts: Iterable[tuple[str, int]]) -> Iterator[Chunk]:
-    """Pieces of at most ITEMS_MAX items; a count past 64 bits is several items of one piece."""
+    """Yield chunks of at most ITEMS_MAX items; a count past 64 bits is several items of one
+    chunk."""
     items: list[tuple[str, int]] = []
     number = first = lines = 0
     for counter, count in counts:
@@ -140,7 +143,7 @@ def _parts(count: int) -> list[int]:
 
 
 def _examined(
-    path: Path, file: BinaryIO, told: Callable[[int, int], None], import_id: str | None
+    path: Path, file: BinaryIO, on_progress: Callable[[int, int], None], import_id: str | None
 ) -> CountsFile:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise StartupError(
@@ -149,7 +152,7 @@ def _examined(
     stamp = _stamp(file)
     kind, header = _kind_of(path, file)
     digest = hashlib.sha256()
-    reader = _Watched(path, file, digest.update, told, stamp[0])
+    reader = _Watched(path, file, digest.update, on_progress, stamp[0])
     lines = total = 0
     names = _Ascending(path) if kind == "export" else None
     for counter, count in _lines_of(kind, file, reader):
@@ -177,28 +180,28 @@ def _id_of(path: Path, kind: str, header: Mapping[str, Any], digest: str, given:
         raise StartupError(
             f"--id: {given[:80]!r} must have 1 to 64 letters, digits, dots, dashes or underscores"
         )
-    # Another file under the same id is another import all the same.
+    # Another file with the same given id is another import.
     return f"{given}-{digest[:_DIGITS]}"
 
 
 class _Watched:
-    """What goes along with the first reading: the digest, the line number, the progress."""
+    """State of the first read: the digest, the line number, the progress."""
 
     def __init__(
         self,
         path: Path,
         file: BinaryIO,
         update: Callable[[bytes], None],
-        told: Callable[[int, int], None],
+        on_progress: Callable[[int, int], None],
         size: int,
     ) -> None:
         self.path = path
         self.number = 0
-        #: The trailer of an export, with the digest of all before it.
+        #: The trailer of an export, with the digest of everything before it.
         self.trailer: tuple[Mapping[str, Any], str] | None = None
         self._file = file
         self._update = update
-        self._told = told
+        self._on_progress = on_progress
         self._size = size
         self._export = hashlib.sha256()
         self._read = 0
@@ -215,11 +218,11 @@ class _Watched:
             self._update(line)
             self._read += len(line)
             if self.number % 1_000 == 0 or self._read == self._size:
-                self._told(self._read, self._size)
+                self._on_progress(self._read, self._size)
             yield line
 
     def of_export(self) -> Iterator[bytes]:
-        """Lines between header and trailer; the trailer is noted."""
+        """Yield lines between header and trailer; store the trailer."""
         for line in self.lines():
             if self.trailer is not None:
                 raise StartupError(f"{self.where}: there is something after the trailer")
@@ -233,7 +236,7 @@ class _Watched:
 
 
 class _Ascending:
-    """An export has each counter once, in order."""
+    """Checks that an export has each counter once, in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -249,7 +252,7 @@ class _Ascending:
 
 
 def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
-    """What *file* is, by its first line; it is at its beginning afterwards."""
+    """Return the kind of *file*, from its first line, and seek back to the beginning."""
     first = file.readline(_LINE_BYTES_MAX)
     file.seek(0)
     if not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
@@ -268,8 +271,10 @@ def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
 
 
 def _lines_of(kind: str, file: BinaryIO, watched: _Watched | None) -> Iterator[tuple[str, int]]:
-    """The counts in *file*, from its beginning. With *watched* all is checked; without it is taken
-    for what was checked before."""
+    """Yield the counts in *file*, from its beginning.
+
+    With *watched* everything is checked; without it the file was checked before.
+    """
     watched = watched or _Watched(Path(), file, lambda _: None, lambda *_: None, 0)
     if kind == "csv":
         return _csv(watched)
@@ -355,7 +360,7 @@ def _check_trailer(path: Path, watched: _Watched, lines: int, total: int) -> Non
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    # A line may be nested deeper than can be read.
+    # A line may be nested too deeply for the parser.
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -1,10 +1,10 @@
-"""How a file of counts gets into a service exactly once, however often that is tried.
+"""Import a file of counts into a service exactly once, however often that is tried.
 
-The lines are counted in order, about a hundred in one atomic add, and each of these adds as many to
-a counter of the target, the *ledger*: so its count says for ever how many of the lines are counted,
-and the next one begins there. What two runs at once, or one after a crash, agree on is the token of
-the add that comes next: its nonce follows from the file, its instant is reserved by the service
-under a key that follows from the file, too. docs/how-to/move-counts.md has the argument.
+The lines are counted in order, about a hundred in one atomic add, and each of these adds also adds
+their number to a counter of the target, the *ledger*. Its count is the number of lines imported,
+and the next run begins there. Concurrent runs, or a run after a crash, agree on the token of the
+next add: its nonce is derived from the file, and its instant is reserved by the service under a key
+that is derived from the file, too. docs/how-to/move-counts.md has the argument.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from counter.errors import TokenConflictError, TokenTooOldError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX, SECOND
 from counter.ops.import_file import Chunk
 
-#: Whatever may still land of an add that nobody waits for has landed by then, its accept limit
-#: not counted: the time-out of a write, and clocks that are apart.
+#: After this time, plus the accept limit, no write of an abandoned add can be applied any more: the
+#: write time-out and the difference of clocks.
 _SETTLED_US: Final = 5 * MINUTE
 
 
-#: More than the clocks of two processes that serve are apart.
+#: More than the difference of the clocks of two server processes.
 _APART: Final = timedelta(seconds=5)
 
 
 class LedgerError(Exception):
-    """The ledger does not say what it would if only imports of this file had written it."""
+    """The ledger has a value that imports of this file alone cannot have produced."""
 
 
 class LaterError(Exception):
-    """An import was broken off so long ago that its key is about to be forgotten."""
+    """An import was interrupted so long ago that its key is about to expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,16 @@ class Horizon:
 
     @property
     def margin_us(self) -> int:
-        """After what time, at most, an add can land no more; short where keys live shortly."""
+        """Return the time after which an add can no longer be applied; shorter if keys expire
+        early."""
         return self.accept_limit_us + min(_SETTLED_US, self.key_ttl_us // 4)
 
     @property
     def chain_us(self) -> int:
-        """So long after the first instant for a piece another one may follow: the key of the first
-        must not be forgotten while an add under a later one can land."""
+        """Return how long after the first instant of a chunk another one may follow.
+
+        The key of the first must not expire while an add under a later one can be applied.
+        """
         return self.key_ttl_us - self.margin_us
 
 
@@ -71,30 +74,31 @@ class Importer:
         self._id = import_id
         self._ledger = ledger
         self._horizon = horizon
-        #: The instant that the chunk before was counted under.
+        #: The instant of the previous chunk's add.
         self._latest: datetime | None = None
 
     def counted(self) -> int:
-        """How many lines are counted, as of now."""
+        """Return how many lines are counted now."""
         return self._client.get(self._ledger, max_staleness="0s").count
 
-    def run(self, chunks: Iterable[Chunk], done: int, told: Callable[[int], None]) -> None:
-        """Count all *chunks*, of which the first *done* lines were counted before; *told* is called
-        with the lines that are."""
+    def run(self, chunks: Iterable[Chunk], done: int, on_progress: Callable[[int], None]) -> None:
+        """Count all *chunks*, of which the first *done* lines were counted before; *on_progress* is
+        called with the number of counted lines."""
         for chunk in chunks:
             if chunk.end < done:
-                # The one after it was sent only when this one was known to be counted.
+                # The chunk after it was sent only after this one was known to be counted.
                 continue
             self._count(chunk)
-            told(chunk.end)
+            on_progress(chunk.end)
 
     def _count(self, chunk: Chunk) -> None:
-        """Have *chunk* counted; all chunks before it are."""
+        """Count *chunk*, after all chunks before it."""
         first: datetime | None = None
         after = ""
         while True:
-            # The instant first, and then what is counted: whoever has another instant, because the
-            # key was forgotten, had it so long ago that what came of it is in this count.
+            # Reserve the instant first and read the count afterwards. If another run has another
+            # instant because the key expired, it had it so long ago that its result is in this
+            # count.
             reserved = self._client.add_and_get(
                 self._ledger, 0, token=Token.from_key(f"import:{self._id}:{chunk.number}{after}")
             )
@@ -116,19 +120,20 @@ class Importer:
             if not after and self._was_away(reserved.event_time):
                 instants = self._forgotten(reserved.event_time)
                 if self.counted() != chunk.first:
-                    # Others went on meanwhile: what was listed may be of what comes later.
+                    # Other runs continued meanwhile: the listed events may be of a later chunk.
                     continue
                 if self._counts_under_one_of(instants, chunk):
                     return
             if self._is_sent(chunk, reserved.event_time):
                 self._latest = reserved.event_time
                 return
-            # Void for ever, for everybody: the next instant is safe. Its key names this one: else
-            # what follows a new first instant could be what followed a forgotten one.
+            # The token is void permanently, so the next instant is safe. Its key contains this
+            # instant, because the successor of a new first instant must differ from the successor
+            # of an expired one.
             after = f":{_time_us(reserved.event_time)}"
 
     def _is_sent(self, chunk: Chunk, instant: datetime) -> bool:
-        """Whether *chunk* counts under its token of *instant*: if not, it never will."""
+        """Return whether *chunk* counts under its token of *instant*: if not, it never will."""
         items = [*chunk.items, (self._ledger, chunk.lines)]
         try:
             self._client.atomic(items, token=chunk.token(self._id, _time_us(instant)))
@@ -143,14 +148,14 @@ class Importer:
         return True
 
     def _was_away(self, instant: datetime) -> bool:
-        """Whether keys may have been forgotten since this run counted something."""
+        """Return whether keys may have expired since this run last counted something."""
         chain = timedelta(microseconds=self._horizon.chain_us)
         return self._latest is None or instant - self._latest >= chain
 
     def _forgotten(self, instant: datetime) -> list[datetime]:
-        """Instants before *instant* that other runs may have reserved for what comes next, under
-        keys that are forgotten: those of adds of 0 after the last lines that are counted."""
-        # Asked about under a younger one it would be counted; and none of those is forgotten.
+        """Yield instants before *instant* that other runs may have reserved for the next chunk,
+        under keys that are expired: those of adds of 0 after the last counted lines."""
+        # Asking with a younger token would count it; and keys of younger ones are not expired.
         late = instant - timedelta(microseconds=self._horizon.margin_us)
         instants: list[datetime] = []
         oldest: datetime | None = None
@@ -158,44 +163,44 @@ class Importer:
             if oldest is not None and event.event_time < oldest:
                 break
             if event.delta and oldest is None:
-                # Later ones may be of a process whose clock is behind.
+                # Later ones may come from a process whose clock is behind.
                 oldest = event.event_time - _APART
             if not event.delta and event.event_time <= late:
                 instants.append(event.event_time)
         return instants[::-1]
 
     def _counts_under_one_of(self, instants: Iterable[datetime], chunk: Chunk) -> bool:
-        """Whether *chunk* counts under one of some instants whose keys are forgotten.
+        """Return whether *chunk* counts under one of some instants whose keys are expired.
 
-        Over Cassandra a crash may leave an add half written, which a rollup worker makes whole, and
-        nobody sees when: with no worker for so long, that is still to come. Asked about, each such
-        token is decided for ever.
+        Over Cassandra a crash may leave an add half written, and a rollup worker completes it at an
+        unknown time: if no worker has run, that is still to come. Asking about such a token decides
+        it permanently.
         """
         try:
             return any(self._is_sent(chunk, each) for each in instants)
         except TokenTooOldError as error:
-            # Its events are still there, and so may be a half of it: no guess is made.
+            # Its events are not dropped yet, so half of the add may exist: do not guess.
             raise LaterError(
-                f"lines {chunk.first + 1} to {chunk.end} were begun so long ago that nobody can"
-                " tell now what became of them; begin again when those events are dropped, a slice"
-                " of time after their retention, by a rollup worker that runs"
+                f"lines {chunk.first + 1} to {chunk.end} were begun so long ago that it is unknown"
+                " whether they are counted; begin again when those events are dropped, a slice of"
+                " time after their retention, by a rollup worker that runs"
             ) from error
 
     def _is_confirmed(self, chunk: Chunk) -> bool:
-        """Whether *chunk*, the last one in the ledger's count, is there for good.
+        """Return whether *chunk*, the last one in the ledger's count, is permanently counted.
 
-        Nobody may have been told so yet: then the add that a crash left is sent once more, with the
-        very token it had. Older than events are kept, it is.
+        Possibly no run got the acknowledgement. Then the add is sent again with the same token. If
+        it is older than retention, it is permanent.
         """
         event = self._event_of(chunk)
         if event is not None:
             with suppress(TokenTooOldError):
                 return self._is_sent(chunk, event.event_time)
-        # Unless it is gone from the count as well, as what landed too late may be.
+        # Unless the count lost it as well, as can happen with a write that was applied too late.
         return self.counted() >= chunk.end
 
     def _event_of(self, chunk: Chunk) -> Event | None:
-        """The ledger's event of *chunk*."""
+        """Return the ledger's event of *chunk*."""
         nonce = chunk.token(self._id, 0).nonce.hex()
         for event in islice(self._client.events(self._ledger), PAGE_ITEMS_MAX):
             if event.event_id.replace("-", "") == nonce:

@@ -1,7 +1,7 @@
-"""What one process, node or server takes a second: measured, and where.
+"""Define the measured rates per second of one process, node or server.
 
 The format is that of ``benchmarks/results.json``: a list of reports, of which the one whose
-``subject`` is ``capacity`` holds a figure for each rate that was measured.
+``subject`` is ``capacity`` has a figure for each rate that was measured.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from counter.ops.planner import RATE_MAX_PER_S, PlanError
 from counter.quantities import format_number
 
 SUBJECT: Final = "capacity"
-#: What ``scripts/capacity`` saves besides, and no plan uses: its unit.
+#: Other figures that ``scripts/capacity`` saves and no plan uses, with their units.
 _OTHERS: Final[Mapping[str, str]] = {"batch_adds": "/s", "event_bytes": "B"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many a second, and where that was measured; *embedded*: over SQLite, not Cassandra."""
+    """A rate per second and its source; *embedded*: over SQLite, not Cassandra."""
 
     per_s: Fraction
     source: str
@@ -30,20 +30,20 @@ class Rate:
 
 
 def _measured(per_s: int, subject: str, at: str, what: str) -> Rate:
-    """By ./scripts/bench, on a machine of 2 cores that store, service and load shared."""
+    """Measured by ./scripts/bench, on a machine of 2 cores that store, service and load shared."""
     return Rate(Fraction(per_s), f"2 cores, {at}, {subject}: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What each part takes a second.
+    """The rate of each part per second.
 
     - ``api_adds``, ``api_gets``: single adds, and gets of cached counts, of one API process;
-    - ``node_adds``: events that one Cassandra node takes that keeps the only copy;
-    - ``node_copies``: copies of events that one takes where several keep them, at a quorum;
-    - ``node_rollups``: counters rolled up that one node takes;
+    - ``node_adds``: events of one Cassandra node that keeps the only copy;
+    - ``node_copies``: copies of events of one node if several keep them, at a quorum;
+    - ``node_rollups``: counters rolled up per node;
     - ``worker_rollups``: counters that one rollup worker rolls up;
-    - ``cache_keys``: keys that one memcached looks up or notes.
+    - ``cache_keys``: keys that one memcached looks up or stores.
     """
 
     api_adds: Rate
@@ -59,12 +59,12 @@ _ADDS: Final = ("cluster-adds", "2026-11-22T00:01Z")
 _GETS: Final = ("cluster-gets", "2026-11-21T19:35Z")
 _ROLLUPS: Final = ("cluster-rollups", "2026-11-21T19:37Z")
 _QUORUM: Final = ("cluster-quorum", "2026-11-22T00:04Z")
-#: What holds where nothing else was measured: a small machine's, by ./scripts/bench SUBJECT.
+#: The defaults: rates of a small machine, by ./scripts/bench SUBJECT.
 MEASURED: Final = Rates(
     api_adds=_measured(8_010, *_ADDS, "many counters, 64 connections, the service"),
     api_gets=_measured(23_497, *_GETS, "64 connections"),
     node_adds=_measured(9_348, *_ADDS, "many counters, 256 connections, the driver alone"),
-    # All three nodes and the API process were on the one machine: it wrote so many copies in all.
+    # All three nodes and the API process shared one machine: it wrote all the copies.
     node_copies=_measured(3 * 922, *_QUORUM, "many counters, 922/s * 3 copies"),
     node_rollups=_measured(5_853, *_ROLLUPS, "two workers over one node"),
     worker_rollups=_measured(4_420, *_ROLLUPS, "one worker, one large window"),
@@ -74,17 +74,17 @@ RATE_NAMES: Final = tuple(each.name for each in fields(Rates))
 
 
 def read_rates(text: str, source: str) -> Rates:
-    """The rates that *text*, the content of *source*, holds; the defaults for the others.
+    """Parse *text*, the content of *source*; use the defaults for missing rates.
 
-    Raises PlanError where it is not of the format, names a rate that is not known, or holds none.
+    Raises PlanError if the format is wrong, a rate is unknown, or there is none.
     """
     report = _report(text, source)
     when, embedded = report.get("measured_at"), report.get("store") == "sqlite"
-    told = f"{source}, {when}" if isinstance(when, str) else source
+    origin = f"{source}, {when}" if isinstance(when, str) else source
     if embedded:
-        told += ", over SQLite"
+        origin += ", over SQLite"
     found = {
-        name: Rate(value, told, embedded)
+        name: Rate(value, origin, embedded)
         for name, value in _figures(report, source).items()
         if name in RATE_NAMES
     }
@@ -94,7 +94,7 @@ def read_rates(text: str, source: str) -> Rates:
 
 
 def _figures(report: Mapping[str, Any], source: str) -> Mapping[str, Fraction]:
-    """The value of each figure by its name."""
+    """Return the value of each figure by its name."""
     figures = report.get("figures")
     if not isinstance(figures, list):
         raise PlanError(f"{source}: figures is no list")
@@ -114,7 +114,7 @@ def _report(text: str, source: str) -> Mapping[str, Any]:
 
 
 def _figure(figure: Any, source: str) -> tuple[str, Fraction]:
-    """The name and the value of one figure."""
+    """Return the name and the value of one figure."""
     if not isinstance(figure, dict):
         raise PlanError(f"{source}: a figure is {str(figure)[:40]!r}, and no object")
     name, unit = figure.get("what"), figure.get("unit")
@@ -128,7 +128,7 @@ def _figure(figure: Any, source: str) -> tuple[str, Fraction]:
         )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     number = value if is_number else 0
-    # Not a number is within no bounds.
+    # NaN fails this comparison, too.
     if not 0 < number <= RATE_MAX_PER_S:
         raise PlanError(
             f"{source}: {name} is {str(value)[:40]}; it must be more than 0{wanted} and at most"

@@ -1,7 +1,7 @@
-"""How much a deduplication window and a counter's events take: pure functions, no I/O.
+"""Plan the size of a deduplication window and the partitions of a counter's events.
 
-What one counter's events take is planned here, and what tokens take; what a cluster takes, in
-:mod:`counter.ops.cluster_planner`. docs/planning.md shows them in use.
+This module plans one counter's events, and tokens; :mod:`counter.ops.cluster_planner` plans
+clusters. docs/planning.md shows them in use. Pure functions, no I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from counter.durations import format_duration, spell_duration
 from counter.limits import PARTITION_BYTES_MAX
 from counter.quantities import format_number, format_share
 
-#: What a duration, a rate and a share may be at most.
+#: The largest duration, rate and share.
 DURATION_MAX_US: Final = 36_500 * limits.DAY
 RATE_MAX_PER_S: Final = 10**9
 SHARE_MAX: Final = 10
@@ -27,7 +27,7 @@ _BYTES_MAX: Final = 10**15
 _EVENTS_PER_DAY_MAX: Final = 10**14
 
 RETENTION_SLICED_MIN_US: Final = 6 * limits.HOUR
-#: (the longest retention, its slice): the first row that a retention fits holds for it.
+#: (the longest retention, its slice): the first row with a long enough retention applies.
 SLICES: Final[Sequence[tuple[int, int]]] = (
     (limits.DAY, 4 * limits.HOUR),
     (7 * limits.DAY, limits.DAY),
@@ -43,11 +43,11 @@ ACCEPT_LIMIT_PLANNED_US: Final = 600 * limits.SECOND
 
 
 class PlanError(ValueError):
-    """What is to be planned is past a bound; the message names the value, the bound and the fix."""
+    """A value of the plan is out of bounds; the message names the value, the bound and the fix."""
 
 
 def hold_duration(name: str, value_us: int, low_us: int = 0, high_us: int = DURATION_MAX_US) -> int:
-    """*value_us*, if it lies within its bounds. Raises PlanError."""
+    """Return *value_us* if it is within its bounds. Raises PlanError."""
     if not low_us <= value_us <= high_us:
         raise PlanError(
             f"{name} is {spell_duration(value_us)}; it must be from {format_duration(low_us)} to"
@@ -59,7 +59,7 @@ def hold_duration(name: str, value_us: int, low_us: int = 0, high_us: int = DURA
 def hold_number(
     name: str, value: Fraction | int, low: int, high: int, unit: str = ""
 ) -> Fraction | int:
-    """*value*, if it lies within its bounds. Raises PlanError."""
+    """Return *value* if it is within its bounds. Raises PlanError."""
     if not low <= value <= high:
         raise PlanError(
             f"{name} is {format_number(value)}{unit}; it must be from {format_number(low)}{unit} to"
@@ -69,7 +69,7 @@ def hold_number(
 
 
 def hold_share(name: str, value: Fraction, high: int = SHARE_MAX) -> Fraction:
-    """*value*, if it lies within its bounds. Raises PlanError."""
+    """Return *value* if it is within its bounds. Raises PlanError."""
     if not 0 <= value <= high:
         raise PlanError(
             f"{name} is {format_share(value)}; it must be from 0% to {format_share(high)}"
@@ -79,10 +79,10 @@ def hold_share(name: str, value: Fraction, high: int = SHARE_MAX) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupNeed:
-    """What a store of tokens is asked for: how often they come, and how late they come again.
+    """The requirements of a token store: the rate of tokens, and how late they are repeated.
 
-    ``ttl_us`` is how long a token is to be kept, None for as long as it must be. The others are
-    spans of time that a repetition may take, each at its worst.
+    ``ttl_us`` is how long a token is to be kept, None for as long as necessary. The others are
+    durations that a repetition may take, each in the worst case.
     """
 
     rate_per_s: Fraction
@@ -99,13 +99,13 @@ class DedupNeed:
 
     @property
     def ttl_least_us(self) -> int:
-        """``T_caller + T_retry + T_network + T_clock``: the last instant of a repetition."""
+        """Return ``T_caller + T_retry + T_network + T_clock``: the last instant of a repetition."""
         return self.caller_us + self.retry_us + self.network_us + self.clock_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupPlan:
-    """What a store of tokens takes. Plain numbers, so that JSON gives the same back."""
+    """The size of a token store. Plain numbers, which survive JSON."""
 
     ttl_seconds: int | float
     ttl_least_seconds: int | float
@@ -121,11 +121,11 @@ class DedupPlan:
 
 
 def plan_dedup(need: DedupNeed) -> DedupPlan:
-    """What *need* takes. Raises PlanError where a value is past its bound.
+    """Compute the size of a token store for *need*. Raises PlanError if a value is out of bounds.
 
-    ``T_ttl = T_caller + T_retry + T_network + T_clock`` is the sizing rule of the design;
-    ``keys = (1 + margin) * rate * T_ttl`` is Little's law (J. D. C. Little, "A proof for the
-    queuing formula L = lambda W", 1961), with room to spare.
+    ``T_ttl = T_caller + T_retry + T_network + T_clock`` is the sizing rule of the design; ``keys =
+    (1 + margin) * rate * T_ttl`` is Little's law (J. D. C. Little, "A proof for the queuing formula
+    L = lambda W", 1961), with room to spare.
     """
     _check_dedup(need)
     ttl_us = need.ttl_least_us if need.ttl_us is None else need.ttl_us
@@ -149,7 +149,7 @@ def plan_dedup(need: DedupNeed) -> DedupPlan:
 
 
 def dedup_warnings(need: DedupNeed) -> tuple[str, ...]:
-    """Where what is asked for contradicts itself."""
+    """Return contradictions within *need*."""
     if need.ttl_us is None or need.ttl_us >= need.ttl_least_us:
         return ()
     return (
@@ -177,7 +177,7 @@ def _check_dedup(need: DedupNeed) -> None:
 
 
 def collision_probability(keys: int, bits: int = TOKEN_BITS) -> float:
-    """That two of *keys* random values of *bits* bits are the same, at most.
+    """Return an upper bound of the probability that two of *keys* random values are equal.
 
     ``n (n - 1) / (2 * 2^b)``: the sum over all pairs (Boole's inequality), the usual bound of the
     birthday problem; at most 1.
@@ -186,10 +186,10 @@ def collision_probability(keys: int, bits: int = TOKEN_BITS) -> float:
 
 
 def shards_for(size_bytes: int) -> int:
-    """Into how many parts ``xxh64(token) % shards`` should cut *size_bytes*.
+    """Return the number of shards of ``xxh64(token) % shards`` for *size_bytes*.
 
     The fewest that keep a part to PARTITION_BYTES_MAX on average, rounded up to a power of two:
-    then doubling them cuts each part in two, and moves nothing between the others.
+    then doubling them splits each part in two, and moves nothing between the others.
     """
     parts = max(1, ceil(Fraction(size_bytes, PARTITION_BYTES_MAX)))
     return 1 << (parts - 1).bit_length()
@@ -197,7 +197,7 @@ def shards_for(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageNeed:
-    """What one counter's events are: None as retention keeps them for ever."""
+    """The events of one counter; a retention of None keeps them without end."""
 
     retention_us: int | None
     read_interval_us: int
@@ -208,7 +208,7 @@ class StorageNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoragePlan:
-    """How one counter's events are cut up; spans in seconds, and ``accept_limit`` too."""
+    """How one counter's events are partitioned; spans and ``accept_limit`` in seconds."""
 
     seconds_per_slice: int
     seconds_per_interval: int
@@ -219,7 +219,7 @@ class StoragePlan:
 
 
 def slice_for(retention_us: int | None) -> int:
-    """The slice for a retention, both in microseconds; 0, one slice for ever, where it is None.
+    """Return the slice for a retention, both in microseconds; 0, a single slice, if it is None.
 
     Bounds are inclusive (:data:`SLICES`). Raises PlanError below 6 hours.
     """
@@ -233,23 +233,22 @@ def slice_for(retention_us: int | None) -> int:
 
 
 def buckets_for(interval_us: int, events_per_day: Fraction, event_bytes: int) -> int:
-    """Into how many partitions an interval's events of one counter are spread, 1 to 8.
+    """Return the number of partitions for an interval's events of one counter, 1 to 8.
 
     ``round-half-even(max(1, min(8, interval * events/day * size / 86,400 s / 4 MiB)))``.
     """
     interval_bytes = _interval_bytes(interval_us, events_per_day, event_bytes)
-    # A fraction is rounded half to even, and exactly.
+    # round() of a fraction is exact, half to even.
     return round(max(Fraction(1), min(Fraction(BUCKETS_PER_ID_MAX), interval_bytes)))
 
 
 def _interval_bytes(interval_us: int, events_per_day: Fraction, event_bytes: int) -> Fraction:
-    """What an interval's events take, in units of PARTITION_BYTES_MAX."""
+    """Return the size of an interval's events, in units of PARTITION_BYTES_MAX."""
     return interval_us * events_per_day * event_bytes / limits.DAY / PARTITION_BYTES_MAX
 
 
 def plan_storage(need: StorageNeed) -> StoragePlan:
-    """How the events of one counter should be cut up. Raises PlanError where a value is past its
-    bound.
+    """Plan the partitions of one counter's events. Raises PlanError if a value is out of bounds.
 
     Names and rules are those of Netflix's time series store, in which its distributed counter keeps
     events (``time_series_config.py`` of Netflix-Skunkworks/service-capacity-modeling).
@@ -291,7 +290,7 @@ def _check_storage(need: StorageNeed) -> None:
 
 
 def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
-    """Where the plan is not what it should be, or not what this service can do."""
+    """Return where the plan is not as it should be, or not supported by this service."""
     found: list[str] = []
     interval_us = plan.seconds_per_interval * limits.SECOND
     parts = _interval_bytes(interval_us, need.events_per_day, need.event_bytes)
@@ -305,9 +304,9 @@ def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
         )
     retention_us = need.retention_us
     if retention_us is None or retention_us > limits.RETENTION_MAX_US:
-        told = "unlimited" if retention_us is None else format_duration(retention_us)
+        shown = "unlimited" if retention_us is None else format_duration(retention_us)
         found.append(
-            f"retention is {told}; this service keeps events for"
+            f"retention is {shown}; this service keeps events for"
             f" {format_duration(limits.RETENTION_MAX_US)} at most, and counts for ever"
         )
     elif plan.accept_limit * limits.SECOND > min(limits.ACCEPT_LIMIT_MAX_US, retention_us // 10):
@@ -320,6 +319,6 @@ def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
 
 
 def seconds(duration_us: int) -> int | float:
-    """*duration_us* in seconds, whole where it is."""
+    """Return *duration_us* in seconds, as an integer if it is whole."""
     whole, rest = divmod(duration_us, limits.SECOND)
     return duration_us / limits.SECOND if rest else whole

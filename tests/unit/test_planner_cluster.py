@@ -163,7 +163,7 @@ def test_rates_that_were_not_measured_here_are_warned_of() -> None:
     (told,) = warned(need, MEASURED)
     assert all(name in told for name in RATE_NAMES)
     (told,) = warned(need, replace(ROUND, node_adds=MEASURED.node_adds))
-    assert "stand for node_adds:" in told
+    assert "are used for node_adds:" in told
 
 
 def test_what_contradicts_the_clients_is_told_with_the_plan() -> None:

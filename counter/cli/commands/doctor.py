@@ -17,7 +17,7 @@ from counter.cli.terminal import tell, told
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.errors import StartupError
-from counter.ops.doctor import Finding, examine, look_at_service
+from counter.ops.doctor import Finding, check_service, examine
 
 #: What the command ends with where something is wrong.
 EXIT_WRONG: Final = 1
@@ -50,7 +50,7 @@ def doctor(
         else:
             found += asyncio.run(examine(loaded, SystemClock()))
         for each in filter(None, (url or "").split(",")):
-            found += look_at_service(each.strip(), api_key, metadata.version("distributed-counter"))
+            found += check_service(each.strip(), api_key, metadata.version("distributed-counter"))
         wrong = sum(each.state == "wrong" for each in found)
         warnings = sum(each.state == "warning" for each in found)
         if json:
