@@ -1,1 +1,1 @@
-"""The background rollup: turns the event log's dirty windows into checkpoints."""
+"""Run the background rollup: turn the event log's dirty windows into checkpoints."""

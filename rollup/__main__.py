@@ -1,4 +1,4 @@
-"""``python -m rollup``: the same as ``counter rollup``, with the same flags."""
+"""Run ``python -m rollup``: the same as ``counter rollup``, with the same flags."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Atomic adds, before their windows are summed: each must stand whole or not at all."""
+"""Settle atomic adds before their windows are summed: each must exist whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rollup.batches import in_groups
 from rollup.limiter import Limiter
 
 _log = logging.getLogger("counter.rollup")
-#: Items that one turn of the limiter looks for, or those of one add: more take longer than the
-#: limiter's target even where the store is well, and it would let in only one group at a time.
+#: Items that one turn of the limiter looks up, or the items of one add. With more, a turn would
+#: exceed the limiter's target even on a healthy store, and the limit would fall to one group at a
+#: time.
 _EVENTS_PER_GROUP: Final = 40
-#: Each shard of an atomic add has the same mark. What one of them found is good for the others of
-#: this process for so long: an add that was found whole stays so unless a void was being decided at
-#: that moment, and whoever decides leaves recounts in later windows.
+#: How long a result is reused. Each shard of an atomic add has the same mark, so one look-up serves
+#: all shards in this process. A complete add stays complete unless it was being voided at that
+#: moment, and then the resolver leaves recounts in later windows.
 _KNOWN_FOR_US: Final = MINUTE
 
 #: A namespace's id, a window, and the identity of an atomic add.
@@ -35,14 +36,15 @@ _Settled = asyncio.Future[TokenPendingError | None]
 
 
 class AtomicSettler:
-    """Finishes what a crash, or a write that was given up, left half done."""
+    """Completes atomic adds that a crash or a time-out left half done."""
 
     def __init__(self, store: Store, resolver: Resolver, limiter: Limiter, clock: Clock) -> None:
         self._store = store
         self._resolver = resolver
         self._limiter = limiter
         self._clock = clock
-        #: What is being settled, or was a moment ago, and when that began; earliest first.
+        #: Adds that are being settled, or were recently, with the start of the work; earliest
+        #: first.
         self._known: dict[_Key, tuple[int, _Settled]] = {}
 
     async def settle(
@@ -50,9 +52,9 @@ class AtomicSettler:
     ) -> tuple[int, int]:
         """Settle the atomic adds of the windows in ``(after_us, through_us]``.
 
-        Returns the last instant up to which all are settled, and how many marks there were: one
-        that may still be in flight holds up its window and what comes later, and nothing before it.
-        Raises TokenPendingError where nothing can go on.
+        Returns the last instant up to which all are settled, and the number of marks. An add that
+        may still be in flight delays its window and later ones, but not earlier ones. Raises
+        TokenPendingError if no window can proceed.
         """
         marks = await self._store.dirty_atomic(
             namespace, shard, after_us=after_us, through_us=through_us
@@ -81,8 +83,8 @@ class AtomicSettler:
     async def _settle_once(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
     ) -> Sequence[tuple[AtomicMark, _Settled]]:
-        """Settle those of *marks* that no other shard has settled, or is settling: what becomes of
-        each."""
+        """Settle those of *marks* that no other shard has settled or is settling; return the
+        result of each."""
         now_us = self._clock.boottime_us()
         for key, (began_us, settled) in list(self._known.items()):
             if not settled.done():
@@ -99,7 +101,7 @@ class AtomicSettler:
         try:
             errors = dict(await self._settle_group(namespace, list(ours.values())))
         except BaseException:
-            # Whoever waits for these settles them again.
+            # Callers that wait for these results settle the adds themselves.
             for key in ours:
                 self._known.pop(key)[1].cancel()
             raise
@@ -113,11 +115,11 @@ class AtomicSettler:
     async def _settle_group(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
     ) -> list[tuple[int, TokenPendingError]]:
-        """The windows in which one may still be in flight."""
+        """Return the windows in which an add may still be in flight."""
         try:
             return await self._resolve_halves(namespace, marks)
         except SliceMissingError:
-            # Past retention: its window is settled, and nobody can ask for the events any more.
+            # Past retention: its window is settled, and its events are gone.
             dropped_us = await self._store.dropped_before(namespace.dataset)
             kept = [mark for mark in marks if mark.events[0].event_time_us >= dropped_us]
             if len(kept) == len(marks):
@@ -128,9 +130,9 @@ class AtomicSettler:
     async def _resolve_halves(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
     ) -> list[tuple[int, TokenPendingError]]:
-        """Resolve each that is not found whole, or about which something was decided.
+        """Resolve each add that is incomplete, or that has a decision.
 
-        This includes adds of which no item is found: a write of them may still land.
+        This includes adds without any item: a write of them may still be applied.
         """
         if not marks:
             return []
@@ -154,7 +156,7 @@ class AtomicSettler:
 
 
 def _groups(marks: Sequence[AtomicMark]) -> Iterator[list[AtomicMark]]:
-    """*marks* in order, in groups of about as many events."""
+    """Split *marks* in order into groups of about the same number of events."""
     group: list[AtomicMark] = []
     events = 0
     for mark in marks:

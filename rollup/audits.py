@@ -1,8 +1,8 @@
-"""Audits in the background: some counters every now and then, slowly, and a tally for a metric.
+"""Audit some counters in the background at intervals, slowly, and tally the results for a metric.
 
-Over the rounds every counter has its turn. Its checkpoint is compared with all its rows, and its
-rows with the events of a span: half of the times the latest, where a rollup that errs shows first,
-else one drawn from all that is kept.
+Over the rounds every counter is audited. Its checkpoint is compared with all its rows, and its rows
+with the events of a span: half of the time the latest span, where a rollup bug shows first,
+otherwise a random one.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from counter.telemetry.families import counter, gauge
 from counter.types import CounterType, Namespace
 
 _log = logging.getLogger("counter.audit")
-#: Counters of one round, and the fewest of one namespace.
+#: Counters of one round, and the minimum per namespace.
 _COUNTERS_MAX: Final = 1_000
 _SHARE_MIN: Final = 10
 _SPAN_US: Final = HOUR
-#: So much of the log is read at once: others wait for the same thread, or the same node.
+#: How much of the log is read at once: requests wait for the same thread, or the same node.
 _CHUNK_US: Final = MINUTE
-#: It rests nine times as long as it worked.
+#: The ratio of pauses to work.
 _RESTS: Final = 9.0
 _LINES_MAX: Final = 20
 
 
 @dataclass(slots=True)
 class AuditTally:
-    """What the rounds of this process came to, since it began."""
+    """The results of this process's rounds since it began."""
 
-    #: Counters that were looked at, found wrong, and that could not be told about.
+    #: Counters that were audited, found wrong, and that could not be judged.
     checked: int = 0
     mismatches: int = 0
     untold: int = 0
-    #: Counters found wrong in the last whole round: what stands now, as far as it is known.
+    #: Counters found wrong in the last complete round.
     standing: int = 0
     rounds: int = 0
     failures: int = 0
-    #: When the last whole round ended; 0 where none did.
+    #: The end of the last complete round; 0 if there is none.
     finished_at_us: int = 0
 
 
@@ -75,14 +75,14 @@ class Audits:
         self._stop = asyncio.Event()
         self._pace = Pace(clock, counters_per_s, _RESTS, self._rest)
         self._auditor = Auditor(store, sleep=self._rest, chunk_us=_CHUNK_US)
-        #: The last counter of each namespace that had its turn.
+        #: The last audited counter of each namespace.
         self._after: dict[int, str] = {}
         self.tally = AuditTally()
 
     async def run(self, stop: asyncio.Event, is_mine: Callable[[], bool]) -> None:
         """Do rounds until *stop* is set, while *is_mine*. No failure ends them."""
         self._stop = stop
-        # First a pause: a process that has just begun has better things to do.
+        # Pause first: a process that has just started has more urgent work.
         while not await pause(stop, self._interval_s):
             if not is_mine():
                 continue
@@ -90,10 +90,10 @@ class Audits:
                 await self.round()
             except CounterError as error:
                 self.tally.failures += 1
-                _log.warning("an audit broke off, and is begun anew later: %s", error.detail)
+                _log.warning("an audit was interrupted and starts again later: %s", error.detail)
             except Exception:
                 self.tally.failures += 1
-                _log.exception("an audit failed in a way that it should not")
+                _log.exception("an audit failed unexpectedly")
 
     async def round(self) -> list[Summary]:
         """Audit the next counters of each namespace. Raises the store's errors."""
@@ -139,7 +139,7 @@ class Audits:
         _tell(summary)
 
     async def _next(self, namespace: Namespace, share: int) -> AsyncIterator[str]:
-        """The names whose turn it is; from the beginning again after the last."""
+        """Return the next names to audit; after the last one start again at the first."""
         after = self._after.get(namespace.id)
         page = await self._store.counters(namespace, prefix="", after=after, limit=share)
         if len(page) < share and after is not None:
@@ -151,14 +151,14 @@ class Audits:
             yield name
 
     def _from(self, namespace: Namespace) -> int:
-        """Where the span of the next batch begins."""
+        """Return the start of the next batch's span."""
         now_us = self._clock.now_us()
-        if random.random() < 0.5:  # half of the times
+        if random.random() < 0.5:  # half of the time
             return now_us - _SPAN_US
         return now_us - random.randrange(namespace.dataset.retention_us)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait *seconds*, or until this is to end."""
+        """Wait *seconds*, or return early on shutdown."""
         await pause(self._stop, seconds)
 
 
@@ -169,8 +169,8 @@ def _tell(summary: Summary) -> None:
         _log.error("namespace %s: counter %s", summary.namespace, text)
     if lines:
         _log.error(
-            "%d of %d counters of %s do not agree with their events: `counter audit --all` says"
-            " which, `--repair` counts them anew",
+            "%d of %d counters of %s differ from their events: `counter audit --all` says"
+            " which, `--repair` recounts them",
             *(len(summary.wrong), summary.counters, summary.namespace),
         )
 
@@ -178,7 +178,7 @@ def _tell(summary: Summary) -> None:
 def audits_of(
     settings: Settings, store: Store, clock: Clock, namespaces: Namespaces
 ) -> Audits | None:
-    """The audits that *settings* ask for; None where they ask for none."""
+    """Return the audits that *settings* ask for; None if there are none."""
     if not settings.audit_interval:
         return None
     return Audits(
@@ -191,11 +191,11 @@ def audits_of(
 
 
 def audit_families(tally: AuditTally) -> Iterator[Metric]:
-    """What Prometheus is told of the audits of this process."""
+    """Return the metric families of this process's audits."""
     yield counter("audit_counters", "Counters that were audited.", tally.checked)
     text = "Counters that did not agree with their events, at each audit that found so."
     yield counter("audit_mismatches", text, tally.mismatches)
-    text = "Counters of which an audit could not tell: a recount was due, or the rollup half done."
+    text = "Counters that an audit could not judge: a recount was due, or the rollup half done."
     yield counter("audit_untold", text, tally.untold)
     text = "Counters of the last whole round that did not agree with their events."
     yield gauge("audit_mismatches_standing", text, tally.standing)

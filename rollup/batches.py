@@ -1,4 +1,4 @@
-"""One batch of a shard: its counters in groups, each read, folded by the roller and written."""
+"""Roll up one batch of a shard: read its counters in groups, fold and write them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rollup.partitions import Partitions
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
-#: After so many counters others have a turn: requests may wait on the same event loop.
+#: Counters between two yields to the event loop, which may serve requests, too.
 _AT_A_TIME: Final = 250
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
-#: What the cache is told of counters: their new checkpoints.
+#: Checkpoints that are written to the cache.
 _Entries = list[tuple[str, Checkpoint]]
 
 
@@ -34,12 +34,11 @@ async def in_groups(
     then: Callable[[_Result], Awaitable[None]] | None = None,
     weigh: Callable[[_Group], int] = lambda _: 1,
 ) -> list[_Result]:
-    """Do *work* for each of *groups*, as many at once as *limiter* lets in; what came of each.
+    """Do *work* for each of *groups*, with the concurrency of *limiter*; return the results.
 
-    What is to be done with a result *then* is done outside the limit: it says nothing of how much
-    the store bears. *weigh* says how many times the usual work a group is. Returns, or raises the
-    first failure, only when nothing is under way any more; after a failure no further group is
-    begun.
+    *then* handles a result outside of the limiter, because its time does not depend on the store's
+    load. *weigh* returns how many times the usual work a group is. Returns, or raises the first
+    failure, only when nothing is in flight any more; after a failure no further group is started.
     """
     results: list[_Result] = []
     failures: list[Exception] = []
@@ -82,14 +81,14 @@ class BatchRoller:
         self._limiter = limiter
         self._partitions = partitions
         self._batch_counters = batch_counters
-        #: Where the time of each batch is told.
+        #: Where each batch is traced.
         self.tracing: Tracing = NoTracing()
-        #: Counters that were written together, and windows that were counted anew.
+        #: Counters written per batch, and windows that were recounted.
         self.sizes = Histogram(NUMBER_BOUNDS)
         self.recounts = 0
 
     async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
-        """Roll up the counters of *marks*; how many were written."""
+        """Roll up the counters of *marks*; return how many were written."""
         dirty = group(marks)
         if not dirty:
             return 0
@@ -108,7 +107,8 @@ class BatchRoller:
         return sum(len(entries) for entries in written)
 
     def _weight(self, dirty: Mapping[str, Dirt]) -> int:
-        """In a backlog a counter has many windows to sum, and normally it has one."""
+        """Return the relative work: in a backlog a counter has many windows to sum, normally it
+        has one."""
         windows = sum(len(each.windows) + len(each.recounts) for each in dirty.values())
         return max(1, windows // self._batch_counters)
 
@@ -130,7 +130,7 @@ class BatchRoller:
     async def _roll_once(
         self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
     ) -> _Entries:
-        """Read the counters' parts at once, write them a batch at a time."""
+        """Read the counters' partitions concurrently, and write them a batch at a time."""
         names = list(dirty)
         heads = await self._store.heads(namespace, names)
         plans: list[Plan] = []
@@ -168,11 +168,12 @@ class BatchRoller:
         dirty: Mapping[str, Dirt],
         batch: Batch,
     ) -> tuple[list[Plan], dict[str, Sequence[WindowRow]]]:
-        """The plans, those that need all their rows made anew from heads of the same moment."""
+        """Return the plans; those that fold all their rows are planned again from heads of the
+        same moment."""
         whole = [each.counter for each in plans if each.whole]
         if not whole:
             return list(plans), {}
-        # All of them: another worker may move the checkpoint on before the head is read again.
+        # Read all rows: another worker may move the checkpoint before the head is read again.
         partitions = await read_partitions(self._store, namespace, whole, through_us=TIME_MAX_US)
         known = {each.counter: each for each in plans}
         rows: dict[str, Sequence[WindowRow]] = {}

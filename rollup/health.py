@@ -1,7 +1,7 @@
-"""What a worker tells of itself over HTTP: /healthz, /readyz and /metrics, and nothing else.
+"""Serve a worker's /healthz, /readyz and /metrics over HTTP.
 
-A listener of its own in a few lines, because a worker serves no API: one request a connection,
-everything about it bounded.
+It is a minimal server, because a worker serves no API: one request per connection, with bounds on
+everything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Answer = tuple[int, str, bytes]
 
 @dataclass(slots=True)
 class Health:
-    """The parts of a worker's process that can be in trouble."""
+    """The parts of a worker's process that can fail."""
 
     store: Store
     clock: Clock
@@ -51,8 +51,8 @@ class Health:
     _troubles: Troubles | None = field(default=None, init=False)
 
     async def troubles(self) -> Sequence[Trouble]:
-        """Why this worker is of no use now, and since when; nothing where it is of use."""
-        draining = "the worker was told to end, and finishes what is under way"
+        """Return why this worker cannot work now, and since when; empty if it can."""
+        draining = "the worker is shutting down, and finishes its work in flight"
         self._troubles = self._troubles or Troubles(self.clock)
         return self._troubles.note(
             {
@@ -76,7 +76,7 @@ class Health:
 
 @asynccontextmanager
 async def listening(health: Health, host: str, port: int, hosts: HostRule) -> AsyncIterator[int]:
-    """Answer on *host* and *port* (0 for a free one) what *hosts* lets through; yield the port.
+    """Serve on *host* and *port* (0 for a free one) requests that *hosts* allows; yield the port.
 
     Raises StartupError.
     """
@@ -117,7 +117,7 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
 
 
 class _Desk:
-    """Answers one request a connection."""
+    """Answers one request per connection."""
 
     def __init__(
         self, pages: Mapping[str, Callable[[], Awaitable[_Answer]]], hosts: HostRule
@@ -127,7 +127,7 @@ class _Desk:
         self._open = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read a head, answer, close. Whatever goes wrong is the client's to notice."""
+        """Read a request head, answer, close. Errors only affect the client."""
         self._open += 1
         try:
             with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):

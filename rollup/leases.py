@@ -1,9 +1,9 @@
-"""Which worker rolls up what: a fixed number of slots, shared fairly by the workers that live.
+"""Assign shards to workers: a fixed number of slots, shared evenly by the live workers.
 
 A shard belongs to a slot, so ten thousand namespaces cost no more than one. Each worker has one
-lease, a row that expires unless it is renewed. Every worker reads whose rows exist and computes
-the same shares as the others do, so the slots themselves are stored nowhere. Leases only spare
-duplicate work: no write depends on one.
+lease, a row that expires unless it is renewed. Every worker reads the existing rows and computes
+the same shares, so the slots themselves are not stored. Leases only avoid duplicate work: no write
+depends on one.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ from counter.ports import Clock, LeaseStore
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
 MAINTENANCE: Final = "maintenance"
-#: A worker looks at least so often in a lease's time.
+#: The minimum number of reads within a lease's time.
 _LOOKS_MIN: Final = 5
-#: After failures a worker pauses for longer, up to this part of its lease's time.
+#: After failures a worker pauses longer, up to this fraction of its lease's time.
 _PAUSE_MAX: Final = 3
 SLOTS: Final = (MAINTENANCE, *(str(number) for number in range(LEASE_SLOTS)))
 
 
 def worker_id() -> str:
-    """A name that no other worker has, and that tells an operator where to look."""
+    """Return a unique name that shows the worker's host and process."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def slot_of(namespace_id: int, shard: int) -> str:
-    """The slot of a shard. A namespace's shards lie in consecutive slots, from a hashed first."""
+    """Return the slot of a shard. A namespace's shards have consecutive slots, the first by
+    hash."""
     first = xxhash.xxh64_intdigest(namespace_id.to_bytes(8, "big"))
     return str((first + shard) % LEASE_SLOTS)
 
 
 def share_out(slots: Sequence[str], workers: Sequence[str]) -> dict[str, list[str]]:
-    """Deal *slots* to *workers*: the same shares whoever reckons, none larger by more than one.
+    """Assign *slots* to *workers*: every process computes the same shares, which differ by at most
+    one.
 
-    Every run of as many slots as there are workers gives each of them one, so that the shards of
-    one namespace spread too. Within a run a slot goes to who ranks first for it among those left
-    (rendezvous hashing), so that most slots stay where they are when a worker joins or leaves.
+    Each run of as many slots as there are workers gives each worker one, so that the shards of one
+    namespace are spread, too. Within a run a slot goes to the worker that ranks first for it among
+    those left (rendezvous hashing), so that few slots move when a worker joins or leaves.
     """
     shares: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
     left: list[str] = []
@@ -65,7 +67,7 @@ def share_out(slots: Sequence[str], workers: Sequence[str]) -> dict[str, list[st
 
 
 def owners_of(workers: Sequence[str]) -> Mapping[str, str]:
-    """The worker that each slot belongs to while *workers* live; empty where none does."""
+    """Return the worker of each slot while *workers* are alive; empty if there are none."""
     if not workers:
         return {}
     shares = share_out(SLOTS, workers)
@@ -77,7 +79,7 @@ def _rank(slot: str, worker: str) -> int:
 
 
 class Leases:
-    """One worker's lease, and the slots that are its own while the lease lasts."""
+    """One worker's lease, and the slots that it holds while the lease lasts."""
 
     def __init__(
         self,
@@ -88,46 +90,47 @@ class Leases:
         lease_time_us: int = LEASE_TIME_US,
         guard: ClockGuard | None = None,
     ) -> None:
-        """A dead worker's slots are another's within *lease_time_us*: its lease runs out two looks
-        before. So does the lease of a worker whose clock *guard* does not know to be right."""
+        """Another worker takes a dead worker's slots within *lease_time_us*: the lease expires
+        two reads before. The same applies to a worker whose clock *guard* does not trust."""
         self._store = store
         self._clock = clock
         self._guard = guard
         self._look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
         self._ttl_us = lease_time_us - 2 * self._look_us
         self.worker = worker
-        #: Set when slots became this worker's; whoever waits for it clears it.
+        #: Set when this worker got slots; the waiting task clears it.
         self.taken = asyncio.Event()
-        #: What keeps the lease from being renewed; None while it is.
+        #: Why the lease cannot be renewed; None if it can.
         self.trouble: str | None = None
-        #: Until when the lease lasts, by this machine's clock that runs while suspended.
+        #: When the lease ends, by the boot clock.
         self._until_us = 0
-        #: Slots that changed hands, as seen from here.
+        #: Slots that changed hands, as observed by this worker.
         self.changes = dict.fromkeys(("taken", "given_back", "lost"), 0)
         self._live: tuple[str, ...] = ()
         self._owners: Mapping[str, str] = {}
-        #: From when on a slot that a living worker gives up is free: that one may not know yet.
+        #: When a slot of another live worker becomes free: until then that worker may not know the
+        #: change.
         self._free_us: dict[str, int] = {}
         #: The slots that were held after the last turn.
         self._had: frozenset[str] = frozenset()
 
     @property
     def live(self) -> tuple[str, ...]:
-        """The workers that lived at the last look."""
+        """The workers that were alive at the last read."""
         return self._live
 
     def holds(self, slot: str) -> bool:
-        """Whether *slot* is this worker's, as far as it can know without asking."""
+        """Return whether this worker holds *slot*, without asking the store."""
         now_us = self._clock.boottime_us()
         is_ours = self._owners.get(slot) == self.worker
         return is_ours and self._free_us.get(slot, 0) <= now_us < self._until_us
 
     def held(self) -> list[str]:
-        """The slots that are this worker's now."""
+        """The slots that this worker holds now."""
         return [slot for slot in SLOTS if self.holds(slot)]
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Take turns until *stop* is set. No failure ends it; after failures pauses double."""
+        """Take turns until *stop* is set. No failure ends it; pauses double after failures."""
         pause_us = self._look_us
         while not stop.is_set():
             try:
@@ -140,30 +143,30 @@ class Leases:
             if self.trouble is None:
                 pause_us = wait_us = self._look_us
             else:
-                # Random, so that workers that failed together do not try again together.
+                # Random, so that workers that failed together do not retry together.
                 wait_us = round(random.uniform(0.5, 1) * pause_us)
                 pause_us = max(self._look_us, min(2 * pause_us, self._ttl_us // _PAUSE_MAX))
             await pause(stop, wait_us / SECOND)
 
     async def turn(self) -> None:
-        """Renew the lease, and see which slots are this worker's now.
+        """Renew the lease, and compute which slots this worker holds now.
 
         Raises UnavailableError if the store fails, and ClockSkewError if this machine's clock is
-        wrong: what is held stays held until the lease runs out.
+        wrong: slots stay held until the lease expires.
         """
         now_us = self._clock.boottime_us()
         if self._had and now_us >= self._until_us:
             _log.warning("the lease ran out before it was renewed")
             self._count("lost", self._had)
             self._had = frozenset()
-            # Others may hold its slots by now: begin as a worker that joins.
+            # Other workers may hold its slots by now: start as a worker that joins.
             self._owners = {}
         if self._guard is not None:
-            # Work that goes by the clock is refused here, so another worker must get the slots. One
-            # that is wrong for less than the lease's time changes nothing.
+            # With a wrong clock this worker cannot roll up, so another one must get the slots. A
+            # clock that is wrong for less than the lease time changes nothing.
             self._guard.check_all()
         if now_us >= self._until_us:
-            # Others must be able to see a worker that joins before it looks.
+            # A worker that joins must be visible to the others before it reads.
             await self._renew(now_us)
             live = await self._store.workers()
         else:
@@ -178,7 +181,7 @@ class Leases:
         self._note(None)
 
     async def leave(self) -> None:
-        """End the lease, so that others need not wait until it runs out."""
+        """End the lease, so that others need not wait until it expires."""
         self._until_us = 0
         try:
             await self._store.leave(self.worker)
@@ -189,15 +192,15 @@ class Leases:
 
     async def _renew(self, now_us: int) -> None:
         await self._store.heartbeat(self.worker, self._ttl_us)
-        # Counted from before the call: the store's time cannot have begun earlier.
+        # Measured from before the call: the store's time-to-live cannot have begun earlier.
         self._until_us = now_us + self._ttl_us
 
     def _see(self, live: tuple[str, ...]) -> None:
-        """Compute the shares of those who *live*.
+        """Compute the shares of the *live* workers.
 
-        A slot that another living worker may still hold is free two looks later: by then that
-        worker has seen the same. A slot that is not free yet waits again whenever the workers
-        change, because others may have seen some of them in another order.
+        A slot that another live worker may still hold is free two reads later: by then that worker
+        has seen the same. A slot that is not free yet waits again whenever the workers change,
+        because others may have seen some of them in another order.
         """
         if live == self._live and self._owners:
             return
@@ -226,7 +229,7 @@ class Leases:
             _log.info("%s slots %s", change.replace("_", " "), ", ".join(sorted(slots)))
 
     def _note(self, trouble: str | None) -> None:
-        """Keep what is wrong; log it once."""
+        """Store what is wrong; log it once."""
         if trouble is not None and self.trouble is None:
             _log.warning("the lease cannot be renewed: %s", trouble)
         if trouble is None and self.trouble is not None:

@@ -1,8 +1,8 @@
-"""Back-pressure: how many groups of counters are under way at once follows how the store answers.
+"""Limit concurrency by the store's latency (back-pressure).
 
-Additive increase, multiplicative decrease, as TCP's congestion avoidance does it (RFC 5681, section
-3.1: one more a round trip, half after a loss, at most one cut a round trip); on request latency in
-place of packet loss as in Netflix's concurrency-limits (AIMDLimit).
+Additive increase, multiplicative decrease, like TCP's congestion avoidance (RFC 5681, section 3.1:
+one more per round trip, half after a loss, at most one cut per round trip); driven by request
+latency in place of packet loss as in Netflix's concurrency-limits (AIMDLimit).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIMIT_FIRST: Final = 4
 
 
 class Limiter:
-    """Lets in as many as the store bears, from 1 to *limit_max*."""
+    """Admits as many groups as the store can handle, from 1 to *limit_max*."""
 
     def __init__(self, clock: Clock, *, limit_max: int, target_us: int = LATENCY_TARGET_US) -> None:
         self._clock = clock
@@ -37,14 +37,14 @@ class Limiter:
 
     @property
     def limit(self) -> int:
-        """How many may be inside now."""
+        """The current limit of concurrent groups."""
         return int(self._limit)
 
     @asynccontextmanager
     async def turn(self, weight: int = 1) -> AsyncIterator[None]:
-        """Wait for room, do the work inside, and learn from how long it took or how it failed.
+        """Wait for room, run the body, and adjust the limit by its duration or failure.
 
-        Work of *weight* times the usual amount may take as many times as long.
+        Work of *weight* times the usual amount may take that many times as long.
         """
         await self._enter()
         busy = 2 * self._inside >= self._limit
@@ -52,7 +52,7 @@ class Limiter:
         try:
             yield
         except SliceMissingError:
-            # A slice that is gone says nothing of how much the store bears.
+            # A dropped slice does not mean that the store is overloaded.
             raise
         except UnavailableError:
             self._cut(began_us)
@@ -61,14 +61,15 @@ class Limiter:
             if self._clock.boottime_us() - began_us > weight * self._target_us:
                 self._cut(began_us)
             elif busy:
-                # Only a limit that is reached was tested.
+                # The limit grows only if it was reached, because otherwise it was not tested.
                 self._limit = min(float(self._limit_max), self._limit + 1 / self._limit)
         finally:
             self._inside -= 1
             self._wake()
 
     def _cut(self, began_us: int) -> None:
-        """Halve the limit; once for all that began under it, for they suffered together."""
+        """Halve the limit; only once for all groups that began under it, because they slowed
+        each other."""
         if began_us >= self._cut_at_us:
             self._limit = max(1.0, self._limit / 2)
             self._cut_at_us = self._clock.boottime_us()
@@ -84,7 +85,7 @@ class Limiter:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                # It was let in at the same moment: the next one goes in its place.
+                # It was cancelled just as it was admitted: the next one takes its place.
                 self._inside -= 1
                 self._wake()
             elif place in self._waiting:

@@ -1,4 +1,4 @@
-"""Slices made ahead, retired and dropped after retention; data that nobody can ask for, deleted."""
+"""Create slices ahead, retire and drop old ones, and delete data that is out of use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("counter.maintenance")
 
 
 class Maintenance:
-    """What must be done now and then, by any one process."""
+    """Periodic maintenance, done by any one process."""
 
     def __init__(
         self,
@@ -35,15 +35,18 @@ class Maintenance:
         self._guard = guard
         self._namespaces = namespaces
         self._purged_at_us = 0
-        #: Slices as they were last seen, by dataset, and how many were made and dropped here.
+        #: Slices as last read, by dataset, and how many were created and dropped here.
         self.slices: dict[str, Sequence[Slice]] = {}
         self.tally = dict.fromkeys(("made", "dropped"), 0)
 
     async def run_once(self) -> None:
-        """Look at every dataset; cheap if nothing is to be done. Raises ClockSkewError: all of it
-        goes by the clock, and a slice that was made too far ahead, or dropped, stays so."""
+        """Maintain every dataset; cheap if nothing is to be done.
+
+        Raises ClockSkewError: with a wrong clock a slice could be created too far ahead, or dropped
+        too early, permanently.
+        """
         datasets = await self._store.datasets()
-        # First of every dataset: without slices ahead writes fail; what is to be dropped can wait.
+        # Create slices of all datasets first: writes fail without them, and drops can wait.
         for dataset in datasets:
             await self.make_slices(dataset)
         for dataset in datasets:
@@ -55,25 +58,25 @@ class Maintenance:
             self._purged_at_us = now_us
 
     async def make_slices(self, dataset: Dataset, *, past_max: int = PAST_SLICES_PER_STEP) -> None:
-        """Make the slices that adds need, up to SLICES_AHEAD ahead of now, and at most *past_max*
-        of those that are missing in the past, earliest first: each may cost a table.
+        """Create the slices that adds need, up to SLICES_AHEAD ahead of now, and at most *past_max*
+        missing ones of the past, earliest first: each may cost a table.
 
-        The past ones hold closed windows only, so nothing can be written there any more; a token of
-        such a time cannot be resolved before its slice exists. Slices that retention has passed are
-        left out, because what became of their tokens is not known any more anyway. None is made
-        before the first one that ever existed: at the first start, the slice before now's.
+        Past slices contain only closed windows, so nothing can be written there any more; a token
+        of such a time cannot be resolved before its slice exists. Slices past retention are left
+        out, because the outcome of their tokens is unknown anyway. None is created before the first
+        one that ever existed: at the first start, the slice before the current one.
         """
         now_us = checked_now_us(self._clock, self._guard, dataset)
         size_us = dataset.slice_us
         slices = await self._store.slices(dataset)
         dropped_us = await self._store.dropped_before(dataset)
         this_us = slice_start(now_us, size_us)
-        # No accept limit is longer than a slice: every window before this one's start is closed.
+        # No accept limit is longer than a slice: every window before this start is closed.
         open_us = slice_start(now_us - size_us - closing_lag(dataset), size_us)
         first_us = dropped_us or (slices[0].start_us if slices else this_us - size_us)
         from_us = max(first_us, slice_start(now_us - dataset.retention_us, size_us))
         span = (from_us, this_us + (SLICES_AHEAD + 1) * size_us)
-        # Where several processes make the slices, two could make such long ones overlap.
+        # Several processes that make such long slices could create overlapping ones.
         whole_before_us = open_us if self._store.transactional else 0
         missing = list(_missing(slices, span, size_us, whole_before_us))
         past = [each for each in missing if each[1] <= open_us]
@@ -95,10 +98,11 @@ class Maintenance:
             )
 
     async def _drop_slices(self, dataset: Dataset) -> None:
-        """Retire what every watermark has passed; drop what retention and every recount are past.
+        """Retire slices that every watermark has passed; drop those past retention and every
+        recount.
 
-        ``dropped_before`` moves forward first, then the table goes. Watermarks are read only where
-        the clock says that they may tell something: there may be many.
+        ``dropped_before`` moves forward first, then the table is dropped. Watermarks are read only
+        if a slice may be due, because there may be many of them.
         """
         namespaces = [
             each
@@ -123,7 +127,7 @@ class Maintenance:
             is_due = watermark_us is not None and watermark_us >= due_us
             if each.retired_at_us is None:
                 if is_due:
-                    # The clock after the watermarks: they had passed the end by then.
+                    # Read the clock after the watermarks: they had passed the end by then.
                     now_us = checked_now_us(self._clock, self._guard, dataset)
                     await self._store.retire_slice(dataset, each.start_us, now_us)
                 return
@@ -135,13 +139,13 @@ class Maintenance:
                 is_earliest = False
 
     async def _watermark(self, namespaces: list[Namespace], now_us: int) -> int:
-        """The earliest watermark of all the shards."""
+        """Return the earliest watermark of all the shards."""
         earliest_us = now_us
         for namespace in namespaces:
             try:
                 earliest_us = min([earliest_us, *await self._store.watermarks(namespace)])
             except NamespaceUnknownError:
-                # Deleted meanwhile: it holds nothing back.
+                # Deleted meanwhile: it delays nothing.
                 continue
         return earliest_us
 
@@ -149,7 +153,7 @@ class Maintenance:
 def _missing(
     slices: Sequence[Slice], span: tuple[int, int], size_us: int, whole_before_us: int
 ) -> Iterator[tuple[int, int]]:
-    """Start and end of each slice of *span* that is missing between *slices*, which are in order.
+    """Return start and end of each slice of *span* that is missing in the sorted *slices*.
 
     No event can be written before *whole_before_us* any more: a gap there needs one slice only.
     """

@@ -1,4 +1,4 @@
-"""What the rollup tells Prometheus, in a process of its own or beside the API."""
+"""Export the rollup's metrics, in its own process or beside the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollup.audits import audit_families
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 
-#: So many namespaces, and so many shards of them, have series of their own.
+#: The most namespaces, and shards of them, that have their own series.
 NAMESPACES_MAX: Final = 50
 SHARDS_MAX: Final = 1_000
 _OTHER: Final = "other"
@@ -31,7 +31,7 @@ class _Lag(NamedTuple):
 
 
 class RollupMetrics:
-    """Reads the tallies of a worker and its parts when asked."""
+    """Reads the tallies of a worker and its parts on each scrape."""
 
     def __init__(self, worker: RollupWorker, clock: Clock, leases: Leases | None) -> None:
         self._worker = worker
@@ -39,7 +39,7 @@ class RollupMetrics:
         self._leases = leases
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this scrape."""
+        """Return the metric families of this scrape."""
         worker = self._worker
         yield gauge(
             "rollup_up", "Whether the rollup of this process works.", worker.trouble is None
@@ -55,14 +55,14 @@ class RollupMetrics:
 
     def _passes(self) -> Iterator[Metric]:
         worker = self._worker
-        told = {
+        texts = {
             "counters": "Counters whose rollup was written.",
             "passes": "Passes over a shard that were done.",
-            "failures": "Passes that failed, and are done again.",
+            "failures": "Passes that failed, and are repeated.",
         }
-        for name, text in told.items():
+        for name, text in texts.items():
             yield counter(f"rollup_{name}", text, worker.tally[name])
-        text = "Windows that were counted anew from their events."
+        text = "Windows that were recounted from their events."
         yield counter("rollup_recounts", text, worker.batches.recounts)
         text = "Counters that were written together."
         yield histogram("rollup_batch_counters", text, worker.batches.sizes)
@@ -95,9 +95,9 @@ class RollupMetrics:
         )
 
     def lags(self) -> dict[tuple[str, str], _Lag]:
-        """By namespace and shard; what is past the bounds, by its worst one, as ``other``.
+        """Return the lags by namespace and shard; the worst of those past the bounds is ``other``.
 
-        There may be 100,000 shards, so of those that are told as one next to nothing is made.
+        There may be 100,000 shards, so the summarized ones cost next to nothing.
         """
         now_us = self._clock.now_us()
         seen: dict[int, list[tuple[int, int]]] = {}
@@ -132,7 +132,7 @@ class RollupMetrics:
         yield counters("lease_changes", text, "change", leases.changes)
 
     def _slices(self) -> Iterator[Metric]:
-        """Only the one worker that looks after slices knows them."""
+        """Return the metrics of slices, which only the worker with the maintenance slot has."""
         maintenance = self._worker.maintenance
         text = "Slices that this process made, and dropped after their retention."
         yield counters("slice_changes", text, "change", maintenance.tally)
@@ -162,7 +162,7 @@ class RollupMetrics:
         )
 
     def _partitions(self) -> Iterator[Metric]:
-        """Of datasets whose event buckets may be raised, as far as this process looked."""
+        """Return the metrics of datasets whose event buckets may be raised."""
         outlooks = self._worker.partitions.outlooks
         labels = ("dataset", "slice")
         yield gauges(

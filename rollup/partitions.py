@@ -1,10 +1,10 @@
-"""How many event buckets the next slice of a dataset is made with, by how much is written.
+"""Choose the number of event buckets of a dataset's next slice from the amount of writes.
 
-Partitions are read and repaired as a whole, and should stay below 4 MiB. Where a counter's would
-not, the next slice that is made has more event buckets. Those that are made already stay as they
-are, for a token must always lie in the same partition. What was counted and observed is in the
-store, for all workers: from the same slices and crowds all of them reckon the same, and where two
-make a slice at once, the first one stands for both.
+Partitions are read and repaired as a whole, and should stay below 4 MiB. If a counter's partitions
+would become larger, the next slice gets more event buckets. Existing slices keep theirs, because a
+token must always map to the same partition. Counted and observed sizes are stored for all workers:
+from the same slices and sizes all of them compute the same number, and if two create a slice at
+once, the first one is valid for both.
 """
 
 from __future__ import annotations
@@ -34,45 +34,44 @@ from counter.windows import window_of
 
 _log = logging.getLogger("counter.partitions")
 
-#: Crowds of so many slices count, the one of now included: with slices of a day, a week's course.
+#: How many slices are considered, the current one included: a week of daily slices.
 SLICES_REMEMBERED: Final = 8
-#: So many slices before now's must have been counted before a number is lowered: where nobody
-#: counted, there is no reason to.
+#: How many slices before the current one must have been counted before the number is lowered.
 SLICES_COUNTED: Final = 3
-#: A number is lowered where a partition is expected to take no more than this share of the bound.
-#: One that is lowered by half is raised again only when twice as much is written as then.
+#: The number is lowered if the expected partition is at most this fraction of the bound. After
+#: lowering by half it is raised again only when twice as much is written.
 _LOWERED_BELOW: Final = 4
 _OBSERVED_EVERY_US: Final = 10 * MINUTE
 
 _UNREADABLE: Final = "partition sizes cannot be read"
-_UNOBSERVED: Final = "nodes do not tell how large partitions are"
+_UNOBSERVED: Final = "nodes do not report partition sizes"
 
 invariant(SLICES_REMEMBERED < CROWDS_KEPT_SLICES, "crowds are kept for as long as they count")
 
 
 @dataclass(slots=True)
 class Outlook:
-    """What is known of a dataset's partitions, for the log and for metrics."""
+    """The state of a dataset's partitions, for the log and for metrics."""
 
-    #: The event buckets of the slice that holds now, and of the next slice to be made.
+    #: The event buckets of the current slice, and of the next slice to be created.
     buckets_now: int = 0
     buckets_next: int = 0
-    #: The largest partition in the slice that holds now, as far as it is known, and the largest to
-    #: be expected in the next slice to be made.
+    #: The largest known partition of the current slice, and the largest expected one of the next
+    #: slice.
     largest_bytes_now: int = 0
     largest_bytes_expected: int = 0
-    #: Slices that this process made with more event buckets than the one before had.
+    #: Slices that this process created with more event buckets than the one before.
     raised: int = 0
 
 
 def buckets_after(
     dataset: Dataset, standing: int, size_bytes: int, target_bytes: int, *, may_lower: bool
 ) -> int:
-    """The event buckets of the slice after one with *standing*, where the busiest counter's time
-    bucket takes *size_bytes*.
+    """Return the event buckets of the slice after one with *standing*, if the busiest counter's
+    time bucket takes *size_bytes*.
 
     Raised to the power of two that keeps a partition to *target_bytes*: that leaves room, and it
-    changes seldom. Lowered by half at most. Never outside of the dataset's own bounds.
+    changes rarely. Lowered by half at most. Always within the dataset's bounds.
     """
     least, most = dataset.event_buckets, max(dataset.event_buckets, dataset.event_buckets_max)
     standing = min(most, max(least, standing))
@@ -85,37 +84,37 @@ def buckets_after(
 
 
 class Partitions:
-    """Counts, shares what it counted, and says what the next slice is made with."""
+    """Counts events per partition, shares the sizes, and chooses event buckets."""
 
     def __init__(self, store: Store, clock: Clock, *, target_bytes: int | None = None) -> None:
-        """Partitions are to stay below *target_bytes*, PARTITION_BYTES_MAX unless given."""
+        """Partitions should stay below *target_bytes*, by default PARTITION_BYTES_MAX."""
         self._control = store
         self._store = store if isinstance(store, PartitionedStore) else None
         self._clock = clock
         self._target_bytes = target_bytes or PARTITION_BYTES_MAX
         self._tally = CrowdTally(self._target_bytes)
-        #: By name, of the datasets whose number may be raised.
+        #: The datasets whose number may be raised, by name.
         self.outlooks: dict[str, Outlook] = {}
-        #: What was left for other workers, by dataset and slice, in bytes.
+        #: The sizes in bytes that were shared with other workers, by dataset and slice.
         self._left: dict[tuple[int, int], int] = {}
         self._observed_us: int | None = None
         #: How often sizes could not be read or shared.
         self.failures = 0
-        #: What was foretold of each dataset, so that it is told once.
+        #: The last logged forecast of each dataset, so that each is logged once.
         self._foretold: dict[str, tuple[int, bool]] = {}
         self._troubles: set[str] = set()
 
     def counting(self, namespace: Namespace) -> Counted | None:
-        """What is to be told how many rows the windows of *namespace* hold; None for nobody."""
+        """Return the callback that counts the rows of windows of *namespace*; None if not
+        needed."""
         is_asked = self._store is not None and _may_raise(namespace.dataset)
         return self._tally.counting(namespace) if is_asked else None
 
     async def look(self, datasets: Iterable[Dataset], *, is_first: bool) -> None:
-        """Leave what was counted for all workers, and reckon what comes next.
+        """Share the counted sizes with all workers, and compute the next event buckets.
 
-        Every worker does so now and then; the one that *is_first* among them asks the nodes, and
-        tells what is to come. What fails is logged, counted and done the next time: no count
-        depends on it.
+        Every worker does so periodically; the one that *is_first* also asks the nodes and logs the
+        forecast. Failures are logged, counted and retried the next time: no count depends on it.
         """
         chosen = [each for each in datasets if _may_raise(each)]
         if self._store is None or not chosen:
@@ -126,20 +125,20 @@ class Partitions:
             if is_first:
                 await self._observe(chosen, self._store)
             for dataset in chosen:
-                await self._reckon(dataset, self._store, tells=is_first)
+                await self._reckon(dataset, self._store, logs=is_first)
         except Exception as error:
             self._failed(_UNREADABLE, error)
         else:
             self._mended(_UNREADABLE)
 
     async def next_buckets(self, dataset: Dataset, before: Slice | None) -> int:
-        """The event buckets of a slice that is to be made now, after *before*."""
+        """Return the event buckets of a slice that is created now, after *before*."""
         if self._store is None or before is None or not _may_raise(dataset):
             return dataset.event_buckets
         try:
             crowds = await self._recent(dataset, self._store)
         except Exception as error:
-            # Whatever is wrong, the slice must be made: without it every write fails.
+            # The slice must be created in any case: without it every write fails.
             self._failed(_UNREADABLE, error)
             crowds = []
         number, _ = self._number(dataset, before.event_buckets, crowds)
@@ -153,10 +152,10 @@ class Partitions:
         return number
 
     async def _leave(self, dataset: Dataset, store: PartitionedStore) -> None:
-        """Leave what is more than what was left before, of the slices whose crowds count.
+        """Share sizes that are larger than those shared before, of the slices that are considered.
 
-        A worker that is far behind counts older ones. They would expire only after they were of
-        use, and one that expired must not be left again: see the store's adapter.
+        A worker that is far behind counts older slices. Their sizes would expire only after they
+        are useless, and an expired one must not be written again: see the store's adapter.
         """
         crowds, oldest_us = self._tally.crowds(dataset), self._oldest_us(dataset)
         for slice_us, crowd in crowds.items():
@@ -169,7 +168,7 @@ class Partitions:
             del self._left[key]
 
     async def _observe(self, datasets: Sequence[Dataset], store: PartitionedStore) -> None:
-        """Have the nodes tell how large partitions are, now and then."""
+        """Ask the nodes for partition sizes, periodically."""
         now_us = self._clock.boottime_us()
         if self._observed_us is not None and now_us - self._observed_us < _OBSERVED_EVERY_US:
             return
@@ -178,7 +177,7 @@ class Partitions:
             try:
                 observed = await store.observe_crowds(dataset)
             except UnavailableError as error:
-                # A user of the database may lack the right to ask; what is counted does.
+                # The database user may lack the permission; counted sizes suffice.
                 self._failed(_UNOBSERVED, error)
                 return
             for crowd in observed:
@@ -186,7 +185,7 @@ class Partitions:
                     await store.leave_crowd(dataset, crowd)
         self._mended(_UNOBSERVED)
 
-    async def _reckon(self, dataset: Dataset, store: PartitionedStore, *, tells: bool) -> None:
+    async def _reckon(self, dataset: Dataset, store: PartitionedStore, *, logs: bool) -> None:
         slices = await self._control.slices(dataset)
         if not slices:
             return
@@ -201,13 +200,13 @@ class Partitions:
                 outlook.largest_bytes_now = ceil(max(sizes, default=0) / each.event_buckets)
         outlook.buckets_next = number
         outlook.largest_bytes_expected = ceil(largest.size_bytes / number) if largest else 0
-        if tells:
+        if logs:
             self._foretell(dataset, last, number, largest)
 
     async def _recent(self, dataset: Dataset, store: PartitionedStore) -> list[Crowd]:
-        """What is known of the last slices, as if they had the time bucket that the next one has.
+        """Return the sizes of the last slices, converted to the time bucket of the next one.
 
-        To cut a crowd evenly is a guess: the slices after it are counted as they are.
+        The conversion assumes even spread: later slices are counted exactly.
         """
         bucket_us, oldest_us = dataset.time_bucket_us, self._oldest_us(dataset)
         return [
@@ -219,14 +218,14 @@ class Partitions:
         ]
 
     def _oldest_us(self, dataset: Dataset) -> int:
-        """The start of the oldest slice whose crowds count."""
+        """Return the start of the oldest slice that is considered."""
         now_us = slice_start(self._clock.now_us(), dataset.slice_us)
         return now_us - (SLICES_REMEMBERED - 1) * dataset.slice_us
 
     def _number(
         self, dataset: Dataset, standing: int, crowds: Sequence[Crowd]
     ) -> tuple[int, Crowd | None]:
-        """The event buckets after *standing*, and the largest of *crowds*."""
+        """Return the event buckets after *standing*, and the largest of *crowds*."""
         largest = max(crowds, key=lambda each: each.size_bytes, default=None)
         now_us = slice_start(self._clock.now_us(), dataset.slice_us)
         counted = {each.start_us for each in crowds if not each.is_observed}
@@ -241,7 +240,7 @@ class Partitions:
         return number, largest
 
     def _foretell(self, dataset: Dataset, last: Slice, number: int, largest: Crowd | None) -> None:
-        """Tell once where the next slice has more event buckets, or has too few."""
+        """Log once if the next slice has more event buckets, or too few."""
         size_bytes = largest.size_bytes if largest else 0
         is_short = size_bytes > number * self._target_bytes
         if largest is None or not (number > last.event_buckets or is_short):
@@ -255,7 +254,7 @@ class Partitions:
             "dataset %s: %s partitions of %s (%s in a time bucket of %s), where %s are good: the"
             " next slice to be made, from %s on, has %d event buckets instead of %d",
             dataset.name,
-            "by what nodes tell there are" if largest.is_observed else whose,
+            "according to the nodes there are" if largest.is_observed else whose,
             *(format_bytes(ceil(size_bytes / last.event_buckets)), format_bytes(size_bytes)),
             *(spell_duration(largest.bucket_us), format_bytes(self._target_bytes)),
             *(_when(last.end_us), number, last.event_buckets),
@@ -271,7 +270,7 @@ class Partitions:
         return self.outlooks.setdefault(dataset.name, Outlook())
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Count a failure, and log it once until it is mended."""
+        """Count a failure, and log it once until it is resolved."""
         self.failures += 1
         if what not in self._troubles:
             self._troubles.add(what)
@@ -295,7 +294,7 @@ def _when(time_us: int) -> str:
     return f"{datetime.fromtimestamp(time_us // SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-#: Counters that are added up at a time; of more, those with the fewest events are forgotten.
+#: Counters that are summed at a time; beyond it, those with the fewest events are dropped.
 _COUNTERS_MAX: Final = 10_000
 
 
@@ -309,7 +308,7 @@ class _Course:
 
 
 class CrowdTally:
-    """The most crowded time bucket of each slice of each dataset, with events in partitions of
+    """The largest time bucket of each slice of each dataset, with events in partitions of
     *target_bytes* at most."""
 
     def __init__(self, target_bytes: int = PARTITION_BYTES_MAX) -> None:
@@ -319,11 +318,12 @@ class CrowdTally:
         self._crowds: dict[int, dict[int, Crowd]] = {}
 
     def counting(self, namespace: Namespace) -> Counted | None:
-        """What counts windows of *namespace*; None where nothing would come of it.
+        """Return the callback that counts windows of *namespace*; None if the result would be
+        unused.
 
-        A window is counted once; those of a counter come in order, all in all. One with fewer
-        events than would fill half a partition, if all windows of its time bucket had as many, is
-        not added up: of what a time bucket takes, less than half a partition is missed by that.
+        Each window is counted once; those of a counter come mostly in order. Windows are skipped if
+        their time bucket, with as many events in all windows, would fill less than half a
+        partition: so the error per time bucket is less than half a partition.
         """
         dataset = namespace.dataset
         if dataset.event_buckets_max <= dataset.event_buckets:
@@ -349,14 +349,14 @@ class CrowdTally:
         return counted
 
     def crowds(self, dataset: Dataset) -> Mapping[int, Crowd]:
-        """The most crowded time bucket of each of the last slices, by the slice's start."""
+        """Return the largest time bucket of each of the last slices, by the slice's start."""
         busiest = self._crowds.get(dataset.id, {})
         for slice_us in sorted(busiest)[:-CROWDS_KEPT_SLICES]:
             del busiest[slice_us]
         return dict(busiest)
 
     def _added_up(self, key: tuple[int, str], bucket_us: int, window_us: int, events: int) -> int:
-        """All events of a counter's time bucket that were counted, with those of a window."""
+        """Return all counted events of a counter's time bucket, including those of a window."""
         course = self._courses.get(key)
         if course is None:
             if len(self._courses) >= _COUNTERS_MAX:
@@ -370,8 +370,7 @@ class CrowdTally:
         return course.events
 
     def _forget(self) -> None:
-        """Let go of half of the counters: those of the oldest time buckets, with the fewest
-        events."""
+        """Drop half of the counters: those of the oldest time buckets, with the fewest events."""
         order = sorted(self._courses.items(), key=lambda each: (each[1].bucket_us, each[1].events))
         for key, _ in order[: len(order) // 2]:
             del self._courses[key]

@@ -1,9 +1,8 @@
-"""``counter rollup``: a worker as a process of its own; any number of them share the work.
+"""Run a rollup worker as its own process, for ``counter rollup``; any number share the work.
 
-Exit codes: 0 after SIGTERM or SIGINT, once it has finished what was under way and given its leases
-back; 1 where that took longer than ``drain_timeout``, at a second signal, or after a bug; 2 where
-it cannot start. Killed at any instant, it leaves nothing undone: others go on when its leases have
-run out.
+Exit codes: 0 after SIGTERM or SIGINT, once it has finished its work in flight and released its
+lease; 1 if that took longer than ``drain_timeout``, at a second signal, or after a bug; 2 if it
+cannot start. It may be killed at any time: other workers continue when its lease has expired.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ EXIT_DRAINED: Final = 0
 EXIT_FAILED: Final = 1
 
 _log = logging.getLogger("counter.rollup")
-#: How long a thread may hold the interpreter while another waits for it: the driver's thread and
-#: the event loop hand results to each other all the time.
+#: How long a thread may hold the interpreter while another one waits: the driver's thread and the
+#: event loop exchange results all the time.
 _SWITCH_INTERVAL_S: Final = 0.0005
 _GC_THRESHOLD: Final = 50_000
 
 
 def run(settings: Settings) -> int:
-    """Roll up until a signal comes; the exit code. Raises StartupError."""
+    """Roll up until a signal comes; return the exit code. Raises StartupError."""
     if settings.store == "sqlite":
         raise StartupError(
             "store is sqlite, whose data directory one process holds: `counter serve` rolls up in"
             " its own; give --store cassandra"
         )
     if "log_level" not in settings.model_fields_set:
-        # Who joins, leaves and takes what is all there is to see of a worker that is well.
+        # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
         logging.getLogger("counter").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.freeze()
@@ -101,14 +100,14 @@ async def _run(settings: Settings) -> int:
             _log.info("health and metrics on %s:%d", settings.host, port)
         await guard.measure()
         with suppress(UnavailableError):
-            # Read again every second: it may be there later.
+            # It is read again every second, so it may appear later.
             await namespaces.refresh()
         stop = asyncio.Event()
         drain = Drain(health, stop, settings.drain_timeout)
         drain.listen()
         sys.stdout.write(f"Rolling up as {leases.worker}\n")
         sys.stdout.flush()
-        # Beside the worker until it has ended: it needs them while it finishes.
+        # Runs until the worker has ended, which needs it while it finishes.
         enough = asyncio.Event()
         beside = [
             asyncio.create_task(guard.run(enough)),
@@ -124,23 +123,23 @@ async def _run(settings: Settings) -> int:
 async def _work(
     work: Coroutine[Any, Any, None], stop: asyncio.Event, beside: list[asyncio.Task[None]]
 ) -> int:
-    """Do *work*, which ends at *stop*, or until something ends that should not."""
+    """Run *work*, which ends at *stop*, or until a task ends unexpectedly."""
     working = asyncio.create_task(work)
     await asyncio.wait((working, *beside), return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         await asyncio.wait((working,))
     failed = [task for task in (working, *beside) if task.done() and task.exception()]
     for task in failed:
-        _log.error("the worker failed in a way that it should not", exc_info=task.exception())
+        _log.error("the worker failed unexpectedly", exc_info=task.exception())
     if not working.done():
-        # Others go on at once with what it gives back.
+        # Other workers continue at once with the released slots.
         stop.set()
         await asyncio.wait((working,))
     return EXIT_FAILED if failed else EXIT_DRAINED
 
 
 class Drain:
-    """What signals do: the first one asks to end in order, the second one ends."""
+    """Signal handling: the first signal requests a graceful shutdown, the second one exits."""
 
     def __init__(self, health: Health, stop: asyncio.Event, timeout_us: int) -> None:
         self._health = health
@@ -148,12 +147,12 @@ class Drain:
         self._timeout_us = timeout_us
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT from here on."""
+        """Handle SIGTERM and SIGINT from now on."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _told(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stop.is_set():
             self._end_now(f"{name} came a second time")
@@ -165,7 +164,7 @@ class Drain:
         loop.call_later(self._timeout_us / SECOND, self._end_now, took)
 
     def _end_now(self, why: str) -> None:
-        """Without waiting for anything: a thread of a driver may hang for ever."""
+        """Exit at once: a driver's thread may hang without end."""
         _log.error("ending at once, leaving the leases to run out: %s", why)
         logging.shutdown()
         os._exit(EXIT_FAILED)

@@ -1,7 +1,7 @@
-"""The roller: pure functions from what a worker read to what it writes. No I/O, no clock.
+"""Compute what a worker writes from what it has read, with pure functions.
 
-A window row is a pure function of its window's events, a checkpoint a pure function of the rows:
-counting a window again replaces, and never adjusts.
+A window row is a pure function of its window's events, a checkpoint a pure function of the rows: a
+recount replaces rows and never adjusts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, WindowRow
 
 @dataclass(slots=True)
 class Dirt:
-    """What the marks of a batch say of one counter."""
+    """What the marks of a batch contain about one counter."""
 
     windows: list[int] = field(default_factory=list)
     recounts: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Dirt:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The instants one batch works with, read once before anything else."""
+    """The instants of one batch, read once before anything else."""
 
     through_us: int
     dropped_before_us: int
@@ -37,9 +37,9 @@ class Plan:
 
     counter: str
     head: Head
-    #: Windows that no checkpoint holds yet.
+    #: Windows that no checkpoint includes yet.
     new: tuple[int, ...]
-    #: Windows to be counted anew.
+    #: Windows to recount.
     recounts: tuple[int, ...]
     #: Whether rows up to the last dropped slice are to be folded away.
     settles: bool
@@ -56,7 +56,7 @@ class Plan:
 
 
 def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
-    """Marks by counter, in the order of first sight."""
+    """Group marks by counter, in the order of first occurrence."""
     found: dict[str, Dirt] = {}
     for window_us, counter, recount_us in marks:
         dirt = found.get(counter)
@@ -70,13 +70,14 @@ def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
 
 
 def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
-    """What to read for *counter*; None where there is nothing to do."""
+    """Return what to read for *counter*; None if there is nothing to do."""
     done_us = head.checkpoint.time_us
     target_us = max(batch.through_us, done_us)
     new = tuple(sorted(window_us for window_us in dirt.windows if window_us > done_us))
-    # A checkpoint can be seen before the rows of its batch can: one that was given up may stand on
-    # one replica alone, and reading its checkpoint does not spread its rows. So what it holds
-    # already is counted anew, and its rows are written again, before the watermark passes them.
+    # A checkpoint can be visible before the rows of its batch: a batch that timed out may exist on
+    # one replica only, and reading its checkpoint does not repair its rows. So windows that the
+    # checkpoint already includes are summed again, and their rows written again, before the
+    # watermark passes them.
     asked = [
         window_us
         for window_us in (*dirt.recounts, *(each for each in dirt.windows if each <= done_us))
@@ -93,10 +94,10 @@ def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
 def update(
     plan: Plan, sums: Mapping[int, Fold], rows: Sequence[WindowRow], batch: Batch
 ) -> CounterUpdate:
-    """The batch to write for a counter.
+    """Return the batch to write for a counter.
 
     *sums* has the fold of each window of ``plan.sums``; *rows* the partition's rows after
-    ``settled`` where ``plan.whole``, else nothing.
+    ``settled`` if ``plan.whole``, else nothing.
     """
     head = plan.head
     target_us = max(batch.through_us, head.checkpoint.time_us)

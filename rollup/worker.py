@@ -1,7 +1,8 @@
-"""The rollup worker: reads what is dirty and closed, has the roller fold it, writes it back.
+"""Run the rollup worker: read dirty, closed windows, fold them with the roller, and write the
+result.
 
-It holds nothing that matters: kill it at any instant, and another one does the batch again. Any
-number may run; leases spare them doing the same work twice, and it is right where they do.
+It is stateless: if it is killed, another one repeats the batch. Any number may run; leases avoid
+duplicate work, and duplicate work is harmless.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from rollup.partitions import Partitions
 from rollup.roller import Batch
 
 _log = logging.getLogger("counter.rollup")
-#: So many marks of a shard are read at once, and rolled up before more are read.
+#: Marks of a shard that are read at once, and rolled up before more are read.
 _MARKS_PER_READ: Final = 1_000
-#: Windows of a shard that are rolled up before its watermark moves: twice as many after each
-#: success, half as many after a failure, because a failure discards them all.
+#: Windows of a shard that are rolled up before its watermark moves: doubled after each success,
+#: halved after a failure, because a failure discards them all.
 _WINDOWS_FIRST: Final = 64
 _WINDOWS_MAX: Final = 1_024
-#: Counters that are written together: a transaction's worth, which adds wait behind, or a share of
-#: the store's attention.
+#: Counters per write batch: a transaction that adds wait behind, or a share of the store's
+#: capacity.
 _BATCH_TRANSACTIONAL: Final = 500
 _BATCH: Final = 32
 _SHARDS_AT_ONCE_MAX: Final = 16
@@ -55,17 +56,17 @@ _MAINTENANCE_EVERY_US: Final = SECOND
 _PARTITIONS_EVERY_US: Final = MINUTE
 _PARTITIONS: Final = "partitions"
 _IDLE: Final = "idle shards"
-_SURPRISE: Final = "a pass failed in a way that it should not; see the log"
+_SURPRISE: Final = "a pass failed unexpectedly; see the log"
 
 #: A namespace's id and a shard of it.
 _Shard = tuple[int, int]
-#: What may be under way, or in trouble.
+#: Work that may be in progress, or failing.
 _Key = _Shard | str
 _Task = asyncio.Task[int | Exception]
 
 
 class _Due(NamedTuple):
-    """A shard that has a closed window, its watermark as last seen, its namespace's name."""
+    """A shard with a closed window, its watermark as last seen, its namespace's name."""
 
     passed_us: int
     key: _Shard
@@ -73,8 +74,8 @@ class _Due(NamedTuple):
 
 
 class _Some(NamedTuple):
-    """A part of a shard's closed windows: the last instant that is done (None: not all of it),
-    counters written, and whether there were marks."""
+    """The result of a part of a shard's closed windows: the last instant that is done (None: not
+    all of it), counters written, and whether there were marks."""
 
     through_us: int | None
     written: int
@@ -82,7 +83,7 @@ class _Some(NamedTuple):
 
 
 class RollupWorker:
-    """Rolls up the shards that it has leases for, windows in order; all where it has no leases."""
+    """Rolls up the shards of its leases, windows in order; all shards if it has no leases."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class RollupWorker:
         leases: Leases | None = None,
         guard: ClockGuard | None = None,
     ) -> None:
-        """*concurrency* counters are read or written at once, at most; in a store of one file one
-        batch is: more would only make adds wait longer behind its one writer."""
+        """At most *concurrency* counters are read or written at once; in a store of one file
+        only one batch, because more would make adds wait longer behind its one writer."""
         batch = batch_counters or (_BATCH_TRANSACTIONAL if store.transactional else _BATCH)
         groups = 1 if store.transactional else max(1, concurrency // batch)
         self._store = store
@@ -105,7 +106,7 @@ class RollupWorker:
         self._namespaces = namespaces
         self._leases = leases
         self._guard = guard
-        #: What is audited beside the rollup; whoever has it done sets it.
+        #: Audits that run beside the rollup; set by the caller.
         self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
         self._lanes = asyncio.Semaphore(1 if store.transactional else _SHARDS_AT_ONCE_MAX)
@@ -121,11 +122,11 @@ class RollupWorker:
         self._looked_us = clock.boottime_us()
         self._stop = asyncio.Event()
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
-        #: passed stays passed, whoever else works on the shard.
+        #: passed stays passed, even if another worker works on the shard.
         self._passed_us: dict[_Shard, int] = {}
-        #: How many windows of each shard the next step may take; _WINDOWS_FIRST where missing.
+        #: How many windows of each shard the next step may take; _WINDOWS_FIRST if missing.
         self._windows: dict[_Shard, int] = {}
-        #: How many shards are this worker's.
+        #: The number of this worker's shards.
         self._shards = 0
         self._under_way: dict[_Key, _Task] = {}
         self._troubles: dict[_Key, str] = {}
@@ -134,7 +135,7 @@ class RollupWorker:
 
     @property
     def trouble(self) -> str | None:
-        """What keeps the rollup from working; None while it works."""
+        """Why the rollup does not work; None if it works."""
         if self._leases is not None and self._leases.trouble is not None:
             return f"leases cannot be renewed: {self._leases.trouble}"
         return next(iter(self._troubles.values()), None)
@@ -146,12 +147,12 @@ class RollupWorker:
 
     @property
     def unseen(self) -> int:
-        """How many shards are this worker's whose watermark it has not seen yet."""
+        """The number of this worker's shards whose watermark was not read yet."""
         return max(0, self._shards - len(self._passed_us))
 
     @property
     def maintains(self) -> bool:
-        """Whether it is this worker that looks after slices, for all."""
+        """Whether this worker maintains the slices, for all workers."""
         return self._holds(MAINTENANCE)
 
     def passed_through(self) -> Mapping[_Shard, int]:
@@ -159,12 +160,12 @@ class RollupWorker:
         return dict(self._passed_us)
 
     async def run(self, stop: asyncio.Event, drain_us: int = DRAIN_TIMEOUT_US) -> None:
-        """Work until *stop* is set; then finish what is under way and give the leases back.
+        """Work until *stop* is set; then finish the work in flight and release the lease.
 
-        What is still under way after half of *drain_us* is cancelled, and done again by whoever has
-        the shard next: the other half is for the leases and for closing connections.
+        After half of *drain_us* the remaining work is cancelled, and the next worker of the shard
+        repeats it: the other half is for the lease and for closing connections.
 
-        Where other processes change namespaces too, :meth:`Namespaces.run` must run beside it.
+        If other processes change namespaces, too, :meth:`Namespaces.run` must run beside it.
         """
         self._stop = stop
         enough = asyncio.Event()
@@ -192,7 +193,7 @@ class RollupWorker:
                 await self._leases.leave()
 
     async def _rest(self, stop: asyncio.Event) -> None:
-        """A pause, which ends when *stop* is set or shards become ours."""
+        """Pause until *stop* is set, shards become ours, or the time is over."""
         events = [stop] if self._leases is None else [stop, self._leases.taken]
         waiting = [asyncio.create_task(each.wait()) for each in events]
         try:
@@ -206,9 +207,9 @@ class RollupWorker:
             self._leases.taken.clear()
 
     async def tick(self) -> int:
-        """One pass over slices and shards; how many counters were written.
+        """Do one pass over slices and shards; return how many counters were written.
 
-        Raises the first failure, after all that can be done is done.
+        Raises the first failure, after everything else is done.
         """
         if not self._store.transactional:
             await self._namespaces.refresh()
@@ -224,14 +225,14 @@ class RollupWorker:
         return sum(each for each in done if isinstance(each, int))
 
     async def _look(self) -> int:
-        """Start what is due and not under way."""
+        """Start what is due and not in progress."""
         now_us = self._clock.boottime_us()
         if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:
             self._start(MAINTENANCE, MAINTENANCE, self._maintain)
         if now_us - self._looked_us >= _PARTITIONS_EVERY_US:
             self._start(_PARTITIONS, _PARTITIONS, self.look_at_partitions)
         due = self._due()
-        # Where it fails, each shard has a pass of its own.
+        # If it fails, each shard gets its own pass.
         await self._attempt(_IDLE, _IDLE, partial(self._pass_idle, due))
         self._start_due(due)
         return 0
@@ -242,7 +243,7 @@ class RollupWorker:
         return 0
 
     async def look_at_partitions(self) -> int:
-        """Share how much was written, and reckon what the next slices must be made for."""
+        """Share how much was written, and compute the event buckets of the next slices."""
         self._looked_us = self._clock.boottime_us()
         datasets = {each.dataset.id: each.dataset for each in self._namespaces.all()}
         await self.partitions.look(datasets.values(), is_first=self._holds(MAINTENANCE))
@@ -255,9 +256,9 @@ class RollupWorker:
         return self._leases is None or self._leases.holds(slot_of(*key))
 
     def _due(self) -> list[_Due]:
-        """The shards that have a closed window and no pass under way, the longest behind first.
+        """Return the shards with a closed window and no pass in progress, the longest behind first.
 
-        Raises StoreUnavailableError where no window may be closed by what is known of namespaces.
+        Raises StoreUnavailableError if the copy of the namespaces is too old to close windows.
         """
         self._check_namespaces()
         now_us = self._clock.now_us()
@@ -275,7 +276,7 @@ class RollupWorker:
                 passed_us = self._passed_us.get(key, 0)
                 if passed_us < closed_us and key not in self._under_way:
                     due.append(_Due(passed_us, key, namespace.name))
-        # What is no longer ours is no longer our trouble.
+        # Forget the failures of shards that other workers hold now.
         self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
         self._windows = {key: number for key, number in self._windows.items() if key in ours}
         self._shards = len(ours)
@@ -310,11 +311,11 @@ class RollupWorker:
         return 0
 
     async def _pass_idle_of(self, name: str, keys: Sequence[_Shard], now_us: int) -> None:
-        """The same for one namespace. The order matters: clock, watermark, marks.
+        """Pass those of one namespace. The order matters: clock, watermark, marks.
 
-        A watermark as last seen here will do: up to it all is rolled up, and it never moves back.
-        Of a shard whose watermark was not seen yet all marks are asked for, because a crash may
-        have left some to drop.
+        A watermark as last seen here suffices: up to it everything is rolled up, and it never moves
+        back. For a shard whose watermark was not read yet all marks are read, because a crash may
+        have left some to delete.
         """
         namespace = self._namespaces.get(name)
         self._check_clock(namespace, now_us)
@@ -345,16 +346,16 @@ class RollupWorker:
         return task
 
     def _check_namespaces(self) -> None:
-        """Raise StoreUnavailableError where their settings may have changed unheard of."""
+        """Raise StoreUnavailableError if settings may have changed unnoticed."""
         if not self._namespaces.is_fresh:
             raise StoreUnavailableError(
-                "the namespaces could not be read anew for too long; no window is closed by what"
+                "the namespaces could not be read for too long; no window is closed by what"
                 " may have changed since"
             )
 
     async def _pass(self, name: str, key: _Shard) -> int:
         async with self._lane():
-            # As it is now: it may have waited for long.
+            # Look it up again: this may have waited for long.
             namespace = self._namespaces.get(name)
             if namespace.id != key[0] or not self._goes_on(key):
                 return 0
@@ -362,7 +363,7 @@ class RollupWorker:
 
     @asynccontextmanager
     async def _lane(self) -> AsyncIterator[None]:
-        """One of the lanes; who waits longest is next."""
+        """Hold one of the lanes; the longest waiter is next."""
         self._waiting += 1
         try:
             await self._lanes.acquire()
@@ -376,7 +377,7 @@ class RollupWorker:
     async def _attempt(
         self, key: _Key, name: str, work: Callable[[], Awaitable[int]]
     ) -> int | Exception:
-        """Do *work*; what keeps it from being done is noted, and holds up nothing else."""
+        """Do *work*; record its failure, which does not stop other work."""
         try:
             written = await work()
         except NamespaceUnknownError:
@@ -388,8 +389,8 @@ class RollupWorker:
                 _log.warning("the rollup of %s waits: %s", name, error.detail)
             return self._failed(key, error, error.detail)
         except Exception as error:
-            # Nothing but a stop may end the rollup: without it the slices run out too.
-            _log.exception("the rollup of %s failed in a way that it should not", name)
+            # The rollup must keep running: without it the slices run out, too.
+            _log.exception("the rollup of %s failed unexpectedly", name)
             return self._failed(key, error, _SURPRISE)
         if self._troubles.pop(key, None) is not None:
             _log.info("the rollup of %s goes on", name)
@@ -403,12 +404,12 @@ class RollupWorker:
         return error
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
-        """Roll up the closed windows of one shard; how many counters were written.
+        """Roll up the closed windows of one shard; return how many counters were written.
 
-        It ends after a step when other shards wait for a lane: the next look starts it again.
+        It ends after a step if other shards wait for a lane: the next check starts it again.
 
         The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
-        watermark is read anew each time: another worker may have moved it.
+        watermark is read each time, because another worker may have moved it.
         """
         now_us = await self._store.fence()
         self._check_clock(namespace, now_us)
@@ -426,7 +427,7 @@ class RollupWorker:
                 break
             watermark_us = some.through_us
             await self._store.advance(namespace, [shard], watermark_us)
-            # The first time in any case: a crash may have left some.
+            # Always the first time: a crash may have left some.
             if some.marks or key not in self._passed_us:
                 await self._store.drop_marks(namespace, shard, watermark_us)
             if self._waiting or not self._goes_on(key):
@@ -436,8 +437,8 @@ class RollupWorker:
         return written
 
     def _check_clock(self, namespace: Namespace, now_us: int) -> None:
-        """Raise UnavailableError where no window may be closed by *now_us*, which was just read."""
-        # A clock that is ahead would close windows that events still land in.
+        """Raise UnavailableError if *now_us*, which was just read, may not close windows."""
+        # A clock that is ahead would close windows that still get events.
         if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
             raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
         self._check_namespaces()
@@ -446,8 +447,8 @@ class RollupWorker:
         return self._windows.get(key, _WINDOWS_FIRST)
 
     def _goes_on(self, key: _Shard) -> bool:
-        """Whether to begin more of the shard: not when told to stop, or when it is another's now.
-        What was begun may be left at any point: the next one does it again."""
+        """Return whether to start more work on the shard: not during shutdown, or if it is
+        another worker's now. Unfinished work is harmless: the next worker repeats it."""
         return not self._stop.is_set() and self._holds_shard(key)
 
     async def _roll_some(
@@ -458,15 +459,15 @@ class RollupWorker:
         after_us: int,
         closed_us: int,
     ) -> _Some:
-        """Roll up some whole windows after *after_us*: no more than the shard's bound, nor than a
-        bounded read of marks shows, and at least one."""
+        """Roll up some whole windows after *after_us*: at most the shard's bound, and at most a
+        bounded read of marks, but at least one."""
         _, shard = key
         size_us = namespace.settings.rollup_window_us
         end_us = window_of(after_us, size_us) + (1 + self._windows_of(key)) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
         marks = page = await self._marks(namespace, shard, after_us, through_us, None)
         if len(page) == _MARKS_PER_READ:
-            # The last window may not be whole: leave it for the next read, or go on within it.
+            # The last window may be incomplete: leave it for the next read, or continue within it.
             last_us = page[-1].window_us
             is_whole = page[0].window_us < last_us
             through_us = (last_us if is_whole else last_us + size_us) - 1
@@ -474,7 +475,8 @@ class RollupWorker:
             namespace, shard, after_us=after_us, through_us=through_us
         )
         marks = page[: bisect_right(page, through_us, key=lambda mark: mark.window_us)]
-        # Up to the last mark, not to now: a crash half-way does it again up to the same instant.
+        # Up to the last mark, not to now: after a crash the batch is repeated up to the same
+        # instant.
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = Batch(batch_us, dropped_before_us, size_us)
         written = await self.batches.roll(namespace, marks, batch)
