@@ -102,9 +102,9 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
         return 200, CONTENT_TYPE_LATEST, exposition.text()
 
     pages = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
-    desk = _Desk(pages, hosts)
+    health_server = HealthServer(pages, hosts)
     try:
-        server = await asyncio.start_server(desk.serve, host, port, limit=_HEAD_BYTES_MAX)
+        server = await asyncio.start_server(health_server.serve, host, port, limit=_HEAD_BYTES_MAX)
     except (OSError, UnicodeError) as error:
         raise StartupError(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error};"
@@ -116,7 +116,7 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
         server.close()
 
 
-class _Desk:
+class HealthServer:
     """Answers one request per connection."""
 
     def __init__(
