@@ -1,6 +1,6 @@
-"""The command ``counter``: its commands, each imported when it is run, and how they speak.
+"""Define the command ``counter``: its commands, each imported when it is run, and their help texts.
 
-It needs nothing of the server: what asks a running service starts without that.
+It imports nothing of the server, so commands that call a running service start quickly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from cyclopts import App
 
 from counter.cli.terminal import EXIT_UNREAD, OutputError, read_no_more, remark
 
-#: What Ctrl-C ends a command with.
+#: The exit code after Ctrl-C.
 INTERRUPTED: Final = "130 if it was interrupted"
 
 
 def helped(what: str, examples: str, ends: str, more: str = "") -> str:
-    """A help text. *examples* are a line each; *ends* tells the exit codes."""
+    """Compose a help text. *examples* are a line each; *ends* lists the exit codes."""
     shown = "".join(f"\n  {each.strip()}" for each in examples.strip().splitlines())
     parts = (what, more, f"For example:{shown}", f"Exit codes: {ends}")
     return "\n\n".join(part for part in parts if part)
@@ -34,7 +34,7 @@ _ADDS: Final = (
 
 
 def add_service_commands(app: App) -> None:
-    """Give *app* the commands that ask a running service."""
+    """Add the commands that call a running service to *app*."""
     app.command(
         "counter.cli.commands.counters:add",
         help=helped(
@@ -78,7 +78,7 @@ def add_service_commands(app: App) -> None:
 
 
 def _add_looks(app: App) -> None:
-    """The commands that look at a counter, now and back."""
+    """Add the commands that show a counter, now and in the past."""
     app.command(
         "counter.cli.commands.watch:watch",
         help=helped(
@@ -133,7 +133,7 @@ def _add_looks(app: App) -> None:
 
 
 def _add_namespaces(app: App) -> None:
-    """``counter namespace ...``."""
+    """Add ``counter namespace ...``."""
     namespace = App(name="namespace", help="Namespaces: sets of counters with their settings.")
     app.command(namespace)
     where = "counter.cli.commands.namespace:"
@@ -181,7 +181,7 @@ def _add_namespaces(app: App) -> None:
 
 
 def _add_tokens(app: App) -> None:
-    """``counter token ...``."""
+    """Add ``counter token ...``."""
     token = App(name="token", help="Tokens: what makes an add the same add when it is sent again.")
     app.command(token)
     token.command(
@@ -233,7 +233,7 @@ def _add_tokens(app: App) -> None:
 
 
 def add_moving_commands(app: App) -> None:
-    """Give *app* the commands that move counts between systems, and that mend."""
+    """Add the commands that move counts between systems, and those that check and repair."""
     app.command(
         "counter.cli.commands.transfer:export",
         help=helped(
@@ -268,7 +268,7 @@ def add_moving_commands(app: App) -> None:
 
 
 def _add_checks(app: App) -> None:
-    """What mends, and what tells what is to be mended."""
+    """Add the commands that check and repair."""
     app.command(
         "counter.cli.commands.recount:recount",
         help=helped(
@@ -333,7 +333,7 @@ app.command(schema)
 app.command(config)
 app.command(plan)
 app.command(key)
-# Imported only when one of them is run, so what they do is told here.
+# These commands are imported only when one of them is run, so their help texts are here.
 app.command(
     "counter.cli.commands.serve:serve",
     help=helped(
@@ -478,7 +478,7 @@ add_service_commands(app)
 
 
 def main() -> None:
-    """The entry point of the command."""
+    """Run the command line."""
     try:
         app()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""What the commands against a running service share: where it is, a client of it, and the end."""
+"""Share what the commands against a running service need: its address, a client, and exit codes."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from counter.errors import (
 )
 from counter.limits import SECOND
 
-#: What these commands end with besides 0, done.
+#: Exit codes of these commands besides 0, done.
 EXIT_NO: Final = 1
-#: As where a process cannot start: bad input, or it could not be done and nothing is changed.
+#: As if a process cannot start: bad input, or nothing could be done and nothing is changed.
 EXIT_NOT_DONE: Final = EXIT_CANNOT_START
 EXIT_UNKNOWN: Final = 4
 
-#: The key itself: as a flag it would show in a list of processes.
+#: The environment variable of the key: a flag would be visible in the list of processes.
 KEY_VARIABLE: Final = "COUNTER_API_KEY"
 _DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _ATTEMPT_S_MAX: Final = 5.0
-#: What the service says of itself, said for a command line.
+#: Fixes for error codes of the service, in terms of the command line.
 _HINTS: Final[Mapping[str, str]] = {
     "namespace_unknown": "counter namespace list shows what there is; counter namespace create"
     " makes one",
@@ -71,7 +71,7 @@ def _is(what: str, variable: str | None = None) -> Parameter:
 @Parameter(name="*", group="Service")
 @dataclass(frozen=True, kw_only=True)
 class PlaceFlags:
-    """Where the service is, and what is shown to it."""
+    """The address of the service, and the credentials."""
 
     url: Annotated[
         str,
@@ -88,8 +88,8 @@ class PlaceFlags:
     timeout: Annotated[str, _is("How long to try, retries included")] = "10s"
 
     def words(self) -> list[str]:
-        """These flags, for a command that is shown: as far as they are not what is taken without
-        them, which the environment may say."""
+        """Return these flags as words of a command line, without those that the environment or
+        the defaults supply."""
         given: list[str] = []
         for each in fields(self):
             value = getattr(self, each.name)
@@ -103,13 +103,13 @@ class PlaceFlags:
 @Parameter(name="*", group="Service")
 @dataclass(frozen=True, kw_only=True)
 class ServiceFlags(PlaceFlags):
-    """The same, and which counters are meant."""
+    """The same, and the namespace."""
 
     namespace: Annotated[str, _is("The namespace of the counters", "COUNTER_NAMESPACE")] = "default"
 
 
 def duration_us(name: str, text: str) -> int:
-    """Microseconds of the flag *name*. Raises StartupError."""
+    """Return the microseconds of the flag *name*. Raises StartupError."""
     try:
         return parse_iso_duration(text)
     except ValueError as error:
@@ -117,7 +117,7 @@ def duration_us(name: str, text: str) -> int:
 
 
 def options_of(flags: PlaceFlags) -> Options:
-    """How the client behaves: it says once on standard error that nobody answers, and goes on.
+    """Return the client's options; it reports once on standard error if no service answers.
 
     Raises StartupError.
     """
@@ -143,7 +143,7 @@ def options_of(flags: PlaceFlags) -> Options:
 
 
 class _Remarks:
-    """Says what a long silence is about."""
+    """Reports why a command waits for long."""
 
     def __init__(self, timeout: str) -> None:
         self._timeout = timeout
@@ -157,9 +157,9 @@ class _Remarks:
 
 @contextmanager
 def opened(flags: ServiceFlags, options: Options | None = None) -> Iterator[CounterClient]:
-    """A client of the service, with :func:`options_of` *flags* unless *options* are given.
+    """Return a client of the service, with :func:`options_of` *flags* unless *options* are given.
 
-    Raises StartupError, and InvalidParameterError for what no client can have.
+    Raises StartupError, and InvalidParameterError for values that no client accepts.
     """
     options = options or options_of(flags)
     key = key_of(flags)
@@ -168,12 +168,13 @@ def opened(flags: ServiceFlags, options: Options | None = None) -> Iterator[Coun
 
 
 def urls_of(flags: PlaceFlags) -> list[str]:
-    """The base URLs."""
+    """Return the base URLs."""
     return [each.strip() for each in flags.url.split(",") if each.strip()]
 
 
 def key_of(flags: PlaceFlags) -> str | None:
-    """The API key, from its file or the environment. Raises StartupError, never with the key."""
+    """Return the API key, from its file or the environment. Raises StartupError, never with the
+    key."""
     if flags.api_key_file is None:
         return os.environ.get(KEY_VARIABLE) or None
     try:
@@ -185,9 +186,9 @@ def key_of(flags: PlaceFlags) -> str | None:
 
 @contextmanager
 def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
-    """End as the commands against a service do, having said why on standard error.
+    """Exit with the code of commands against a service, and print the error to standard error.
 
-    *flags* are for the command that finishes what nobody knows the end of.
+    *flags* are used in the command that finishes an add with an unknown outcome.
     """
     try:
         yield
@@ -208,7 +209,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
     except CounterError as error:
         fail(said(error), exit_code(error))
     except OutputError as error:
-        # What was to be done is done: only to tell of it failed.
+        # The work is done; only printing the result failed.
         read_no_more()
         fail(str(error), EXIT_UNREAD)
     except OSError as error:
@@ -216,13 +217,13 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """End with *code*, having said *message*."""
+    """Print *message* and exit with *code*."""
     remark(message)
     raise SystemExit(code)
 
 
 def exit_code(error: CounterError) -> int:
-    """What a command ends with that got *error* for its answer."""
+    """Return the exit code for *error*."""
     if isinstance(error, UnknownOutcomeError):
         return EXIT_UNKNOWN
     if isinstance(error, TokenTooOldError):
@@ -234,7 +235,7 @@ def exit_code(error: CounterError) -> int:
 
 
 def said(error: CounterError) -> str:
-    """*error* in words, with what to do at a command line."""
+    """Return the text of *error*, with the fix for a command line."""
     hint = _HINTS.get(str(error.fields.get("code", error.code)))
     if hint is None and isinstance(error, UnreachableError):
         hint = "start one with counter serve, or say where it is with --url or COUNTER_URL"
@@ -242,13 +243,14 @@ def said(error: CounterError) -> str:
 
 
 def why_unknown(error: UnknownOutcomeError) -> str:
-    """What the last attempt met."""
+    """Return the cause of the last attempt's failure."""
     cause = error.__cause__
     return cause.detail if isinstance(cause, CounterError) else error.detail
 
 
 def tell_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
-    """Say that nobody knows the end, and on a line of its own the command that finds it out."""
+    """Report that the outcome is unknown, and print the command that determines it on its own
+    line."""
     remark(
         f"nobody knows whether it is counted: {why}\n"
         "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
@@ -257,7 +259,7 @@ def tell_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) ->
 
 
 def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
-    """The command that sends the very same again, ready for a shell."""
+    """Return the command that sends the same request again, quoted for a shell."""
     known = replace(flags, namespace=unfinished.namespace)
     if unfinished.operation not in ("add", "add-and-get", "clear"):
         where = known.words()
@@ -277,7 +279,7 @@ def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
 
 
 def _valued(words: Sequence[str]) -> list[str]:
-    """Flags and their values in turn; a value that looks like a flag is written with its own."""
+    """Join flags and their values; a value that looks like a flag is attached with ``=``."""
     pairs = zip(words[::2], words[1::2], strict=True)
     return [
         word

@@ -1,4 +1,4 @@
-"""What commands draw on a terminal: progress bars, plots, and the console that rich draws on."""
+"""Draw progress bars and plots on a terminal, with rich."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from counter.cli.terminal import printable
 
 
 class Bar:
-    """What a command moves on."""
+    """A progress bar."""
 
     def __init__(self, shown: Progress | None, what: str, total: int | None) -> None:
         self._shown = shown
         self._task = None if shown is None else shown.add_task(what, total=total)
 
     def go_on(self, by: int) -> None:
-        """Say that so much more is done."""
+        """Advance by an amount."""
         if self._shown is not None and self._task is not None:
             self._shown.advance(self._task, by)
 
     def be_at(self, done: int, total: int) -> None:
-        """Say that so much is done of so much."""
+        """Set the amount done and the total."""
         if self._shown is not None and self._task is not None:
             self._shown.update(self._task, completed=done, total=total)
 
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Bar]:
-    """A bar on standard error; one that is not shown where that is no terminal."""
+    """Show a progress bar on standard error; nothing is shown if that is not a terminal."""
     console = Screen(stderr=True)
     if not console.is_terminal:
         yield Bar(None, what, total)
         return
-    # A file may be named like markup.
+    # A file name may look like markup.
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
@@ -46,12 +46,13 @@ def progress(what: str, total: int | None) -> Iterator[Bar]:
 
 
 class Screen(Console):
-    """A console on which only rich itself controls the terminal: what is in a text is escaped."""
+    """A console on which only rich itself controls the terminal: control characters of texts are
+    escaped."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As of rich."""
+        """Render as :meth:`rich.console.Console.render` does."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text, lines=True), style, control)
 
@@ -61,8 +62,8 @@ _EIGHTHS: Final = len(_BLOCKS) - 1
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A block for each of *values*, which are not below 0: the highest of them is a whole one, and
-    what is above 0 is seen."""
+    """Return a block character for each of *values*, which are at least 0: the highest is a full
+    block, and any value above 0 is visible."""
     top = max(values, default=0)
     if top <= 0:
         return _BLOCKS[1] * len(values)
@@ -70,8 +71,11 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def plot(values: Sequence[int], *, rows: int, columns: int) -> list[str]:
-    """*values* as bars from the least (or 0, where that is near) to the greatest, with both written
-    beside them; where there are more than fit in *columns*, the last one of each part is drawn."""
+    """Draw *values* as bars from the least (or 0, if that is near) to the greatest, with both
+    labels.
+
+    If there are more values than *columns*, the last one of each group is drawn.
+    """
     if not values:
         return []
     least, most = min(values), max(values)
@@ -81,7 +85,7 @@ def plot(values: Sequence[int], *, rows: int, columns: int) -> list[str]:
     margin = max(map(len, labels.values()))
     shown = _fitted(values, max(1, columns - margin - 2))
     span = most - least or 1
-    # At least an eighth: what is drawn is there.
+    # At least an eighth of a block, so that each value is visible.
     heights = [max(1, (value - least) * rows * _EIGHTHS // span) for value in shown]
     return [
         f"{labels.get(row, ''):>{margin}} ┤"
@@ -93,7 +97,7 @@ def plot(values: Sequence[int], *, rows: int, columns: int) -> list[str]:
 
 
 def _fitted(values: Sequence[int], columns: int) -> Sequence[int]:
-    """At most *columns* of *values*, or each of them several times where that fits."""
+    """Return at most *columns* of *values*, or each of them several times if that fits."""
     if len(values) <= columns:
         times = columns // len(values)
         return [value for value in values for _ in range(times)]

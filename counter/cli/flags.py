@@ -49,7 +49,7 @@ def _flags(settings: Iterable[str]) -> Callable[[type], Any]:
 
 
 def _flag(name: str) -> Any:
-    """The type of the flag of the setting *name*, with its description and default as help."""
+    """Return the type of the flag of *name*, with its description and default as help."""
     setting = Settings.model_fields[name]
     value = None if setting.default_factory else setting.default
     default = "" if value in (None, ()) else toml_value(name, value).strip('"')
@@ -60,26 +60,26 @@ def _flag(name: str) -> Any:
 
 @_flags(STORE)
 class StoreFlags:
-    """Where counts are kept; a flag that is left out is read from elsewhere."""
+    """Flags of the store; a flag that is left out is read from the environment or the file."""
 
 
 @_flags(_ROLLUP)
 class RollupFlags(StoreFlags):
-    """What every process that counts needs besides."""
+    """Further flags of every process that counts."""
 
 
 @_flags(each for each in Settings.model_fields if each not in (*STORE, *_ROLLUP, *_NO_FLAGS))
 class ServeFlags(RollupFlags):
-    """What a process that serves needs besides: all other settings."""
+    """Further flags of a process that serves: all other settings."""
 
 
 def given(flags: StoreFlags | None) -> dict[str, str]:
-    """What was said, by the names of the settings."""
+    """Return the given flags by the names of the settings."""
     return {} if flags is None else {k: v for k, v in vars(flags).items() if v is not None}
 
 
 def ready(flags: StoreFlags | None) -> Loaded:
-    """The settings, with logging set up by them. Raises StartupError."""
+    """Return the settings, with logging set up by them. Raises StartupError."""
     loaded = load(given(flags))
     log_to_stderr(loaded.settings)
     for each in loaded.warnings:

@@ -1,4 +1,4 @@
-"""What commands print: on standard output and error, as text, tables or JSON."""
+"""Print to standard output and error, as text, tables or JSON."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from counter.durations import parse_iso_duration
 from counter.errors import CounterError, StartupError
 from counter.tokens import token_of_uuid7
 
-#: What a command that cannot start, or whose settings are wrong, ends with.
+#: Exit code of a command that cannot start, or whose settings are wrong.
 EXIT_CANNOT_START: Final = 2
 
 
-#: What a shell tells of a program that was interrupted.
+#: Exit code that shells use for an interrupted program.
 EXIT_INTERRUPTED: Final = 130
 
 
-#: What a shell tells of a program whose reader went away: what was to be printed was not.
+#: Exit code that shells use for a closed pipe: the output was not printed.
 EXIT_UNREAD: Final = 141
 
 
-#: What may not be printed as it is; most texts have none of it.
+#: Characters that may need escaping; most texts have none.
 _UNUSUAL: Final = re.compile(r"[^ -~]")
 
 
-#: Joiners that emoji and some scripts need, which str.isprintable does not know.
+#: Joiners that emoji and some scripts need, which str.isprintable() rejects.
 _JOINERS: Final = "\u200c\u200d"
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """End with EXIT_CANNOT_START where something cannot start, having said why."""
+    """Exit with EXIT_CANNOT_START after a StartupError, and print its message."""
     try:
         yield
     except StartupError as error:
@@ -54,13 +54,15 @@ def told() -> Iterator[None]:
 
 
 class OutputError(Exception):
-    """Standard output does not take what is to be printed: a disk is full, perhaps."""
+    """Standard output cannot be written: the disk may be full."""
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise OutputError where standard output does not take what is written to it: a file that a
-    command writes may fail for the same reasons, and means something else."""
+    """Raise OutputError if standard output cannot be written.
+
+    Writing another file may fail for the same reasons, and must be distinguished.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -70,10 +72,10 @@ def printing() -> Iterator[None]:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """*text* without anything that controls a terminal, or that turns the direction of writing: it
-    is escaped as in JSON. *lines* says whether ends of lines and tabs are kept.
+    """Escape, as in JSON, everything in *text* that controls a terminal or changes the writing
+    direction. *lines* keeps line breaks and tabs.
 
-    All that a command prints goes through here: names, problems and files may come from anybody.
+    All printed text passes through here: names, problems and files may come from anyone.
     """
     return _UNUSUAL.sub(partial(_escaped, "\n\t" if lines else ""), text)
 
@@ -94,18 +96,18 @@ def tell(text: str, warnings: Iterable[str] = ()) -> None:
 
 
 def remark(text: str) -> None:
-    """Say *text* beside what is printed, on standard error."""
+    """Print *text* to standard error, with the program's name."""
     for line in text.splitlines():
         print(f"counter: {printable(line)}", file=sys.stderr)
 
 
 def print_error(text: str, end: str = "\n") -> None:
-    """Print *text* on standard error with nothing before it: to be copied, or answered."""
+    """Print *text* on standard error without a prefix: to be copied, or answered."""
     print(printable(text, lines=True), end=end, file=sys.stderr, flush=True)
 
 
 def read_no_more() -> None:
-    """Nobody reads standard output any more: what is left in it must not be told at the exit."""
+    """Discard unprinted output, because its reader is gone: otherwise Python reports it at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -121,7 +123,7 @@ _SECOND_CHARS: Final = len("2026-01-31T08:15:30")
 
 
 def json_line(body: object) -> str:
-    """*body* on one line. Instants are written as the service writes them."""
+    """Return *body* as JSON on one line. Instants are written as the service writes them."""
     if is_dataclass(body) and not isinstance(body, type):
         body = asdict(body)
     return json.dumps(body, ensure_ascii=False, default=_text)
@@ -132,23 +134,23 @@ def _text(value: object) -> str:
 
 
 def instant(moment: datetime) -> str:
-    """*moment* in RFC 3339, to the microsecond."""
+    """Format *moment* in RFC 3339, to the microsecond."""
     return to_rfc3339(to_us(moment))
 
 
 def second(moment: datetime) -> str:
-    """*moment* for people, to the second."""
+    """Format *moment* for people, to the second."""
     return instant(moment)[:_SECOND_CHARS].replace("T", " ") + "Z"
 
 
 def signed(number: int) -> str:
-    """*number* with its sign, so that a change is not taken for a count."""
+    """Format *number* with its sign, so that a change does not look like a count."""
     return f"{number:+}"
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns with a head, as wide as they must be: a name or a token that is cut could not be
-    copied. Numbers stand on the right."""
+    """Format columns with a header, as wide as necessary: a shortened name or token could not be
+    copied. Numbers are right-aligned."""
     from rich.cells import cell_len
 
     cells = [[printable(str(cell)) for cell in row] for row in rows]
@@ -170,13 +172,14 @@ def _is_number(cell: object) -> bool:
 
 
 def credential_of(text: str) -> Token | Key:
-    """The token or the key that *text* is; a UUIDv7 is a token. Raises InvalidParameterError."""
+    """Parse a token or a key; a UUIDv7 is a token. Raises InvalidParameterError."""
     of_uuid = token_of_uuid7(text)
     return Token.parse(text) if of_uuid is None else Token(*of_uuid)
 
 
 def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
-    """The instant that the flag *name* gives: RFC 3339, or how long ago. Raises StartupError."""
+    """Parse the instant of the flag *name*: RFC 3339, or a duration before now. Raises
+    StartupError."""
     if text is None:
         return None
     try:
@@ -190,5 +193,5 @@ def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
             f"--{name}: {text[:40]!r} is no instant; write it like 2026-01-31T08:15:30Z, or how"
             " long ago it was, like 24h"
         ) from None
-    # Without an offset it could be either; the answers are in UTC.
+    # Without an offset it could be local time or UTC; the answers are in UTC.
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

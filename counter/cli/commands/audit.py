@@ -1,4 +1,4 @@
-"""The command ``counter audit``: what is given as text, and what is shown of an audit."""
+"""Run ``counter audit``: parse its flags and show the results."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from counter.storage.shared.startup_retry import Patience
 from counter.types import CounterType, Namespace
 from counter.windows import closes_at
 
-#: What the command ends with beside 0, and 2 where it cannot run.
+#: Exit codes besides 0, and 2 if it cannot run.
 EXIT_WRONG: Final = 1
 EXIT_REPAIRED: Final = 3
 
-#: How long a recount may take beyond the time at which it is due.
+#: How long a recount may take after it is due.
 _GRACE_US: Final = limits.MINUTE
 _ASK_EVERY_S: Final = 2.0
-#: So many of the counters that a repair is for are named in the audit log.
+#: The most repaired counters that are named in the audit log.
 _NAMED_MAX: Final = 100
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags:
-    """Which counters, how closely, how fast, and what to do about what is wrong."""
+    """Which counters to audit, how closely, how fast, and whether to repair."""
 
     namespace: Annotated[
         tuple[str, ...],
@@ -98,7 +98,7 @@ class _Audit:
     namespaces: Namespaces
     auditor: Auditor
     resolver: Resolver
-    #: Rolls up where nobody else can; None where workers do.
+    #: Rolls up if there are no workers; None otherwise.
     roller: Roller | None
     from_us: int
     pace: Pace
@@ -106,7 +106,7 @@ class _Audit:
     summaries: list[Summary] = field(default_factory=list)
 
     async def run(self) -> int:
-        """Audit, and repair if asked; the exit code."""
+        """Audit, and repair if asked; return the exit code."""
         for namespace in _chosen(self.namespaces, self.flags):
             summary = Summary(namespace.name)
             try:
@@ -142,7 +142,7 @@ class _Audit:
         return await self.auditor.audit(namespace, names, from_us=self.from_us, trust_settled=trust)
 
     async def _names(self, namespace: Namespace) -> tuple[AsyncIterator[str], int | None]:
-        """The counters to look at, and how many they are where that is known."""
+        """Return the counters to audit, and their number if it is known."""
         if self.flags.counter:
             return each_of(self.flags.counter), len(self.flags.counter)
         names = all_names(self.store, namespace, self.flags.prefix)
@@ -154,7 +154,7 @@ class _Audit:
     async def _repair(
         self, namespace: Namespace, summary: Summary, wrong: Sequence[Verdict]
     ) -> None:
-        """Leave recounts, and wait until they are done: when the window of now is closed."""
+        """Leave recounts, and wait until they are done: when the current window is closed."""
         names = [each.counter for each in wrong]
         async with self.admin_log.act(
             "audit.repair",
@@ -235,7 +235,7 @@ async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int |
 
 
 async def _open(store: Store, settings: Settings) -> None:
-    """Open *store*. Raises StartupError, saying what to do where another process holds it."""
+    """Open *store*. Raises StartupError, with the fix if another process holds it."""
     if settings.store != "sqlite":
         await Patience(settings.start_timeout).through(store.open)
         return
@@ -256,7 +256,7 @@ async def _open(store: Store, settings: Settings) -> None:
 
 
 def _chosen(namespaces: Namespaces, flags: AuditFlags) -> list[Namespace]:
-    """The namespaces to audit. Raises StartupError."""
+    """Return the namespaces to audit. Raises StartupError."""
     known = {each.name: each for each in namespaces.all()}
     for name in flags.namespace:
         if name not in known:

@@ -1,4 +1,4 @@
-"""The commands ``counter backup``, ``counter restore`` and ``counter schema restored``."""
+"""Run ``counter backup``, ``counter restore`` and ``counter schema restored``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def restore(
     ] = False,
     json: _Json = False,
 ) -> None:
-    """Make a backup a data directory; see ``counter restore --help``."""
+    """Restore a backup into a new data directory; see ``counter restore --help``."""
     with told():
         settings = _sqlite(flags)
         clock = SystemClock()
@@ -92,7 +92,7 @@ def restore(
 
 
 def restored(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
-    """Begin a new life of restored keyspaces; see ``counter schema restored --help``."""
+    """Prepare restored keyspaces for use; see ``counter schema restored --help``."""
     with told():
         settings = ready(flags).settings
         if settings.store == "sqlite":
@@ -122,7 +122,7 @@ async def _begin_new_life(settings: Settings) -> None:
         async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
             guard = ClockGuard(store, clock)
             await guard.measure()
-            # No token is given an earlier time than this one any more.
+            # No token gets an earlier time than this one any more.
             await store.begin_new_life(checked_now_us(clock, guard))
     finally:
         await store.close()
@@ -154,10 +154,10 @@ def _shown(what: str) -> Iterator[backups.Progress]:
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Have SIGTERM and Ctrl-C end this once, by KeyboardInterrupt: a second one would cut short the
-    clearing away."""
+    """Raise KeyboardInterrupt at the first SIGTERM or Ctrl-C, and ignore later ones, which would
+    interrupt the cleanup."""
     if threading.current_thread() is not threading.main_thread():
-        # Nobody sends signals to a thread.
+        # Signals are delivered to the main thread only.
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The command ``counter completion``: a script that has a shell complete the words of counter."""
+"""Run ``counter completion``, which prints a shell completion script."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from counter.cli.terminal import tell
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell.")],
 ) -> None:
-    """Print a completion script; see ``counter completion --help``."""
+    """Print a shell completion script; see ``counter completion --help``."""
     tell(app.generate_completion(prog_name="counter", shell=shell).rstrip("\n"))

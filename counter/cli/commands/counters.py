@@ -1,4 +1,4 @@
-"""The commands ``counter add``, ``counter clear`` and ``counter get``."""
+"""Run ``counter add``, ``counter clear`` and ``counter get``."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def clear(
 
 
 def _warn(added: Added, service: ServiceFlags) -> None:
-    """Say where a token does not help."""
+    """Warn if a token has no effect."""
     if not added.retry_safe:
         remark(
             f"namespace {service.namespace!r} is BEST_EFFORT: a retry counts again, and an add may"
@@ -125,7 +125,7 @@ def _warn(added: Added, service: ServiceFlags) -> None:
 
 
 def _given(token: str | None, key: str | None) -> Credential | None:
-    """What is given of the two flags. Raises StartupError, and InvalidParameterError."""
+    """Return the credential of the two flags. Raises StartupError, and InvalidParameterError."""
     if token is not None and key is not None:
         raise StartupError("--token and --key are both given: two of them are two adds; give one")
     if key is not None:
@@ -134,7 +134,7 @@ def _given(token: str | None, key: str | None) -> Credential | None:
 
 
 def _number(text: str) -> int:
-    """The delta. Raises StartupError, and InvalidParameterError past its bounds."""
+    """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
     if _INTEGER.fullmatch(text) is None:
         raise StartupError(f"DELTA: {text[:40]!r} is no integer; write it like 5 or -5")
     return check_delta(int(text))
@@ -149,8 +149,11 @@ def _once(
     *,
     json: bool,
 ) -> tuple[str, _T]:
-    """Send under *given*, or under a token that is made before anything is sent; it, and the
-    answer. What nobody knows the end of is told with the command that finds it out."""
+    """Send with *given*, or with a token that is made before anything is sent; return it and the
+    answer.
+
+    If the outcome is unknown, the command that determines it is printed.
+    """
     checked_name(item[0])
     chosen: Credential = given or Token.new()
 
@@ -164,7 +167,7 @@ def _once(
             except TokenTooOldError as error:
                 if given is not None or error.applied is not False:
                     raise
-                # It was made a moment ago: this clock is wrong.
+                # The token was just made: so this clock is wrong.
                 remark("this machine's clock is behind the service's: its time is taken instead")
                 chosen = client.tokens()[0]
                 return text_of(chosen), send(client, chosen)
@@ -194,7 +197,7 @@ def _unknown(unfinished: Unfinished, service: ServiceFlags) -> dict[str, Any]:
     }
 
 
-#: How many counts a request asks for: what a service takes where nothing else is set.
+#: Counters per request: the default limit of a service.
 _AT_ONCE: Final = BATCH_ITEMS_MAX
 
 

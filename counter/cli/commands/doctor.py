@@ -1,4 +1,4 @@
-"""The command ``counter doctor``: what is right, what is wrong, and what to do about it."""
+"""Run ``counter doctor``, which checks the environment and suggests fixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from counter.config.report import load
 from counter.errors import StartupError
 from counter.ops.doctor import Finding, check_service, examine
 
-#: What the command ends with where something is wrong.
+#: The exit code if something is wrong.
 EXIT_WRONG: Final = 1
 
 
@@ -38,7 +38,7 @@ def doctor(
     ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> None:
-    """Look at everything, and change nothing; see ``counter doctor --help``."""
+    """Check everything, and change nothing; see ``counter doctor --help``."""
     with told():
         api_key = _key(api_key_file)
         found: list[Finding] = []

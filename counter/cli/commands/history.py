@@ -1,4 +1,4 @@
-"""The commands ``counter history`` and ``counter events``: what became of a counter."""
+"""Run ``counter history`` and ``counter events``, which show a counter's past."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _drawn(points: Sequence[Point]) -> str:
 
 
 def token_of(event: Event) -> str:
-    """The token of an event, as ``counter token resolve`` reads it."""
+    """Return the token of an event, in the form that ``counter token resolve`` reads."""
     return f"{event.event_id}@{instant(event.event_time)}"
 
 

@@ -1,4 +1,4 @@
-"""The commands ``counter key ...``: what is given as text, and what is shown of keys."""
+"""Run ``counter key ...``: parse rights and show keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from counter.security.keys import RING_AGE_MAX_US
 from counter.storage import opened_keys
 from counter.types import ApiKey, Scope
 
-#: What a command ends with that did nothing, because of what is on record.
+#: The exit code if the stored keys do not allow it, and nothing was done.
 EXIT_REFUSED: Final = 1
 _LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
 _MINUTE_CHARS: Final = len("2026-01-31T08:15")
@@ -45,7 +45,7 @@ _Which = Annotated[str, Parameter(help="The key's id, or the whole key.", negati
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NewKey:
-    """What a key is to be for. A rate that is left out is what the settings say."""
+    """What a key allows. A rate that is left out follows the settings."""
 
     namespace: Annotated[
         tuple[str, ...],
@@ -72,7 +72,7 @@ class NewKey:
 
 
 def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False) -> None:
-    """Make a key, and print it: this once, and nowhere else."""
+    """Create a key, and print it: this is the only time."""
     with _ended():
         rights = _rights(new)
         check_rights(rights)
@@ -96,7 +96,7 @@ def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False)
 
 
 def list_keys(store: StoreFlags | None = None, *, json: _Json = False) -> None:
-    """Show all keys that are on record, and never a secret."""
+    """Show all stored keys, never a secret."""
     with _ended():
         settings = ready(store).settings
 
@@ -120,7 +120,8 @@ def rotate(
     grace: Annotated[str, _is("How long the old key holds; 0s ends it at once")] = "1h",
     json: _Json = False,
 ) -> None:
-    """Make a key with the same rights in place of another one, which expires after the grace."""
+    """Create a key with the same rights to replace another one, which expires after the grace
+    period."""
     with _ended():
         grace_us = _read("grace", grace, parse_iso_duration)
         settings = ready(store).settings
@@ -142,7 +143,7 @@ def rotate(
 
 
 def revoke(key: _Which, store: StoreFlags | None = None, *, json: _Json = False) -> None:
-    """Have a key be refused, for ever, and within seconds by every process."""
+    """Revoke a key permanently; every process rejects it within seconds."""
     with _ended():
         settings = ready(store).settings
 
@@ -166,7 +167,7 @@ def revoke(key: _Which, store: StoreFlags | None = None, *, json: _Json = False)
 
 @contextmanager
 def _ended() -> Iterator[None]:
-    """As :func:`told`, and exit with EXIT_REFUSED if the stored record forbids it."""
+    """As :func:`exit_on_error`, and exit with EXIT_REFUSED if the stored record forbids it."""
     with told():
         try:
             yield
@@ -176,7 +177,7 @@ def _ended() -> Iterator[None]:
 
 
 def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Value]]) -> _Value:
-    """What *work* comes to over the keys that *settings* lead to."""
+    """Return the result of *work* on the keys that *settings* lead to."""
     clock = SystemClock()
 
     async def within() -> _Value:
@@ -188,7 +189,7 @@ def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Val
 
 
 def _rights(new: NewKey) -> Rights:
-    """What is given as text. Raises StartupError with every problem."""
+    """Parse the rights. Raises StartupError with every problem."""
     problems: list[str] = []
 
     def read(name: str, text: str | None, parse: Callable[[str], _Value]) -> _Value | None:
@@ -226,7 +227,8 @@ def _scope(text: str) -> Scope:
 def _show_issued(
     issued: Issued, notes: Sequence[str], *, json: bool, replaced: str | None = None
 ) -> None:
-    """The key on standard output alone, so that it can be caught; the rest beside it."""
+    """Print only the key to standard output, so that scripts can capture it; the rest goes to
+    standard error."""
     if json:
         body = {"key": issued.text, **_document(issued.key, issued.key.created_at_us)}
         _show_json(body if replaced is None else {**body, "replaces": replaced})
@@ -241,7 +243,7 @@ def _show_json(body: object) -> None:
 
 
 def _document(key: ApiKey, now_us: int) -> dict[str, Any]:
-    """What may be shown of *key*."""
+    """Return the public part of *key*."""
     times = ("created_at", "expires_at", "revoked_at", "last_used")
     return {
         "id": key.id,
@@ -275,7 +277,7 @@ def _time(time_us: int | None) -> str | None:
 
 
 def _table(keys: Sequence[ApiKey], now_us: int) -> str:
-    """A table as wide as it must be: cut or folded, an id or a name could not be copied."""
+    """Format a table as wide as necessary: a shortened id or name could not be copied."""
     from rich.table import Table
     from rich.text import Text
 
@@ -287,7 +289,7 @@ def _table(keys: Sequence[ApiKey], now_us: int) -> str:
     table.add_column("LAST USED", no_wrap=True)
     table.add_column("STATE", no_wrap=True)
     for key in keys:
-        # As Text: a label in brackets is no markup.
+        # As Text: a label in brackets is not markup.
         table.add_row(*map(Text, _row(key, now_us)))
     shown = io.StringIO()
     Screen(file=shown, width=10_000, no_color=True).print(table)
@@ -318,7 +320,7 @@ def _row(key: ApiKey, now_us: int) -> Sequence[str]:
 
 
 def _ago(past_us: int) -> str:
-    """In the largest unit that there is one of; when a key was used is known to minutes only."""
+    """Format a duration in its largest unit; uses of keys are known to minutes only."""
     for unit, size_us in (("d", DAY), ("h", HOUR), ("m", MINUTE)):
         if past_us >= size_us:
             return f"{past_us // size_us}{unit} ago"

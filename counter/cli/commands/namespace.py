@@ -1,4 +1,4 @@
-"""The commands ``counter namespace ...``: settings as flags, checked by the service itself."""
+"""Run ``counter namespace ...``: settings as flags, checked by the service itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is(what: str) -> Parameter:
 @Parameter(name="*", group="Settings")
 @dataclass(frozen=True, kw_only=True)
 class ChangeFlags:
-    """What can be changed of a namespace; what is left out is as the service has it."""
+    """The changeable settings of a namespace; what is left out stays as it is."""
 
     accept_limit: Annotated[str | None, _is("How old a token may be before it is resolved: 5s")] = (
         None
@@ -48,7 +48,7 @@ class ChangeFlags:
 @Parameter(name="*", group="Settings")
 @dataclass(frozen=True, kw_only=True)
 class CreateFlags(ChangeFlags):
-    """The same, and what is fixed for its life."""
+    """The same, and the settings that are fixed for its lifetime."""
 
     counter_type: Annotated[str, _is("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
     dataset: Annotated[str | None, _is("The event tables it shares, with their retention")] = None
@@ -59,7 +59,7 @@ class CreateFlags(ChangeFlags):
 def create(
     name: _Which, /, settings: CreateFlags, place: PlaceFlags | None = None, *, json: Json = False
 ) -> None:
-    """Make a namespace."""
+    """Create a namespace."""
     service = _of(place, name)
     with ended(service), opened(service) as client:
         try:
@@ -90,7 +90,7 @@ def change(
 
 
 def list_namespaces(place: PlaceFlags | None = None, *, json: Json = False) -> None:
-    """Show all namespaces that there are for the caller."""
+    """Show all namespaces that the caller may see."""
     service = _of(place, ServiceFlags.namespace)
     with ended(service), opened(service) as client:
         found = client.namespaces()
@@ -118,7 +118,7 @@ def delete(
     yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
     json: Json = False,
 ) -> None:
-    """Delete a namespace with all that is in it."""
+    """Delete a namespace with all its data."""
     service = _of(place, name)
     with ended(service), opened(service) as client:
         client.namespace()
@@ -129,7 +129,8 @@ def delete(
 
 
 def _ask(name: str) -> None:
-    """Have a person say which one. Ends where it is another one, or nobody is there."""
+    """Ask the user to repeat the name. Exits if it differs, or if standard input is not a
+    terminal."""
     if not sys.stdin.isatty():
         raise StartupError("nobody can be asked: give --yes to delete it all the same")
     print_error(
@@ -146,7 +147,7 @@ def _of(place: PlaceFlags | None, name: str) -> ServiceFlags:
 
 
 def _given(settings: ChangeFlags) -> dict[str, Any]:
-    """What is given, as the service reads it."""
+    """Return the given settings in the API's form."""
     return {k: v for k, v in asdict(settings).items() if v is not None}
 
 

@@ -1,4 +1,4 @@
-"""The commands ``counter plan ...``: what is given as text, and what is shown of a plan."""
+"""Run ``counter plan ...``: parse the needs and show the plan."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StorageFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ClusterFlags:
-    """What it must carry; the settings of its namespaces; what their clients do."""
+    """The load; the settings of its namespaces; the behavior of its clients."""
 
     adds: Annotated[str, _is("Single adds, at the busiest: 75000/s")]
     counters: Annotated[str, _is("Counters in use: 1e6")]
@@ -120,7 +120,7 @@ class ClusterFlags:
 
 
 def dedup(flags: DedupFlags) -> None:
-    """How many tokens must be kept, for how long, and what they take."""
+    """Print how many tokens must be kept, for how long, and their size."""
     with told():
         need = _planned(lambda: _dedup_need(flags))
         plan = _planned(lambda: planner.plan_dedup(need))
@@ -132,7 +132,7 @@ def dedup(flags: DedupFlags) -> None:
 
 
 def storage(flags: StorageFlags) -> None:
-    """How the events of one counter should be cut into tables, intervals and buckets."""
+    """Print how the events of one counter should be split into tables, intervals and buckets."""
     with told():
         need = _planned(lambda: _storage_need(flags))
         plan = _planned(lambda: planner.plan_storage(need))
@@ -144,7 +144,8 @@ def storage(flags: StorageFlags) -> None:
 
 
 def cluster(flags: ClusterFlags) -> None:
-    """How many Cassandra nodes, memcached servers, API and worker processes it takes, and why."""
+    """Print how many Cassandra nodes, memcached servers, API and worker processes are needed,
+    and why."""
     with told():
         need, clients, lease_time_us = _planned(lambda: _cluster_need(flags))
         rates = MEASURED if flags.rates is None else _planned(lambda: _rates(str(flags.rates)))
@@ -167,13 +168,13 @@ def cluster(flags: ClusterFlags) -> None:
 
 
 class _Texts:
-    """Reads texts, and tells of all that cannot be read at once."""
+    """Parses texts, and reports all that are invalid at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def read(self, name: str, text: str, parse: Callable[[str], _Value], instead: _Value) -> _Value:
-        """What *parse* makes of *text*; *instead*, and a problem, where it refuses."""
+        """Return the result of *parse*; if it fails, record the problem and return *instead*."""
         try:
             return parse(text)
         except ValueError as error:
@@ -212,7 +213,7 @@ class _Texts:
 
 
 def _planned(make: Callable[[], _Value]) -> _Value:
-    """What *make* makes. Raises StartupError where it cannot be planned."""
+    """Return the result of *make*. Raises StartupError if there is no plan."""
     try:
         return make()
     except planner.PlanError as error:
@@ -282,7 +283,7 @@ def _storage_need(flags: StorageFlags) -> planner.StorageNeed:
 
 
 def _cluster_need(flags: ClusterFlags) -> tuple[ClusterNeed, Clients, int]:
-    """What is asked for, what clients do, and the lease time in microseconds."""
+    """Return the needs, the clients' behavior, and the lease time in microseconds."""
     texts = _Texts()
     event_bytes = texts.size("event_size", flags.event_size)
     dataset = _dataset(flags, texts)
@@ -374,7 +375,7 @@ def _json(body: Mapping[str, Any]) -> str:
 
 
 def _sections(steps: Iterable[Step]) -> Iterator[str]:
-    """The steps of each part below its name and their last result, in columns that line up."""
+    """Format the steps of each part below its name and last result, in aligned columns."""
     rows = tuple(steps)
     lines = iter(_lines(rows, indent=2).splitlines())
     for part, found in groupby(rows, key=attrgetter("part")):
@@ -383,7 +384,7 @@ def _sections(steps: Iterable[Step]) -> Iterator[str]:
 
 
 def _lines(steps: Iterable[Step], sign: str = "= ", indent: int = 0) -> str:
-    """The steps in columns: name, arithmetic, result."""
+    """Format the steps in columns: name, arithmetic, result."""
     rows = tuple(steps)
     name, middle = (max(len(getattr(each, of)) for each in rows) for of in ("what", "arithmetic"))
     gap = 2 if middle else 0

@@ -1,4 +1,4 @@
-"""The command ``counter recount``: a counter counted anew, and what that changed."""
+"""Run ``counter recount``, which recounts a counter and reports the change."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from counter.client import CounterClient, Point
 from counter.durations import format_duration, parse_duration
 
 _ASK_EVERY_S: Final = 0.5
-#: A recount waits for the window of now to be closed: seconds to a minute, as a namespace is set.
+#: A recount waits until the current window is closed: seconds to a minute, by the namespace's
+#: settings.
 _WAIT_S: Final = 120.0
-#: As long as any history: one point, at its end.
+#: Longer than any history, so that the answer has one point, at its end.
 _ALL: Final = timedelta(days=366)
 
 
@@ -28,7 +29,7 @@ def recount(
     *,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> None:
-    """Have a counter counted anew from its events; see ``counter recount --help``."""
+    """Recount a counter from its events; see ``counter recount --help``."""
     flags = flags or ServiceFlags()
     with ended(flags), opened(flags) as client:
         step = _step(client)
@@ -39,7 +40,7 @@ def recount(
             tell(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
             return
         _wait(client, counter, windows, step)
-        # At the same instant: what was added since is in neither.
+        # At the same instant, so that later adds are in neither count.
         after = _rolled_up(client, counter, before.time + timedelta(microseconds=1), step)
         count = before.count if after is None else after.count
         is_right = count == before.count
@@ -64,19 +65,19 @@ def recount(
 
 
 def _step(client: CounterClient) -> str:
-    """The longest step of a history: as many windows as there are in it."""
+    """Return the longest step of a history: the largest number of windows."""
     window_us = parse_duration(client.namespace()["rollup_window"])
     return format_duration(_ALL // timedelta(microseconds=window_us) * window_us)
 
 
 def _rolled_up(client: CounterClient, counter: str, end: datetime, step: str) -> Point | None:
-    """The latest rolled-up count before *end*."""
+    """Return the latest rolled-up count before *end*."""
     points = list(client.history(counter, end - _ALL, end, step))
     return points[-1] if points else None
 
 
 def _wait(client: CounterClient, counter: str, windows: int, step: str) -> None:
-    """Return when the rollup has passed this moment: then it has done what was asked for."""
+    """Wait until the rollup has passed this moment: then the recount is done."""
     asked_at = client.get(counter, max_staleness="0s").as_of
     until_s = time.monotonic() + _WAIT_S
     with progress(f"waiting for the rollup of {windows} windows", None):

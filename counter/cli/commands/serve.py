@@ -1,5 +1,7 @@
-"""The commands that run the service, and what it stands on: ``counter serve``, ``rollup``, ``schema
-apply`` and ``config check``. The one file here that may reach up to api and rollup, lazily."""
+"""Run ``counter serve``, ``rollup``, ``schema apply`` and ``config check``.
+
+This is the only command module that imports api and rollup, and only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from counter.types import Namespace
 
 _Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-#: Rolls up all that is closed of a namespace.
+#: Rolls up all closed windows of a namespace.
 Roller = Callable[["Namespace"], Awaitable[None]]
 
 
@@ -66,7 +68,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
 
 
 def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
-    """Create what Cassandra must hold, or bring it up to date."""
+    """Create or update the Cassandra schema."""
     with told():
         settings = ready(flags).settings
         if settings.store == "sqlite":
@@ -77,7 +79,7 @@ def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
 
 
 async def _applied(settings: Settings) -> list[str]:
-    """Apply the schema, and say what that did; the audit log has it."""
+    """Apply the schema, record that in the audit log, and return what was done."""
     from counter.clock import SystemClock
     from counter.security.audit_log import AdminLog, os_user
     from counter.storage.cassandra.schema import apply_schema
@@ -89,7 +91,7 @@ async def _applied(settings: Settings) -> list[str]:
 
 
 def check(flags: ServeFlags | None = None, *, json: _Json = False) -> None:
-    """Print the settings that a process would have, and where each comes from."""
+    """Print the settings that a process would have, and the source of each."""
     with told():
         loaded = load(given(flags))
         if json:
@@ -99,7 +101,7 @@ def check(flags: ServeFlags | None = None, *, json: _Json = False) -> None:
 
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:
-    """What rolls up a namespace of a store that only this process can reach."""
+    """Return a function that rolls up a namespace of a store that only this process can reach."""
     from counter.storage.memory import MemoryCache
     from rollup.worker import RollupWorker
 
@@ -107,8 +109,8 @@ def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:
 
     async def roll(namespace: Namespace) -> None:
         await namespaces.refresh()
-        # No process made any while none served, and the watermark moves on to now: a window that is
-        # counted again must lie in a slice.
+        # No slices were created while no process served, and the watermark moves up to now: every
+        # recounted window needs a slice.
         await worker.maintenance.make_slices(namespace.dataset)
         for shard in range(namespace.settings.shards):
             await worker.roll_shard(namespace, shard)

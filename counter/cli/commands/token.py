@@ -1,4 +1,4 @@
-"""The commands ``counter token ...``: made, read, derived, and what became of one."""
+"""Run ``counter token ...``: make, show, derive and resolve tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def show(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell a token's time and age, and whether it is still in time."""
+    """Show a token's time and age, and whether it is still accepted."""
     service = service or ServiceFlags()
     with ended(service):
         found = _token(token)
@@ -132,7 +132,7 @@ def resolve(
     *,
     json: Json = False,
 ) -> None:
-    """Ask what became of a token."""
+    """Find the outcome of a token."""
     service = service or ServiceFlags()
     with ended(service):
         if token.startswith("{"):
@@ -159,7 +159,7 @@ def resolve(
 
 
 def _refuse_best_effort(client: CounterClient) -> None:
-    """End with EXIT_NO where a token makes nothing the same add: sent again, it counts again."""
+    """Exit with EXIT_NO in a BEST_EFFORT namespace, where a repeated add counts again."""
     namespace = client.namespace()
     if namespace["counter_type"] == "BEST_EFFORT":
         fail(
@@ -170,7 +170,7 @@ def _refuse_best_effort(client: CounterClient) -> None:
 
 
 def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
-    """The events of *token* in the counter; of an atomic add there may be several."""
+    """Return the events of *token* in the counter; an atomic add may have several."""
     start = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=token.generation_time_us)
     nonce = format_nonce(token.nonce)
     events = client.events(name, start, start + timedelta(microseconds=1))
@@ -178,7 +178,7 @@ def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
 
 
 def _tell_found(name: str, found: list[Event], *, json: bool) -> None:
-    """It is counted."""
+    """Report that the token is counted."""
     is_clear = found[0].clear
     delta = sum(each.delta for each in found)
     if json:
@@ -191,7 +191,7 @@ def _tell_found(name: str, found: list[Event], *, json: bool) -> None:
 def _tell_open(
     service: ServiceFlags, token: str, name: str, credential: Token | Key, *, json: bool
 ) -> None:
-    """Nothing is found, and nothing is decided."""
+    """Report that no event is found, and nothing is decided."""
     import shlex
 
     what = (
@@ -210,7 +210,7 @@ def _tell_open(
 
 
 def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> None:
-    """Send the very same once more; what the service says of it."""
+    """Send the same request once more; return the service's answer."""
     resolved = client.resolve(unfinished)
     if json:
         tell(json_line({"applied": resolved.applied}))
@@ -228,8 +228,7 @@ def _number(text: str) -> int:
 
 
 def _token(text: str) -> Token:
-    """The token that *text* is. Raises StartupError where it is a key, in which there is no
-    time."""
+    """Parse a token. Raises StartupError if it is a key, which contains no time."""
     found = credential_of(text)
     if isinstance(found, Key):
         raise StartupError("there is no time in a key: the service reserved one for it")
@@ -242,7 +241,7 @@ def _document(token: Token) -> dict[str, Any]:
 
 
 def _age(age_us: int) -> str:
-    """An age for people."""
+    """Format an age for people."""
     if age_us < 0:
         return f"{_age(-age_us)} ahead of the service"
     if age_us < 60 * SECOND:

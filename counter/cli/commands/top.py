@@ -1,4 +1,4 @@
-"""The command ``counter top``: the busiest counters, or the highest."""
+"""Run ``counter top``, which shows the busiest counters, or the highest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from counter.limits import BATCH_ITEMS_MAX, SECOND
 _ADDS: Final = "adds"
 _COUNT: Final = "count"
 _BUSY_MAX: Final = 100
-#: Counters that are read to find the highest: of more, it must be asked for.
+#: Counters that are read to find the highest; reading more must be requested.
 _COUNTERS_MAX: Final = 100_000
 
 
@@ -66,7 +66,7 @@ def top(
 
 
 def _check(limit: int, by: str, read: int) -> None:
-    """Raises StartupError for a value past its bound."""
+    """Raises StartupError for a value that is out of bounds."""
     if not 1 <= limit <= _BUSY_MAX:
         raise StartupError(f"--limit: it is {limit}; it must be from 1 to {_BUSY_MAX}")
     if by not in (_ADDS, _COUNT):
@@ -94,7 +94,7 @@ def _shown(found: Busiest) -> str:
 
 
 def _highest(client: CounterClient, limit: int, read: int, *, json: bool) -> None:
-    """The counters with the highest counts of those that are read."""
+    """Return the counters with the highest counts of those that are read."""
     names = client.counters()
     highest: list[tuple[int, str]] = []
     done = 0

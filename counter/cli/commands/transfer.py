@@ -1,4 +1,4 @@
-"""The commands ``counter export`` and ``counter import``: counts to a file and back."""
+"""Run ``counter export`` and ``counter import``, which copy counts to a file and back."""
 
 from __future__ import annotations
 
@@ -86,13 +86,14 @@ def export(
 
 
 def check_file_name(file: str) -> None:
-    """Raise StartupError for what looks like a flag: only - may, in place of a file."""
+    """Raise StartupError for a name that looks like a flag: only ``-`` is allowed in place of a
+    file."""
     if file.startswith("-") and file != STDOUT:
         raise StartupError(f"{file} is no flag of this command; a file of that name is ./{file}")
 
 
 def refuse_best_effort(namespace: Mapping[str, Any], what: str) -> None:
-    """End with EXIT_NO where the counts are no exact ones."""
+    """Exit with EXIT_NO if the namespace's counts are not exact."""
     if namespace["counter_type"] == "BEST_EFFORT":
         fail(
             f"namespace {namespace['namespace']!r} is BEST_EFFORT: its counts may be lost or"
@@ -103,13 +104,13 @@ def refuse_best_effort(namespace: Mapping[str, Any], what: str) -> None:
 
 
 def batches(names: Iterator[str]) -> Iterator[list[str]]:
-    """*names*, as many at a time as one request may ask for."""
+    """Split *names* into the largest batches that one request allows."""
     while batch := list(islice(names, PAGE_ITEMS_MAX)):
         yield batch
 
 
 def _copied(client: CounterClient, writer: ExportWriter) -> Mapping[str, Any]:
-    """Write all counters that come after the last one of *writer*; the trailer."""
+    """Write all counters that come after the last one of *writer*; return the trailer."""
     with progress("exporting", None) as bar:
         bar.go_on(writer.lines)
         for batch in batches(_names(client, writer)):
@@ -142,17 +143,17 @@ def _rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-#: A token that came late is told its end when its window is closed: that is waited for.
+#: How long to wait for late tokens, which are decided when their window is closed.
 _PATIENCE: Final = "2m"
 _SHOWN_MAX: Final = 5
-#: So many counters that differ are looked at more closely; past it the answer is clear.
+#: The most differing counters that are examined in detail.
 _DIFFERENT_MAX: Final = 10_000
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImportFlags:
-    """What is to be done with counters that are there, and after the end."""
+    """How to handle counters that exist, and whether to verify."""
 
     add: Annotated[
         bool, Parameter(help="Count on top of counters that are not 0.", negative="")
@@ -175,13 +176,13 @@ class _Import:
     what: ImportFlags
     client: CounterClient
     importer: Importer
-    #: Lines that were counted before this run, and that are now.
+    #: Lines that were counted before this run, and those counted now.
     before: int = 0
     done: int = 0
     different: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Count what is not counted yet, and look whether that came out."""
+        """Count what is not counted yet, and verify the result."""
         self.before = self.done = self.importer.counted()
         if self.done == 0 and not self.what.add:
             self._refuse_others()
@@ -202,7 +203,7 @@ class _Import:
         self.done = counted
 
     def _refuse_others(self) -> None:
-        """End with EXIT_NO where a counter of the file is not 0, by others than this import."""
+        """Exit with EXIT_NO if a counter of the file is not 0, other than by this import."""
         shown: list[str] = []
         number = 0
         with progress("looking at the target", self.file.lines) as bar:
@@ -234,7 +235,7 @@ class _Import:
                     break
         if not found:
             return
-        # A counter may have several lines, and one batch has not seen all of them.
+        # A counter may have several lines, which may be in different batches.
         wanted = dict.fromkeys(found, 0)
         for counter, count in self.file.counts():
             if counter in wanted:
@@ -246,7 +247,8 @@ class _Import:
         ]
 
     def _batches(self) -> Iterator[dict[str, int]]:
-        """The lines, as many at a time as one request may ask for, those of one name added up."""
+        """Yield the lines in the largest batches that one request allows, with those of one name
+        summed."""
         lines = self.file.counts()
         while part := list(islice(lines, PAGE_ITEMS_MAX)):
             batch: dict[str, int] = {}
@@ -258,7 +260,7 @@ class _Import:
         return f"{min(self.done, self.file.lines):,} of {self.file.lines:,} lines are counted"
 
     def document(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Return what ``--json`` prints."""
         compared = {"verified": not self.different, "different": self.different}
         return {
             "id": self.file.id,
@@ -317,14 +319,14 @@ def _run(run: _Import) -> None:
     except LaterError as error:
         fail(f"{run.progress()}. {error}", EXIT_UNKNOWN)
     except (StartupError, OSError) as error:
-        # The file, which is read a second time, is another one by now, or gone.
+        # The file is read a second time, and was changed or removed meanwhile.
         if run.done == 0:
             raise
         fail(f"{error}\n{run.progress()}; with the file as it was, {again}", EXIT_UNKNOWN)
     except KeyboardInterrupt:
         fail(f"interrupted: {run.progress()}; {again}", EXIT_INTERRUPTED)
     except CounterError as error:
-        # Before the first line nothing is changed.
+        # Nothing is changed before the first line.
         begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
         fail(f"{said(error)}\n{run.progress()}; {again}", code)
@@ -352,7 +354,7 @@ def _said(run: _Import) -> str:
 
 
 def _horizon(namespace: Mapping[str, Any]) -> Horizon:
-    """Times of the namespace. Ends with EXIT_NO where its keys are forgotten too soon."""
+    """Return the times of the namespace. Exits with EXIT_NO if its keys expire too soon."""
     accept_us, ttl_us = (
         parse_iso_duration(namespace[name]) for name in ("accept_limit", "key_ttl")
     )
@@ -369,6 +371,6 @@ def _horizon(namespace: Mapping[str, Any]) -> Horizon:
 
 
 def _patient(flags: ServiceFlags) -> ServiceFlags:
-    """Wait long enough for the end of a token that came late."""
+    """Wait long enough for the decision of a late token."""
     given_us = duration_us("timeout", flags.timeout)
     return flags if given_us >= 2 * MINUTE else replace(flags, timeout=_PATIENCE)

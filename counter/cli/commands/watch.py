@@ -1,4 +1,4 @@
-"""The command ``counter watch``: a count as it changes, how fast, and a line of blocks."""
+"""Run ``counter watch``, which shows a count as it changes, its rate, and a line of blocks."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from counter.client import AsyncCounterClient, Count, CounterError
 from counter.errors import StartupError, UnavailableError
 from counter.limits import SECOND
 
-#: The rate is that of so many seconds, and so many of them are drawn.
+#: Seconds over which the rate is averaged, and seconds that are drawn.
 _RATE_S: Final = 10
 _DRAWN_S: Final = 40
 _REFRESH_S: Final = 0.5
 
 
 class Course:
-    """How a count went lately. Times are in seconds, of any clock that does not step."""
+    """The recent values of a count. Times are in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def see(self, now_s: float, count: int) -> None:
-        """The count is *count* now."""
+        """Record that the count is *count* now."""
         self._seen.append((now_s, count))
-        # One from before what is drawn tells how it began.
+        # Keep one value from before the drawn span: it has the count at the start.
         while len(self._seen) > 1 and self._seen[1][0] <= now_s - _DRAWN_S - 1:
             self._seen.popleft()
 
     def rate(self, now_s: float) -> float:
-        """The change of a second, of the last ones."""
+        """Return the recent change per second."""
         if not self._seen:
             return 0.0
         begin_s = max(self._seen[0][0], now_s - _RATE_S)
@@ -51,12 +51,12 @@ class Course:
         return (self._seen[-1][1] - self._at(begin_s)) / passed_s if passed_s > 0 else 0.0
 
     def changes(self, now_s: float) -> list[int]:
-        """The change of each of the last seconds, the latest last; one that goes down is 0."""
+        """Return the change of each of the last seconds, the latest last; 0 for a decrease."""
         counts = [self._at(now_s - back) for back in range(_DRAWN_S, -1, -1)]
         return [max(0, after - before) for before, after in pairwise(counts)]
 
     def _at(self, when_s: float) -> int:
-        """The count that was known at *when_s*."""
+        """Return the count at *when_s*."""
         known = self._seen[0][1]
         for seen_s, count in self._seen:
             if seen_s > when_s:
@@ -93,14 +93,14 @@ def watch(
 
 
 class _Lines:
-    """A line for each change."""
+    """Prints a line for each change."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._latest: int | None = None
 
     def show(self, count: Count) -> bool:
-        """Whether *count* is another one than before."""
+        """Show *count*; return whether it differs from the one before."""
         before, self._latest = self._latest, count.count
         change = 0 if before is None else count.count - before
         if before is not None and not change:
@@ -112,11 +112,11 @@ class _Lines:
         return True
 
     def refresh(self) -> None:
-        """Nothing moves between two changes."""
+        """Do nothing: lines do not change between two counts."""
 
 
 class _Screen:
-    """One line that moves."""
+    """Updates one line on a terminal."""
 
     def __init__(self, name: str, live: Live) -> None:
         self._name = name
@@ -140,7 +140,7 @@ class _Screen:
             f"{self._name}  {self._latest.count:,}  {rate:+,.1f}/s  {line}"
             f"  {self._latest.accuracy} as of {second(self._latest.as_of)}"
         )
-        # As Text: a name in brackets is no markup.
+        # As Text: a name in brackets is not markup.
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
@@ -151,8 +151,8 @@ async def _followed(
     count: int | None,
     lasting_s: float | None,
 ) -> None:
-    """Show what is told, until there is enough of it. Raises the CounterError of what will not get
-    better, and at the beginning that of a service that cannot be reached."""
+    """Show counts until there are enough. Raises the CounterError of a permanent failure, and at
+    the beginning that of a service that cannot be reached."""
     moving = asyncio.create_task(_moved(shown.refresh))
     try:
         with suppress(TimeoutError):
@@ -192,14 +192,14 @@ async def _taken(
                             if left == 0:
                                 return
             except UnavailableError as error:
-                # What will not get better would be asked for again at once.
+                # A permanent failure would be requested again at once.
                 if not is_begun or error.retry == "never":
                     raise
                 trouble = _remarked(error, trouble)
 
 
 def _remarked(error: CounterError, known: str) -> str:
-    """Say once what keeps the count from being known; what is known of it now."""
+    """Report once why the count is unknown; return the current trouble."""
     if error.detail != known:
         remark(f"{error.detail}; still trying")
     return error.detail
