@@ -573,16 +573,15 @@ class Stream:
         self._send = send
         self._calls = calls or Calls()
         self._waiting: deque[tuple[Any, int | None, Done]] = deque()
-        self._ended: deque[tuple[_Sent, BaseException | None]] = deque()
         self._in_flight = 0
-        self._woken = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Of the loop that sends.
+        self._bridge: Bridge | None = None
         #: Set when nothing is under way, where somebody waits for that.
         self._all_ended: asyncio.Event | None = None
 
     def send(self, statement: Any, timeout_us: int | None, done: Done) -> None:
         """Send *statement* as soon as there is room. *done* is called once, and never at once."""
-        self._loop = self._loop or asyncio.get_running_loop()
+        self._bridge = self._bridge or Bridge(asyncio.get_running_loop())
         self._waiting.append((statement, timeout_us, done))
         self._send_waiting()
 
@@ -621,28 +620,18 @@ class Stream:
         response, sent.response = sent.response, None
         if response is not None:
             let_go(response)
-        self._ended.append((sent, error))
-        # Appended first, then looked: either the drain under way takes it, or a new one will.
-        if not self._woken and self._loop is not None:
-            self._woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                # The loop is closed: nobody waits any more.
-                self._ended.clear()
+        if self._bridge is not None:
+            self._bridge.call(self._end, (sent, error))
 
     # In the event loop again.
 
-    def _drain(self) -> None:
-        self._woken = False
-        now_s = time.perf_counter()
-        while self._ended:
-            sent, error = self._ended.popleft()
-            if not sent.ended:
-                sent.ended = True
-                self._in_flight -= 1
-                self._calls.ended(now_s - sent.began_s, error is not None)
-                sent.done(None if error is None else translated(error))
+    def _end(self, ended: tuple[_Sent, BaseException | None]) -> None:
+        sent, error = ended
+        if not sent.ended:
+            sent.ended = True
+            self._in_flight -= 1
+            self._calls.ended(time.perf_counter() - sent.began_s, error is not None)
+            sent.done(None if error is None else translated(error))
         self._send_waiting()
         if self._all_ended is not None and not self._in_flight:
             self._all_ended.set()
