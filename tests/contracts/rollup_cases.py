@@ -105,7 +105,7 @@ class MarkCases(StoreCases):
     ) -> None:
         """And it is told since when, or that not all counters were looked at."""
         for name in ("EVENTS_MAX", "_FEW", "_MANY"):
-            monkeypatch.setattr(f"counter.busiest.{name}", 4)
+            monkeypatch.setattr(f"counter.core.hot_counters.{name}", 4)
         monkeypatch.setattr("counter.core.hot_counters.LOOKED_AT_MAX", 1)
         now = namespace.created_at_us + MINUTE
         ages = range(1, 7)
