@@ -1,4 +1,4 @@
-"""The page at /console and its files, as they lie in this package: no build, no other host."""
+"""Serve the page at /console and its files from this package, without a build step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.http.call import AsgiScope, Reply, header_of
 from counter.errors import MethodNotAllowedError, NotFoundError
 
 PATH: Final = "/console"
-#: Nothing but this package's own files runs or shapes the page, and it talks to this service only.
+#: The page loads only this package's files and connects only to this service.
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -29,18 +29,18 @@ _INDEX: Final = "index.html"
 
 
 def is_of_console(path: str) -> bool:
-    """Whether *path* is the console's."""
+    """Whether *path* belongs to the console."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
 def console_reply(scope: AsgiScope) -> Reply:
-    """The answer to a request for the page or one of its files."""
+    """Answer a request for the page or one of its files."""
     path: str = scope["path"]
     if scope["method"] != "GET":
         detail = f"the method {scope['method'][:20]} is not supported here; use GET"
         return problem_reply(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
     if path == f"{PATH}/":
-        # Relative, so that it holds behind a proxy that serves this under a path of its own.
+        # Relative, so that it works behind a proxy with a path prefix.
         return Reply(308, b"", b"text/plain", ((b"location", b"../console"),))
     found = files().get(_INDEX if path == PATH else path.removeprefix(f"{PATH}/"))
     if found is None:
@@ -53,7 +53,7 @@ def console_reply(scope: AsgiScope) -> Reply:
 
 @cache
 def files() -> Mapping[str, Reply]:
-    """Every file of the page by its path below the console's: they are few and never change."""
+    """Return every file of the page by its path below /console, read once."""
     return dict(_replies(resources.files("api.console") / "static", ""))
 
 
@@ -74,7 +74,7 @@ def _reply(body: bytes, content_type: bytes) -> Reply:
     etag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
     headers = (
         (b"etag", etag),
-        # Asked for anew each time, and sent anew only where it changed: no page of two versions.
+        # Revalidated each time, so that no page mixes two versions.
         (b"cache-control", b"no-cache"),
         (b"content-security-policy", POLICY),
     )

@@ -1,9 +1,9 @@
-"""Requests of the hottest routes, answered on the connection itself.
+"""Answer requests of the hottest routes without ASGI.
 
-At tens of thousands of requests a second the way through ASGI costs more than the count: a scope, a
-task, two messages and a timer for each. Here an add to, or a get of, one counter goes from the
-parser to the service, and the answer to the socket. Where it takes more than that, the route's
-handler answers in a task; a request of any other form goes the way of uvicorn.
+At tens of thousands of requests a second, ASGI (a scope, a task, two messages and a timer for each)
+costs more than counting. Here an add or a get of one counter goes from the parser to the service,
+and the answer to the socket. If that is not enough, the route's handler answers in a task; all
+other requests go through uvicorn.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from counter.limits import HEAD_BYTES_MAX
 from counter.types import CounterType, Namespace, Scope, Written
 
 _BODY_BYTES_MAX: Final = 65_536
-#: A request with one of these goes the way of uvicorn.
+#: A request with one of these headers goes through uvicorn.
 _UNUSUAL: Final = frozenset(
     {b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"}
 )
-#: Names with nothing in them to decode or to find fault with.
+#: Paths with names that are valid without decoding.
 _PATH: Final = re.compile(
     rb"/v1/namespaces/([0-9a-z_-]{1,63})/counters/([0-9A-Za-z._~:@-]{1,256})(/add)?"
 )
-#: Longer ones have no such form, and what is remembered of them stays small.
+#: Longer URLs cannot match; this bounds the cache's memory.
 _PATH_BYTES_MAX: Final = 512
 _OK: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -60,7 +60,7 @@ _STATUS_LINES: Final[Mapping[int, bytes]] = {
 
 
 class _Target(NamedTuple):
-    """What a request is for."""
+    """The operation and the counter of a request."""
 
     adds: bool
     namespace: str
@@ -70,22 +70,22 @@ class _Target(NamedTuple):
 
 @lru_cache(maxsize=4_096)
 def _target(method: bytes, path: bytes) -> _Target | None:
-    """What *method* on *path* is for, if it is an add to, or a get of, one counter."""
+    """Return the target of *method* on *path*, if it is an add or a get of one counter."""
     found = _PATH.fullmatch(path)
     if found is None or method != (b"POST" if found[3] else b"GET"):
         return None
     return _Target(bool(found[3]), found[1].decode("ascii"), found[2].decode("ascii"), path)
 
 
-class _NobodyWaits:
-    """Stands for the event by which uvicorn has a cycle's task look again: there is none."""
+class _NoEvent:
+    """A stand-in for the event that wakes the task of uvicorn's cycle: there is no task."""
 
     def set(self) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
 
 class DirectCycle:
-    """One request and its answer; to uvicorn, a cycle like its own."""
+    """One request and its answer, with the interface of uvicorn's cycle."""
 
     __slots__ = (
         "admitted",
@@ -105,7 +105,7 @@ class DirectCycle:
         "target",
         "timeout",
     )
-    message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
+    message_event: ClassVar[_NoEvent] = _NoEvent()
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class DirectCycle:
         self.protocol = protocol
         self.target = target
         self.headers = headers
-        #: Whether the header leaves nothing to look at.
+        #: Whether the headers need no further processing.
         self.quick = quick
         self.keep_alive: bool = protocol.parser.should_keep_alive()
         self.body = b""
@@ -135,13 +135,13 @@ class DirectCycle:
         self.response_complete = False
 
     def run(self) -> None:
-        """Answer the request, at once if that can be."""
+        """Answer the request, at once if possible."""
         self.more_body = False
         adds, name, counter, _ = self.target
         if adds and self.protocol.front.door.refuses(self.timeout, self.answer):
             return
         service = self.protocol.service
-        # Before anything is looked up: how long it takes tells nobody what others have.
+        # Authorize before any lookup: response times must not reveal what exists.
         caller = self._caller(name, adds) if self.quick else None
         namespace = None if caller is None else service.namespaces.at_hand(name, writes=adds)
         if caller is not None and namespace is not None:
@@ -161,7 +161,7 @@ class DirectCycle:
         self.protocol.start(self._handle())
 
     def _caller(self, namespace: str, adds: bool) -> Caller | None:
-        """Who sent it, if they may do this; None where the handler has to say why not."""
+        """Return the caller if allowed; None if the handler must report why not."""
         gate = self.protocol.front.gate
         if not gate.asks_for_keys:
             return gate.anyone
@@ -169,7 +169,7 @@ class DirectCycle:
         return known if known is not None and known.may(_SCOPES[adds], namespace) else None
 
     def _admit(self, caller: Caller, namespace: Namespace, adds: bool) -> None:
-        """Take of what *caller* may have; who has had too much is told at once."""
+        """Count the request towards the rate limits of *caller*; reject it if one is exceeded."""
         meters = caller.meters(namespace)
         if not meters.is_empty:
             try:
@@ -179,7 +179,7 @@ class DirectCycle:
         self.admitted = True
 
     def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
-        """Whether the add is under way."""
+        """Start the add; return False if the handler must do it."""
         self.namespace = namespace
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             delta = read_change(self.body)
@@ -200,7 +200,7 @@ class DirectCycle:
             added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
             self.answer(added_reply(self.namespace, added))
         else:
-            # Late, or a conflict: the handler looks closer, under the same token.
+            # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
 
     def _changed(self, outcome: Added | CounterError) -> None:
@@ -210,7 +210,7 @@ class DirectCycle:
             self.answer(added_reply(self.namespace, outcome))
 
     def _fail(self, error: CounterError) -> None:
-        """Answer with *error*, which observers see where it is a failure of ours."""
+        """Answer with *error*; observers see it if it is a server error."""
         reply = problem_reply(error)
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.protocol.front.show_failure(self._call(), self._parts, reply)
@@ -221,13 +221,13 @@ class DirectCycle:
         return self.target.path.split(b"/")[2:]
 
     async def _handle(self) -> None:
-        """Have the route's handler answer."""
+        """Answer with the route's handler."""
         reply = await self.protocol.front.reply(self._call(), self._parts)
         if reply is not None:
             self.answer(reply)
 
     def _call(self) -> Call:
-        """The request as handlers know it."""
+        """Return the request as a Call for handlers."""
         scope: AsgiScope = {
             "method": "POST" if self.target.adds else "GET",
             "path": self.target.path.decode("ascii"),
@@ -243,7 +243,7 @@ class DirectCycle:
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     def answer(self, reply: Reply) -> None:
-        """Send *reply*, and be done."""
+        """Send *reply* and complete the request."""
         self.response_complete = True
         if self.disconnected or self.protocol.transport.is_closing():
             return
@@ -263,21 +263,21 @@ class DirectCycle:
 
 
 class DirectProtocol(TimedProtocol):
-    """An HTTP connection that answers the hottest routes itself."""
+    """An HTTP connection that answers the hottest routes without ASGI."""
 
     front: ClassVar[Front]
     service: ClassVar[CounterService]
-    #: When the request under way began to arrive.
+    #: When the current request began to arrive.
     began_s: float = 0.0
-    #: Who sent the last request, by which header, and by which keys that was found.
+    #: The caller of the last request, its header, and the version of the keys.
     _caller: Caller | None = None
     _authorization: bytes = b""
-    #: The Host of the last request, under which requests are answered.
+    #: The last accepted Host header.
     _host: bytes | None = None
     _version: int = -1
 
     def on_message_begin(self) -> None:
-        # What uvicorn prepares here for every request, it does in on_headers_complete if need be.
+        # uvicorn's own preparation is delayed to on_headers_complete, if it is needed.
         self.waiting_since_s = self.began_s = time.monotonic()
         self.idle_since_s = None
         self.head_bytes = self._first_bytes = self._slice_bytes
@@ -311,7 +311,7 @@ class DirectProtocol(TimedProtocol):
         return len(cycle.body) if type(cycle) is DirectCycle and cycle.more_body else 0
 
     def _direct_cycle(self) -> DirectCycle | None:
-        """A cycle for the request whose header is read; None where uvicorn must make it."""
+        """Return a cycle for the parsed head; None if uvicorn must handle the request."""
         if len(self.url) > _PATH_BYTES_MAX:
             return None
         target = _target(self.parser.get_method(), self.url)
@@ -338,7 +338,7 @@ class DirectProtocol(TimedProtocol):
             elif name == b"idempotency-key":
                 has_key = True
             elif name == b"authorization":
-                # Of several the first one counts, here as for the handlers.
+                # The first one counts, as in the handlers.
                 authorization = value if authorization is None else authorization
             elif name == b"x-request-id":
                 request_id = value if request_id is None else request_id
@@ -349,7 +349,7 @@ class DirectProtocol(TimedProtocol):
         return DirectCycle(self, target, self.headers, authorization, request_id, timeout, quick)
 
     def caller(self, authorization: bytes | None) -> Caller | None:
-        """Who sends with this header; None where the handler must look, and say why not."""
+        """Return the caller of this header; None if the handler must check and report it."""
         if authorization is None:
             return None
         gate = self.front.gate
@@ -363,13 +363,13 @@ class DirectProtocol(TimedProtocol):
         return self._caller
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
-        """Go on in a task that a shutdown waits for."""
+        """Run *handling* in a task that shutdown waits for."""
         task = self.loop.create_task(handling)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def send(self, cycle: DirectCycle, status: int, reply: bytes) -> None:
-        """Send the whole reply of *cycle*; then close, or go on to the next request."""
+        """Send the reply of *cycle*; then close, or continue with the next request."""
         self.transport.write_whole(reply)  # type: ignore[attr-defined]
         now_s = time.monotonic()
         self.front.tally.answered(_NAMES[cycle.target.adds], status, now_s - cycle.began_s)
@@ -387,7 +387,7 @@ class DirectProtocol(TimedProtocol):
 def direct_protocol(
     front: Front, service: CounterService, request_timeout_us: int, shared: Connections
 ) -> type[DirectProtocol]:
-    """A protocol class for one application; uvicorn takes a class and makes the instances."""
+    """Return a protocol class for one application; uvicorn makes the instances."""
     return type(
         "ApplicationProtocol",
         (DirectProtocol,),

@@ -28,7 +28,7 @@ from api.http.models import (
     check_size,
 )
 from api.http.problems import body_error, problem_bytes
-from api.telemetry.request_log import Told
+from api.telemetry.request_log import LoggedWrite
 from counter.clock import to_rfc3339
 from counter.core.results import Add, Credential
 from counter.core.service import CounterService
@@ -53,7 +53,7 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = Told(namespace, "add", call.counter, credential)
+        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
         added = await self._service.add(namespace, call.counter, body.delta, credential)
         call.told["results"] = (added,)
         return added_reply(namespace, added)
@@ -63,7 +63,7 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
         credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = Told(namespace, "add", call.counter, credential)
+        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
         added = await self._service.add(namespace, call.counter, body.delta, credential)
         call.told["results"] = (added,)
         count = await self._service.get_one(namespace, call.counter, 0)
@@ -75,7 +75,7 @@ class CounterRoutes:
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(ClearBody)
         credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = Told(namespace, "clear", call.counter, credential)
+        call.told["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
         cleared = await self._service.clear(namespace, call.counter, credential)
         call.told["results"] = (cleared,)
         return cleared_reply(namespace, cleared)
@@ -141,7 +141,7 @@ class CounterRoutes:
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
         call.charge(len(items))
-        call.told["of"] = Told(namespace, "atomic", "", credential)
+        call.told["of"] = LoggedWrite(namespace, "atomic", "", credential)
         added = call.told["results"] = await self._service.add_atomic(namespace, items, credential)
         texts = [added_text(namespace, each) for each in added]
         reply = Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())

@@ -79,7 +79,7 @@ class Site:
             "rollup": "ok" if self._health.rolls_up else "elsewhere",
         }
         if found.troubles:
-            answer["troubles"] = found.told
+            answer["troubles"] = found.troubles_json
         return json_reply(answer)
 
     async def _metrics(self, scope: AsgiScope) -> Reply:

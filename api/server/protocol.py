@@ -1,8 +1,8 @@
-"""uvicorn's HTTP protocol with bounds: on how many connections there are, and how slow they may be.
+"""uvicorn's HTTP protocol with bounds on the number of connections and on slow clients.
 
-A request must arrive whole within a time: header or body, slow or half-sent, past the limit the
-client gets 408 and the connection is closed. A client that takes nothing of its answers for as long
-is cut off. One look over the connections a second costs nothing per request.
+If a request, header or body, does not arrive completely within a time limit, the client gets 408
+and the connection is closed. A client that reads none of its answers for as long is disconnected.
+All connections are checked once a second, which costs nothing per request.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from counter.limits import (
     URL_BYTES_MAX,
 )
 
-_LOOK_EVERY_S = 1.0
-#: A client that takes so much of its answers within the time is slow, and not gone.
+_CHECK_EVERY_S = 1.0
+#: A client that reads so much of its answers within the time limit is slow, but not gone.
 _TAKEN_BYTES_MIN = 64 * 1024
-_FAREWELL_S = 0.5
+_CLOSE_NOTIFY_S = 0.5
 _REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
-#: So much of what came is read before it is seen whether requests wait.
+#: Bytes parsed before the number of pending requests is checked.
 _SLICE_BYTES = 8_192
-#: Segments of up to this size are read at once, larger ones in turn with those of others.
+#: Segments up to this size are parsed at once; larger ones take turns with other connections.
 _SMALL_BYTES = 2_048
-#: What the interpreter keeps for a header besides its bytes, and for a request that waits.
+#: Estimated memory overhead of a header, and of a pending request.
 _HEADER_BYTES = 128
 _REQUEST_BYTES = 2_048
 _HEAD_START = b"HTTP/1.1 "
-#: What is answered on a connection too many.
+#: The only paths answered on a spare connection.
 _HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CONTINUE_START = b"HTTP/1.1 100"
 
@@ -60,21 +60,21 @@ _CONTINUE_START = b"HTTP/1.1 100"
 class WholeReplies:
     """A transport that sends the head of a reply together with the start of its body.
 
-    uvicorn writes them apart, and the event loop makes a system call of each write.
+    uvicorn writes them separately, and each write is a system call.
     """
 
     __slots__ = ("_head", "_transport", "has_continued")
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        #: Whether the client of the latest request was told to send its body.
+        #: Whether 100 Continue was sent for the latest request.
         self.has_continued = False
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        """Hold back the head of a reply; send anything else, after what is held back."""
+        """Hold back the head of a reply; send anything else after it."""
         if self._transport.is_closing():
-            # Of several requests that wait uvicorn tells one alone that the client has gone.
+            # uvicorn notifies only one of several pending requests that the client is gone.
             self._head = None
         elif self._head is not None:
             head, self._head = self._head, None
@@ -88,16 +88,16 @@ class WholeReplies:
             self._transport.write(data)
 
     def write_whole(self, data: bytes) -> None:
-        """Send a whole reply, head and body."""
+        """Send a complete reply, head and body."""
         self._transport.write(data)
 
     def flush(self) -> None:
-        """Send what is held back: the reply to a HEAD has no body that would take it along."""
+        """Send a held-back head: the reply to a HEAD has no body."""
         if self._head is not None:
             self.write(b"")
 
     def close(self) -> None:
-        """Close when all is sent."""
+        """Close after everything is sent."""
         self.flush()
         self._transport.close()
 
@@ -106,10 +106,10 @@ class WholeReplies:
 
 
 class PatientFlow(FlowControl):
-    """Flow control that lets nothing more be read while whole requests wait for their turn.
+    """Flow control that pauses reading while complete requests are pending.
 
-    uvicorn reads on after each answer: of a client that sends faster than it is answered, all that
-    it sends would be kept.
+    uvicorn resumes reading after each answer, so it would buffer everything from a client that
+    sends faster than it is answered.
     """
 
     def __init__(
@@ -120,54 +120,54 @@ class PatientFlow(FlowControl):
         self._has_more = has_more
 
     def forget(self) -> None:
-        """Refer to the connection no longer."""
+        """Drop the reference to the connection."""
         self._has_more = bool
 
     def resume_reading(self) -> None:
-        """Read on, unless requests wait: the last of them reads on when it has its turn. What came
-        already is read first."""
+        """Resume reading unless requests are pending; the last of them resumes it. Buffered bytes
+        are parsed first."""
         if not self._waiting and not self._has_more():
             super().resume_reading()
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """An HTTP connection that knows since when it waits for the rest of a request."""
+    """An HTTP connection with limits on time and memory."""
 
     flow: PatientFlow
-    #: What names answers that no request was read for.
+    #: Makes ids for answers without a parsed request.
     ids: ClassVar[RequestIds]
     request_timeout_us: ClassVar[int] = 10 * SECOND
     connections_max: ClassVar[int] = CONNECTIONS_MAX
-    #: What all connections of the process share.
+    #: State shared by all connections of the process.
     shared: ClassVar[Connections]
-    #: Whether the process ends: each answer is then its connection's last.
+    #: Whether the process is shutting down; then each answer is its connection's last.
     draining: ClassVar[bool] = False
     waiting_since_s: float | None = None
-    #: What came and is not read yet, because requests wait, or other connections have their turn.
+    #: Received but not parsed, because requests are pending or other connections have their turn.
     _unread: bytes = b""
     _is_queued: bool = False
-    #: How much of what all connections may hold of unfinished requests is held here.
+    #: This connection's part of the shared limit on unfinished requests.
     _held_bytes: int = 0
-    #: The latest request whose answer was begun over ASGI; others may wait behind it.
+    #: The latest request started over ASGI; others may be pending behind it.
     _running: Any = None
-    #: Since when its client takes nothing of what is sent, and how much that was then.
+    #: Since when the client does not read, and the buffer size at that time.
     untaken: tuple[float, int] | None = None
-    #: Whether it came when there were too many: only a health check is answered on it.
+    #: Whether it is above the connection limit; then only health checks are answered.
     is_spare: bool = False
-    #: Whether nothing more is read: what came whole is answered, and then it is closed.
+    #: Whether reading has stopped: complete requests are answered, then it is closed.
     is_deaf: bool = False
     _is_silent: bool = False
-    #: The address that it counts for.
+    #: The client address whose limit it counts towards.
     _peer: str | None = None
-    #: Why the request that is being read is refused, where that is not for its form.
+    #: Why the current request is rejected, if not for its syntax.
     refusal: CounterError | None = None
-    #: Bytes since the slice in which the message, or its latest piece of body, began: its head, or
-    #: its trailers. So many of them are that first slice, and may belong to what was before.
+    #: Bytes of the head or trailers, counted from the slice in which the message or its latest body
+    #: part began. ``_first_bytes`` is that slice, which may also have bytes of what came before.
     head_bytes: int = 0
     _first_bytes: int = 0
-    #: The size of the slice that is being read.
+    #: The size of the slice being parsed.
     _slice_bytes: int = 0
-    #: Since when a kept connection waits for its next request, where uvicorn has no timer for it.
+    #: Since when a kept-alive connection is idle, if uvicorn has no timer for it.
     idle_since_s: float | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -175,11 +175,11 @@ class TimedProtocol(HttpToolsProtocol):
         super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
         self.flow = PatientFlow(self.transport, self.pipeline, self._has_more)
         shared, peer = self.shared, peer_of(self.client)
-        # In TLS it was counted before the handshake.
+        # A TLS connection was counted before the handshake.
         if self.scheme == "http" and not shared.peers.take(peer):
             self._refuse(
                 OverloadedError(
-                    f"{peer} has {shared.peers.most} connections already, as many as one address"
+                    f"{peer} already has {shared.peers.most} connections, the most that one address"
                     " may have (connections_per_address); close some",
                     retry_after_us=SECOND,
                 )
@@ -196,21 +196,21 @@ class TimedProtocol(HttpToolsProtocol):
         shared.silent[self] = self.transport
 
     def _end_spare(self) -> None:
-        """Refuse a connection too many that has sent no health check."""
+        """Reject a spare connection that has sent no health check."""
         if self.cycle is None and not self.transport.is_closing():
             self._refuse(self._full())
 
     def _full(self) -> OverloadedError:
         return OverloadedError(
-            f"this process has {self.connections_max} connections already; close some, or try"
+            f"this process already has {self.connections_max} connections; close some, or try"
             " another server",
             retry_after_us=SECOND,
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.pipeline:
-            # uvicorn tells the latest request alone that its client is gone. The one before it that
-            # is under way would wait for that, a live stream for minutes.
+            # uvicorn notifies only the latest request. The running one before it, such as a live
+            # stream, would not learn for minutes that its client is gone.
             self.cycle = self._running
         super().connection_lost(exc)
         self.pipeline.clear()
@@ -221,7 +221,7 @@ class TimedProtocol(HttpToolsProtocol):
         if self._peer is not None:
             self.shared.peers.give_back(self._peer)
             self._peer = None
-        # Each of these refers back to the connection: its memory would wait for the collector.
+        # Break reference cycles, or the memory would wait for the garbage collector.
         self.flow.forget()
         self.cycle = self._running = None  # type: ignore[assignment]
 
@@ -250,14 +250,16 @@ class TimedProtocol(HttpToolsProtocol):
                 self._hold()
 
     def _read_in_turn(self) -> None:
-        """Read what has come, when other connections have had their turn."""
+        """Enqueue the connection to parse its buffered bytes."""
         if not self._is_queued:
             self._is_queued = True
             self.shared.queue.read(self)
 
     def read_until(self, end_s: float) -> bool:
-        """Read what has come, a slice at a time, until requests wait: as bytes they are a fortieth
-        of what they become. Return whether there is more to read after *end_s*."""
+        """Parse buffered bytes in slices until requests are pending or *end_s*.
+
+        A parsed request takes about 40 times the memory of its bytes. Return whether there is more
+        to parse."""
         unread, start = self._unread, 0
         while start < len(unread) and not (
             self.pipeline or self.is_deaf or self.transport.is_closing()
@@ -267,7 +269,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._read(unread[start : start + _SLICE_BYTES])
             start += _SLICE_BYTES
         if self.is_deaf or self.transport.is_closing():
-            # Nothing more is read of it.
+            # Discard the rest.
             start = len(unread)
         self._unread = unread[start:]
         self._is_queued = bool(self._unread) and not self.pipeline
@@ -277,11 +279,11 @@ class TimedProtocol(HttpToolsProtocol):
         return self._is_queued
 
     def _has_more(self) -> bool:
-        """Whether something that came is still to be read; then it is, soon."""
+        """Whether buffered bytes are left to parse; if so, schedule it."""
         if self.is_deaf:
             return True
         if self._unread:
-            # Not at once: the parser may be at work.
+            # Not at once: the parser may be running.
             self.loop.call_soon(self._read_in_turn)
         elif self._held_bytes:
             self._hold()
@@ -290,7 +292,7 @@ class TimedProtocol(HttpToolsProtocol):
     def _read(self, data: bytes) -> None:
         self.idle_since_s = None
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
-            # uvicorn's keep-alive timer ends with any byte, and a stray CRLF begins no message.
+            # Any byte stops uvicorn's keep-alive timer, but a stray CRLF starts no message.
             self.waiting_since_s = time.monotonic()
         self._slice_bytes = len(data)
         self.head_bytes += len(data)
@@ -300,7 +302,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._refuse(_too_large(size))
 
     def _hold(self) -> None:
-        """Count what is held of unfinished requests, in all connections together."""
+        """Update the shared count of memory held by unfinished requests."""
         held = len(self._unread) + _REQUEST_BYTES * len(self.pipeline)
         if self.waiting_since_s is not None:
             held += self.head_bytes + _HEADER_BYTES * len(self.headers or ()) + self._body_bytes()
@@ -316,7 +318,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._held_bytes = held
 
     def _body_bytes(self) -> int:
-        """The bytes of an unfinished body that no handler has asked for."""
+        """Return the bytes of an unfinished body that no handler has read."""
         return 0
 
     def on_message_begin(self) -> None:
@@ -338,7 +340,7 @@ class TimedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and any(
             name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
         ):
-            # The parser takes what follows an Upgrade for the next request: refused as no HTTP.
+            # The parser would take the body after an Upgrade for the next request.
             raise ValueError("an upgrade with a body")
         if len(self.url) > URL_BYTES_MAX:
             self.refusal = UriTooLongError(
@@ -357,23 +359,24 @@ class TimedProtocol(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if (self.draining or self.is_spare) and (before is None or before.response_complete):
-            # Else one before it waits for its answer, and that one must not be the last.
+            # Otherwise an earlier request is pending, whose answer must not be the last.
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Refuse what is no health check on a spare connection, and a head that is too large. Its
-        bytes are counted exactly: it may have begun or ended within a slice."""
+        """Reject a head that is too large, and anything but a health check on a spare connection.
+
+        The size is exact, because the head may start or end within a slice."""
         if self.is_spare and self.url not in _HEALTH_CHECKS:
             self.refusal = self._full()
             raise ValueError("too many connections")
-        # "GET ", " HTTP/1.1" and the ends of two lines; then ": " and the end of a line.
+        # "GET ", " HTTP/1.1" and two line ends; then ": " and a line end per header.
         size = 18 + len(self.url) + sum(4 + len(name) + len(value) for name, value in self.headers)
         if size > HEAD_BYTES_MAX:
             self.refusal = _too_large(size)
             raise ValueError("a head that is too large")
 
     def on_body(self, body: bytes) -> None:
-        # What comes behind it, and is no body, are the trailers.
+        # After the body only trailers follow.
         self.head_bytes = self._first_bytes = 0
         super().on_body(body)
 
@@ -382,7 +385,7 @@ class TimedProtocol(HttpToolsProtocol):
         transport.flush()
         is_last = self.is_deaf and not self.pipeline
         if self.expect_100_continue and self._running.more_body and not transport.has_continued:
-            # The client was not told to send the body: what it sends next may be another request.
+            # No 100 Continue was sent: the next bytes may be a body or another request.
             is_last = True
         super().on_response_complete()
         if is_last:
@@ -393,16 +396,16 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem, as everything else."""
+        """Answer malformed HTTP with a problem document."""
         self._refuse(self.refusal or BadRequestError(f"{msg} Send HTTP/1.1."))
 
     def time_out_after(self, waited_s: float) -> None:
-        """Answer 408 and close if the rest of a request was waited for too long. A handler that
-        waits for the body learns that the client is gone."""
+        """Answer 408 and close if the rest of a request takes too long. A handler that waits for
+        the body sees a disconnect."""
         limit_us, why = self.request_timeout_us, ""
         if self.cycle is None and self.shared.is_crowded:
             limit_us = min(limit_us, FIRST_REQUEST_US)
-            why = ", and the process has nearly as many connections as it may have"
+            why = ", because the process is near its limit of connections"
         if waited_s <= limit_us / SECOND:
             return
         self._refuse(
@@ -412,26 +415,25 @@ class TimedProtocol(HttpToolsProtocol):
         )
 
     def resume_writing(self) -> None:
-        # What waited was taken, and what waits at the next look is something else.
+        # The client read its answers; the next check starts a new measurement.
         self.untaken = None
         super().resume_writing()
 
     @classmethod
     def drain(cls) -> None:
-        """From now on each answer of these connections is the last one, and says so."""
+        """Make each further answer its connection's last, with ``connection: close``."""
         cls.draining = True
-        # What is answered directly could not tell.
+        # The fast lane does not check for a drain.
         cls._direct_cycle = TimedProtocol._direct_cycle  # type: ignore[method-assign]
 
     def _direct_cycle(self) -> Any:
-        """What answers the request whose header is read without ASGI; None for ASGI."""
+        """Return a cycle that answers the current request without ASGI, or None."""
         return None
 
     def cut_if_untaken(self, now_s: float) -> None:
-        """Cut the connection off if its client has taken too little of its answers for too long.
+        """Abort the connection if its client has read too little for too long.
 
-        What is left when the connection is closed must be taken within the time, too: nobody else
-        would ever end it.
+        This also bounds a closing connection, which nothing else would end.
         """
         if not (self.flow.write_paused or self.transport.is_closing()):
             self.untaken = None
@@ -442,9 +444,9 @@ class TimedProtocol(HttpToolsProtocol):
             return
         limit_s = self.request_timeout_us / SECOND
         if self.draining and not size:
-            # All is sent. TLS waits for a farewell, which a client that keeps connections in store
-            # does not send before it uses them again.
-            limit_s = min(limit_s, _FAREWELL_S)
+            # Everything is sent. TLS waits for a close_notify, which a client with a connection
+            # pool sends only when it uses the connection again.
+            limit_s = min(limit_s, _CLOSE_NOTIFY_S)
         if now_s - self.untaken[0] > limit_s:
             if size:
                 self.shared.end(UNTAKEN)
@@ -452,18 +454,16 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: CounterError) -> None:
         self.shared.end(_REASONS.get(type(error), MALFORMED))
-        # Nothing is waited for any more.
         self.waiting_since_s = None
         body = problem_bytes(error)
         cycle = self.cycle
-        # A whole request of this connection that waits for its own answer: this one is not it.
-        # Where requests wait for their turn, one before them is under way.
+        # Whether a complete request of this connection still waits for its own answer.
         answering = bool(self.pipeline) or (
             cycle is not None and not cycle.more_body and not cycle.response_complete
         )
         if answering and isinstance(error, BadRequestError):
-            # The client may be sure of the answers to what it sent before.
-            self._hear_no_more()
+            # The client still gets the answers to its earlier requests.
+            self._stop_reading()
             return
         if not answering:
             phrase = HTTPStatus(error.status).phrase.encode()
@@ -479,14 +479,14 @@ class TimedProtocol(HttpToolsProtocol):
             )
         self.transport.close()
 
-    def _hear_no_more(self) -> None:
-        """Read nothing more, answer what came whole, and close."""
+    def _stop_reading(self) -> None:
+        """Stop reading, answer the complete requests, and close."""
         self.is_deaf = True
         self.flow.pause_reading()
         if not self.cycle.more_body:
             self.cycle.keep_alive = False
         elif self.pipeline:
-            # It is the one that is refused.
+            # It is the rejected one.
             self.pipeline.popleft()
 
 
@@ -497,7 +497,7 @@ def _too_large(size: int) -> HeadTooLargeError:
 
 
 def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
-    """A protocol class with its limit; uvicorn takes a class and makes the instances."""
+    """Return a protocol class with its limits; uvicorn makes the instances."""
     return type(
         "BoundedProtocol",
         (TimedProtocol,),
@@ -510,12 +510,12 @@ def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
 
 
 async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
-    """Look over *connections* once a second, for ever: time out those that wait too long, and cut
-    off those whose clients take nothing.
+    """Check *connections* once a second, forever: time out incomplete requests, and disconnect
+    clients that do not read.
     """
     limit_s = request_timeout_us / SECOND
     while True:
-        await asyncio.sleep(min(_LOOK_EVERY_S, limit_s / 2))
+        await asyncio.sleep(min(_CHECK_EVERY_S, limit_s / 2))
         now_s = time.monotonic()
         for each in list(connections):
             since_s = each.waiting_since_s
@@ -525,5 +525,5 @@ async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> No
             if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
                 each.timeout_keep_alive_handler()
             each.cut_if_untaken(now_s)
-            # Or the last one would live on until the next look.
+            # Otherwise the last one would stay alive until the next check.
             del each

@@ -1,4 +1,4 @@
-"""uvicorn's server as this service needs it: in front of it TLS, behind it an end in order."""
+"""uvicorn's server with TLS and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from counter.background import pause
 from counter.config.settings import Settings
 from counter.limits import SECOND
 
-_LOOK_EVERY_S: Final = 0.02
-#: For how many looks connections may go on once nobody new is let in: most send another request
-#: meanwhile, and learn from its answer that it is the last. What is closed at once fails a request
-#: that is on its way.
-_LAST_CALL_LOOKS: Final = 15
+_CHECK_EVERY_S: Final = 0.02
+#: How many checks to wait for open connections after the port is closed. Most send another request
+#: meanwhile, whose answer closes them in order. Closing at once would fail requests in flight.
+_LAST_ANSWER_CHECKS: Final = 15
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to end; then it ends in order.
+    """Serve until a signal, then shut down gracefully.
 
-    First it goes on for the settings' ``shutdown_delay``, having called *leaving*: a load balancer
-    needs a while to notice. Then the port is closed and *draining* called; what was admitted is
-    answered, each answer being its connection's last, for at most ``drain_timeout``.
+    Shutdown calls *leaving* and keeps serving for ``shutdown_delay``, so that a load balancer
+    notices. Then it closes the port, calls *draining*, and answers admitted requests for at most
+    ``drain_timeout``; each answer is its connection's last.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT: uvicorn would raise the signal again after its shutdown."""
+        """Handle SIGTERM and SIGINT; uvicorn would raise the signal again after shutdown."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -64,13 +63,13 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End; at a second signal without the delay, at a second SIGINT without anything."""
+        """Shut down; a second signal skips the delay, a second SIGINT also the drain."""
         if self.should_exit:
             self._at_once.set()
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections from *sockets*."""
+        """Accept connections from *sockets*."""
         if self._certificates is None or sockets is None:
             await super().startup(sockets)
             return
@@ -89,7 +88,7 @@ class Server(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on *sockets*, and look after what nobody else does."""
+        """Serve on *sockets*, with tasks for slow clients and certificates."""
         connections: set[Any] = self.server_state.connections
         keepers = [
             asyncio.create_task(cut_slow_clients(connections, self._settings.request_timeout))
@@ -103,7 +102,7 @@ class Server(uvicorn.Server):
                 each.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End in order."""
+        """Shut down gracefully."""
         self._leaving()
         if delay_us := self._settings.shutdown_delay:
             await pause(self._at_once, delay_us / SECOND)
@@ -111,8 +110,8 @@ class Server(uvicorn.Server):
             server.close()
         self._draining()
         self._protocol.drain()
-        for _ in range(_LAST_CALL_LOOKS):
+        for _ in range(_LAST_ANSWER_CHECKS):
             if self.force_exit or not self.server_state.connections:
                 break
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
         await super().shutdown(sockets)

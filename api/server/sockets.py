@@ -1,4 +1,4 @@
-"""Where a process listens, and whether it may: beyond loopback only with keys and TLS."""
+"""Listening sockets, connection limits, and the check against unprotected exposure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from counter.limits import CONNECTIONS_SPARE, HANDSHAKES_MAX
 
 _BACKLOG: Final = 2_048
 _PRIVILEGED_PORTS: Final = 1_024
-#: What a process opens besides the connections of its clients: files of SQLite, connections to the
-#: store's nodes and caches, pipes.
+#: File descriptors besides client connections: SQLite files, connections to the store and the
+#: cache, pipes.
 _OTHER_FILES: Final = 512
 _CONNECTIONS_MIN: Final = 10
 _log = logging.getLogger("counter.api")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises StartupError, saying which of the two is wrong."""
+    """Return a listening socket. Raises StartupError that says whether host or port is wrong."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _hint(error: Exception, host: str, port: int) -> str:
-    """What to do about it."""
+    """Return how to fix *error*."""
     code = getattr(error, "errno", None)
     if not isinstance(error, socket.gaierror):
         if code == errno.EADDRINUSE:
@@ -51,11 +51,11 @@ def _hint(error: Exception, host: str, port: int) -> str:
             return f"ports below {_PRIVILEGED_PORTS} are for root: choose another one with --port"
         if code == errno.EADDRNOTAVAIL:
             return (
-                f"this machine has no address {host}: choose one of its own with --host, or"
-                " 0.0.0.0 for all"
+                f"this machine does not have the address {host}: choose one of its addresses with"
+                " --host, or 0.0.0.0 for all"
             )
     return (
-        f"{host!r} is no address or name of this machine: choose one with --host, such as"
+        f"{host!r} is not an address or name of this machine: choose one with --host, such as"
         " 127.0.0.1, or 0.0.0.0 for all"
     )
 
@@ -67,9 +67,9 @@ def check_exposure(settings: Settings, listeners: Sequence[socket.socket], *, ke
         return
     missing = []
     if not keys:
-        missing.append("there is no API key, so whoever reaches it may read and write all counters")
+        missing.append("there is no API key, so every client may read and write all counters")
     if settings.https_cert is None and not settings.tls_in_front:
-        missing.append("there is no TLS, so whoever is on the way can read the keys and the counts")
+        missing.append("there is no TLS, so the network can read the keys and the counts")
     if not missing:
         return
     why = "; ".join(missing)
@@ -77,9 +77,9 @@ def check_exposure(settings: Settings, listeners: Sequence[socket.socket], *, ke
         _log.warning("listening on %s although %s (--insecure)", " and ".join(open_to), why)
         return
     ways = [
-        "listen on this machine alone: --host 127.0.0.1",
-        "make a key first: counter key create --help" if not keys else "",
-        "give --https-cert and --https-key, or --tls-in-front where a proxy speaks TLS"
+        "listen only on this machine: --host 127.0.0.1",
+        "create a key first: counter key create --help" if not keys else "",
+        "give --https-cert and --https-key, or --tls-in-front if a proxy terminates TLS"
         if len(missing) > int(not keys)
         else "",
     ]
@@ -88,12 +88,12 @@ def check_exposure(settings: Settings, listeners: Sequence[socket.socket], *, ke
         f"refusing to listen on {' and '.join(open_to)}: {why}\n"
         f"either {first}\n"
         f"or {', and '.join(others)}\n"
-        "or, where nobody else can reach it, say so: --insecure"
+        "or, if only trusted clients can reach it: --insecure"
     )
 
 
 def _beyond_loopback(listener: socket.socket) -> str | None:
-    """The address of *listener*; None where only this machine can reach it."""
+    """Return the address of *listener*, or None if only this machine can reach it."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
@@ -103,16 +103,17 @@ def _beyond_loopback(listener: socket.socket) -> str | None:
 
 
 def connections_max(settings: Settings) -> int:
-    """How many connections this process may have at once, the limit of open files raised for them
-    as far as it may be. Raises StartupError where a number that was given does not fit."""
-    # Some are taken before it shows that there are too many.
+    """Return the connection limit, after raising the limit of open files as far as needed.
+
+    Raises StartupError if a configured number does not fit."""
+    # Some connections are accepted before the limit is checked.
     coming = _BACKLOG if settings.https_cert is None else HANDSHAKES_MAX
     besides = coming + CONNECTIONS_SPARE + _OTHER_FILES
     wanted = settings.connections_max + besides
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        # A system may have a bound of its own, below what it names.
+        # The system may enforce a lower limit than the hard one.
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -120,17 +121,17 @@ def connections_max(settings: Settings) -> int:
         return settings.connections_max
     fits = max(_CONNECTIONS_MIN, soft - besides)
     why = (
-        f"connections_max is {settings.connections_max} and the process may open {soft} files,"
-        f" {besides} of which it may need besides"
+        f"connections_max is {settings.connections_max}, but the process may open only {soft} files"
+        f" and needs up to {besides} of them for other things"
     )
     if "connections_max" in settings.model_fields_set:
         raise StartupError(f"{why}: raise the limit (ulimit -n), or give --connections-max {fits}")
-    _log.warning("%s: it takes %d connections; raise the limit (ulimit -n)", why, fits)
+    _log.warning("%s: it accepts %d connections; raise the limit (ulimit -n)", why, fits)
     return fits
 
 
 def say_where(listener: socket.socket, settings: Settings) -> None:
-    """Tell the terminal where it is served, and what to try first."""
+    """Print the URL and first commands to try."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.https_cert is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,4 +1,4 @@
-"""What a scrape of the API's /metrics is told: of one process, or of all on the port."""
+"""Render /metrics for one API process, or for all processes on the port."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from counter.telemetry.exposition import Collects, text_of
 
 
 class Exposition(exposition.Exposition):
-    """All that this process tells Prometheus, and what the others on its port told it."""
+    """Metrics of this process and of the others on its port, for Prometheus."""
 
     def __init__(self, parts: Sequence[Collects]) -> None:
         super().__init__(parts)
-        #: Where several processes share the port: what the others told.
+        #: Metrics of the other processes, if several share the port.
         self.board: Board | None = None
-        #: The port that is this process's alone, if there is one: there it tells of itself only.
+        #: The port that only this process has, if any; it serves only this process's metrics.
         self.own_port: int | None = None
 
     async def text_at(self, port: int | None) -> bytes:
-        """The answer to who asked at *port*."""
+        """Return the text for a scrape on *port*."""
         if self.board is None or (port is not None and port == self.own_port):
             return self.text()
-        # Some milliseconds for each of the processes: requests are answered meanwhile.
+        # In a thread: it takes some milliseconds per process.
         return await asyncio.to_thread(_merged, self.board, self.board.lay(self.collect()))
 
     def adds(self, own: Mapping[str, int]) -> Mapping[str, int]:
-        """Adds by outcome: this process's *own*, or those of all processes that share the port."""
+        """Return adds by outcome: *own*, or the sum over all processes on the port."""
         if self.board is None:
             return own
         families = self.board.gathered(self.collect())

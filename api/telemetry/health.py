@@ -1,4 +1,4 @@
-"""Whether this process can do its work now: what /readyz and /metrics tell."""
+"""Check whether this process can do its work, for /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from rollup.worker import RollupWorker
 _log = logging.getLogger("counter.health")
 _PING_S: Final = 5.0
 _LOOK_EVERY_S: Final = 5.0
-_LEAVING: Final = "this process was told to end: send requests elsewhere"
+_LEAVING: Final = "this process is shutting down: send requests elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. ``failure`` is why requests should go elsewhere; the cache's trouble is no
-    reason for that: every process would be out at once, and only best-effort counters need it."""
+    """The result of a check. ``failure`` is why requests should go elsewhere.
+
+    A cache failure is not a reason: all processes would become unready at once, and only
+    best-effort counters need the cache."""
 
     store: CounterError | None = None
     clock: str | None = None
@@ -39,20 +41,20 @@ class Report:
     keys: str | None = None
     is_leaving: bool = False
     clock_wait_us: int = SECOND
-    #: What of these is wrong, and since when.
+    #: What is wrong, and since when.
     troubles: tuple[Trouble, ...] = ()
 
     @property
     def failure(self) -> CounterError | None:
-        """The problem that /readyz answers; None where the process is of use."""
+        """Return the problem for /readyz, or None if the process is ready."""
         failure = self._failure()
         if failure is not None:
-            failure.fields["troubles"] = self.told
+            failure.fields["troubles"] = self.troubles_json
         return failure
 
     @property
-    def told(self) -> list[dict[str, Any]]:
-        """The troubles as members of an answer."""
+    def troubles_json(self) -> list[dict[str, Any]]:
+        """Return the troubles as JSON values."""
         return [each.as_fields() for each in self.troubles]
 
     def _failure(self) -> CounterError | None:
@@ -70,7 +72,7 @@ class Report:
 
 
 class Health:
-    """Looks at all that this process depends on."""
+    """Check everything that this process depends on."""
 
     def __init__(
         self,
@@ -86,9 +88,9 @@ class Health:
         self._worker = worker
         self._guard = guard
         self._keys = keys
-        #: Whether the worker runs in this process: else its trouble is none of ours.
+        #: Whether the worker runs in this process; if not, its trouble is ignored.
         self.rolls_up = True
-        #: Whether the process was told to end.
+        #: Whether the process is shutting down.
         self.is_leaving = False
         self.latest = Report()
         self._troubles = Troubles(clock)
@@ -99,8 +101,10 @@ class Health:
         await every(_LOOK_EVERY_S, self.look, stop, _log, "looking at the dependencies")
 
     async def look(self) -> Report:
-        """Ask the store and the cache, each for a bounded time; who comes meanwhile waits for the
-        same answers. Everybody may ask, and a flood of that must not become one of writes."""
+        """Check the store and the cache, each for a bounded time.
+
+        Concurrent callers share one check: a flood of health checks must not become one of
+        writes."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         store, cache = await asyncio.shield(self._asking)

@@ -1,4 +1,4 @@
-"""What the service counts of itself, for Prometheus."""
+"""The service's own metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from counter.telemetry.families import counter, counters, gauge, gauges
 
 
 class Metrics(Collector):
-    """Reads the service's own tallies when asked: the hot path only adds to integers."""
+    """Read the service's tallies at each scrape; the hot path only adds to integers."""
 
     def __init__(
         self,
@@ -37,21 +37,26 @@ class Metrics(Collector):
         self._versions = (_version(), platform.python_version())
 
     def collect(self) -> Iterable[Metric]:
-        """The families of this scrape."""
-        yield gauges("build_info", "What runs here.", ("version", "python"), [(self._versions, 1)])
-        text = "Adds and clears by what became of them."
+        """Yield the metric families."""
+        yield gauges(
+            "build_info",
+            "Versions of the service and of Python.",
+            ("version", "python"),
+            [(self._versions, 1)],
+        )
+        text = "Adds and clears by outcome."
         yield counters("adds", text, "outcome", self._service.tally)
-        text = "Counts that were looked for in the cache."
+        text = "Counts looked up in the cache."
         yield counters("cache_lookups", text, "result", self._service.reader.lookups)
         found = self._health.latest
         yield gauge("store_up", "Whether the store can be written.", found.store is None)
         yield gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
-        text = "Whether API keys are known well enough to let their holders in."
+        text = "Whether API keys were read recently enough to authenticate requests."
         yield gauge("keys_up", text, found.keys is None)
         yield from self._load()
-        text = "Requests that were refused for want of a key or of what it may do."
+        text = "Requests rejected for a missing or invalid key or for its rights."
         yield counters("key_refusals", text, "reason", self._gate.turned_away)
-        text = "Requests past a rate of their key or namespace."
+        text = "Requests above the rate limit of their key or namespace."
         yield counters("rate_limited", text, "rate", self._gate.limited)
 
     def _load(self) -> Iterator[Metric]:
@@ -64,20 +69,22 @@ class Metrics(Collector):
         }
         yield gauges(
             "queue_depth",
-            "What waits: adds, late tokens to be resolved, bytes of requests.",
+            "Length of each queue: adds, late tokens to resolve, bytes of requests.",
             ("queue",),
             (([name], depth) for name, (depth, _) in depths.items()),
         )
         yield gauges(
             "queue_limit",
-            "How much may wait at most.",
+            "Limit of each queue.",
             ("queue",),
             (([name], most) for name, (_, most) in depths.items()),
         )
-        yield gauge("queue_room", "Adds that may wait now and be answered in time.", load.room)
-        text = "How long an add that comes now is expected to wait."
+        yield gauge(
+            "queue_room", "Further adds that could be queued and answered in time.", load.room
+        )
+        text = "Expected queueing delay of an add that arrives now."
         yield gauge("expected_wait_seconds", text, load.wait_us / SECOND)
-        text = "Requests that were refused at the door because they could not be answered in time."
+        text = "Requests shed because they could not be answered in time."
         yield counter("shed_requests", text, load.refused)
 
 
@@ -85,5 +92,5 @@ def _version() -> str:
     try:
         return version("distributed-counter")
     except PackageNotFoundError:
-        # Run from its source, which was not installed.
+        # Run from a source tree that is not installed.
         return "unknown"

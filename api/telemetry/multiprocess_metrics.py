@@ -1,9 +1,9 @@
-"""One answer to a scrape, whichever of the processes on a port gets it.
+"""Give the same answer to a scrape in each of the processes on a port.
 
-Each process lays what it counted into a file of its own in a directory that its supervisor made,
-every second and before it answers a scrape. Who is asked adds up what lies there. Counters are the
-sum over all processes, those too that died: who is started in a dead one's place goes on from its
-file, so no sum ever goes back. Gauges bear the number of the process, and are told of the living.
+Each process writes its metrics to its own file in the supervisor's directory, every second and
+before it answers a scrape, and answers with the sum of all files. Counters include processes that
+died: a replacement continues from the file, so no sum ever decreases. Gauges have the number of the
+process as a label and are exported only for running processes.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from counter.ports import Clock
 
 _log = logging.getLogger("counter.workers")
 _EVERY_S: Final = 1.0
-#: Past this age a process is taken for dead, or for hung.
+#: A process whose file is older counts as dead or hung.
 _AGE_MAX_US: Final = 5 * SECOND
 _SUMMED: Final = ("counter", "histogram")
 
-#: A family as it lies in a file: name, help, type, and samples of a name, labels and a value.
+#: A family in a file: name, help, type, and samples of name, labels and value.
 Kept = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 
 
 class Board:
-    """The place where the processes of one port lay what they counted."""
+    """The directory with the metrics files of the processes on one port."""
 
     def __init__(self, directory: Path, number: int, count: int, clock: Clock) -> None:
-        """*number* is this process's, of *count*."""
+        """Use the file of process *number* of *count*."""
         self._directory = directory
         self._number = number
         self._count = count
         self._clock = clock
         self._fails = False
-        #: What processes of this number that are dead counted.
+        #: The totals of dead processes with this number.
         self._past = [each for each in self._read(number)[1] if each[2] in _SUMMED]
 
     async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
-        """Lay down what *collect* gives every second until *stop* is set, and a last time then."""
+        """Write *collect*'s metrics every second until *stop* is set, and once more then."""
         self.lay(collect())
         while not await pause(stop, _EVERY_S):
             self.lay(collect())
         self.lay(collect())
 
     def gathered(self, own: Iterable[Metric]) -> list[Metric]:
-        """The families of all processes, this one's being *own*."""
-        # What is told was laid down before: else a sum could go back when this process dies.
+        """Return the families of all processes, *own* for this one."""
+        # Write before reporting, or a sum could decrease when this process dies.
         return self.merged(self.lay(own))
 
     def merged(self, laid: Sequence[Kept]) -> list[Metric]:
-        """The same, where *laid* was laid down just now. It only reads: any thread may do it."""
+        """Merge *laid*, just written, with the other files. It only reads, so it is thread-safe."""
         merged: dict[str, Metric] = {}
         up: list[int] = []
         for number in range(self._count):
@@ -74,7 +74,7 @@ class Board:
                         metric.add_sample(sample, labels | {"worker": str(number)}, value)
         family = GaugeMetricFamily(
             "counter_worker_up",
-            "Whether each of the processes that share the port lives.",
+            "Whether each of the processes that share the port is running.",
             labels=["worker"],
         )
         for number in range(self._count):
@@ -82,8 +82,8 @@ class Board:
         return [*merged.values(), family]
 
     def lay(self, own: Iterable[Metric]) -> Sequence[Kept]:
-        """Lay down *own* with what those before it counted, and give that. A disk that takes
-        nothing is logged, once."""
+        """Write *own* plus the totals of dead predecessors, and return the sum. A failure is logged
+        once."""
         metrics = {each.name: each for each in own}
         for name, text, kind, samples in self._past:
             _add(metrics.setdefault(name, Metric(name, text, kind)), samples)
@@ -96,14 +96,14 @@ class Board:
             os.replace(new, path)
         except OSError as error:
             if not self._fails:
-                _log.warning("metrics cannot be laid into %s: %s", path, error)
+                _log.warning("metrics cannot be written to %s: %s", path, error)
             self._fails = True
         else:
             self._fails = False
         return laid
 
     def _read(self, number: int) -> tuple[int, Sequence[Kept]]:
-        """How old what process *number* laid down is, and that; nothing where it did not yet."""
+        """Return the age and the content of the file of process *number*."""
         try:
             at_us, families = json.loads(self._path(number).read_bytes())
         except FileNotFoundError:

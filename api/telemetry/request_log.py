@@ -1,8 +1,8 @@
-"""A line in the log for each request, or for each that failed.
+"""Log a line for each request, or for each failed one.
 
-It names the request, its token and what became of it. It never holds a key's secret, a body, a
-query, or an Idempotency-Key as it was sent: such a key may be an order's number, or a customer's.
-Its token stands there instead, the same for each send of the key, and the same that ``events`` has.
+A line has the request, its token and its outcome. It never contains a key's secret, a body, a query
+or an Idempotency-Key, which may be an order or customer number. The key's token is logged instead:
+it is the same for each send of the key, and the same as in ``events``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from counter.tokens import format_nonce, nonce_of_key
 from counter.types import Namespace, Token
 
 _log = logging.getLogger(REQUESTS)
-#: So many failures are told one by one in a second; of the rest, how many.
+#: Failures logged individually per second; the rest is logged as a number.
 _FAILURES_PER_S: Final = 10
 _OUTCOMES: Final[Mapping[bool | None, str]] = {
     False: "original",
     True: "replayed",
     None: "untold",
 }
-#: Refusals that come before anything is done, although another attempt may be welcome.
-_AT_THE_DOOR: Final = frozenset({"overloaded", "rate_limited"})
+#: Rejections before any work is done, even if a retry may succeed.
+_BEFORE_WORK: Final = frozenset({"overloaded", "rate_limited"})
 
 Which = Literal["none", "failures", "all"]
 
 
-class Told(NamedTuple):
-    """What a handler says of a write, for the log: whose token it came under.
+class LoggedWrite(NamedTuple):
+    """What a handler reports about a write, for the log.
 
-    *target* is the counter; none for an atomic add.
+    *target* is the counter, empty for an atomic add.
     """
 
     namespace: Namespace
@@ -53,7 +53,7 @@ class Told(NamedTuple):
     credential: Credential
 
     def fields(self) -> dict[str, Any]:
-        """As the log has them."""
+        """Return the fields for the log."""
         found = self.credential
         if found is None:
             return {}
@@ -64,20 +64,20 @@ class Told(NamedTuple):
 
 
 class RequestLog:
-    """Logs requests; see :class:`api.http.hooks.Observer`."""
+    """Log requests; see :class:`api.http.hooks.Observer`."""
 
     def __init__(self, which: Which, now_s: Callable[[], float] = time.monotonic) -> None:
         self.wants_all = which == "all"
         self._failures = which != "none"
         self._now_s = now_s
-        #: When the second began that failures are told in, and how many were told in it.
+        #: When the current second began, and how many failures it had.
         self._since_s = float("-inf")
-        self._told = 0
-        #: Failures of this second that were not told, by code.
+        self._failures_seen = 0
+        #: Failures of this second that were not logged, by code.
         self._left_out: Counter[str] = Counter()
 
     def began(self, call: Call) -> Ended:
-        """Name the request in what is logged of it meanwhile, and log its end."""
+        """Set the request id for log lines meanwhile; return the function that logs its end."""
         began_s = self._now_s()
         REQUEST_ID.set(call.request_id)
 
@@ -87,7 +87,7 @@ class RequestLog:
                 line = _of_call(call) | end_of(reply, writes, call.told)
                 line["took_ms"] = round((self._now_s() - began_s) * 1_000, 3)
                 self._write(line)
-            # Not by its token: a task that is given up may be closed from another context.
+            # Not reset by token: a cancelled task may be closed from another context.
             REQUEST_ID.set("")
 
         return ended
@@ -98,24 +98,24 @@ class RequestLog:
         message = f"{line['method']} {line.get('route', 'elsewhere')} {status or 'client gone'}"
         if status is None or status < HTTPStatus.INTERNAL_SERVER_ERROR:
             _log.info("%s", message, extra={"fields": line})
-        elif self.wants_all or self._may_tell(str(code)):
+        elif self.wants_all or self._may_log(str(code)):
             _log.warning("%s %s", message, code, extra={"fields": line})
 
-    def _may_tell(self, code: str) -> bool:
-        """Whether to tell a failure by itself: a flood of them must not become one of lines."""
+    def _may_log(self, code: str) -> bool:
+        """Whether to log this failure individually: a flood of failures must not flood the log."""
         now_s = self._now_s()
         if now_s - self._since_s >= 1.0:
-            self._since_s, self._told = now_s, 0
-        self._told += 1
-        if self._told <= _FAILURES_PER_S:
+            self._since_s, self._failures_seen = now_s, 0
+        self._failures_seen += 1
+        if self._failures_seen <= _FAILURES_PER_S:
             return True
         if not self._left_out:
             rest_s = self._since_s + 1.0 - now_s
-            asyncio.get_running_loop().call_later(rest_s, self._tell_left_out)
+            asyncio.get_running_loop().call_later(rest_s, self._log_left_out)
         self._left_out[code] += 1
         return False
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         left, self._left_out = self._left_out, Counter()
         fields = {"left_out": left.total(), "by_code": dict(left)}
         _log.warning(
@@ -139,10 +139,10 @@ def _of_call(call: Call) -> dict[str, Any]:
 
 
 def end_of(reply: Reply | None, writes: bool, told: dict[str, Any]) -> dict[str, Any]:
-    """How a request ended, and what that means for its adds."""
+    """Return how a request ended and the outcome of its adds."""
     found: dict[str, Any] = {"status": None if reply is None else reply.status}
     of = told.get("of")
-    if isinstance(of, Told):
+    if isinstance(of, LoggedWrite):
         found |= of.fields()
     problem = {} if reply is None else problem_in(reply)
     if problem:
@@ -159,7 +159,7 @@ def _key(caller: Caller | None) -> dict[str, Any]:
 
 
 def problem_in(reply: Reply) -> dict[str, Any]:
-    """The problem document of *reply*; nothing where it is none."""
+    """Return the problem document of *reply*, or an empty dictionary."""
     if reply.status < HTTPStatus.BAD_REQUEST:
         return {}
     problem: dict[str, Any] = json.loads(reply.body)
@@ -167,19 +167,19 @@ def problem_in(reply: Reply) -> dict[str, Any]:
 
 
 def outcome_of(code: str, applied: bool | None, status: int) -> str:
-    """What became of an add that was answered with a problem."""
+    """Return the outcome of an add that was answered with a problem."""
     if code == "token_conflict":
         return "conflict"
     if applied is False:
         return "voided"
     if code == "token_pending":
         return "pending"
-    refused = code in _AT_THE_DOOR or status < HTTPStatus.INTERNAL_SERVER_ERROR
+    refused = code in _BEFORE_WORK or status < HTTPStatus.INTERNAL_SERVER_ERROR
     return "refused" if refused else "unknown"
 
 
 def _results(results: Sequence[Added | CounterError]) -> dict[str, Any]:
-    """What became of each of a request's adds: one word, or how many of each."""
+    """Return the outcome of a request's add, or the number of adds by outcome."""
     found = Counter(
         outcome_of(each.code, each.applied, each.status)
         if isinstance(each, CounterError)

@@ -1,4 +1,4 @@
-"""Requests by route and status, and how long they took: counted where each is answered."""
+"""Count answered requests by route and status, with their durations."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from counter.telemetry.families import add_histogram, histogram_family
 from counter.telemetry.metrics import SECONDS_BOUNDS, Histogram
 
-#: Routes are templates of the code's own; should one ever hold what a client sent, it ends here.
+#: A bound in case a route ever contained what a client sent.
 _KINDS_MAX: Final = 512
 _OTHER: Final = "other"
-#: The place of the sum, behind one counter for each bucket.
+#: The index of the sum, after the counters of the buckets.
 _SUM: Final = len(SECONDS_BOUNDS) + 1
 
 
 class RequestMetrics:
-    """The requests that were answered, by route and status."""
+    """Answered requests by route and status."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[float]] = {}
 
     def answered(self, route: str, status: int, took_s: float) -> None:
-        """Count a request to *route*, such as ``GET /v1/namespaces/{ns}``. It is called for
-        every request, the hottest too: a look-up, a bisection and two additions."""
+        """Count a request to *route*, such as ``GET /v1/namespaces/{ns}``. This is on the hot
+        path: a lookup, a bisection and two additions."""
         counts = self._seen.get((route, status))
         if counts is None:
             counts = self._new(route, status)
@@ -39,7 +39,7 @@ class RequestMetrics:
         return self._seen.setdefault((route, status), [0] * _SUM + [0.0])
 
     def collect(self) -> Iterator[Metric]:
-        """The families: requests by route and status; their times by route and class of status."""
+        """Yield requests by route and status, and durations by route and status class."""
         requests = CounterMetricFamily(
             "counter_requests", "Requests that were answered.", labels=["route", "status"]
         )
@@ -53,7 +53,7 @@ class RequestMetrics:
         yield requests
         durations = histogram_family(
             "counter_request_duration_seconds",
-            "From the request's head to its answer.",
+            "Time from the request's head to its answer.",
             labels=["route", "class"],
         )
         for labels, time in times.items():

@@ -1,4 +1,4 @@
-"""A span for each request, as part of the trace that its ``traceparent`` names."""
+"""Make a span for each request, in the trace of its ``traceparent``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 
 
 class RequestSpans:
-    """Makes spans of requests; see :class:`api.http.hooks.Observer`. Attributes are named by
-    OpenTelemetry's conventions for HTTP, and ``counter.…``; none holds a key, a query or a body."""
+    """Make spans of requests; see :class:`api.http.hooks.Observer`.
+
+    Attributes have the names of OpenTelemetry's HTTP conventions, or ``counter.…``. None contains a
+    key's secret, a query or a body."""
 
     wants_all = True
 
@@ -28,7 +30,7 @@ class RequestSpans:
         self._propagator = TraceContextTextMapPropagator()
 
     def began(self, call: Call) -> Ended:
-        """Begin a span, of which the calls of the store are parts."""
+        """Start a span; calls to the store become its children."""
         carrier = {
             name.decode(): value.decode("latin-1")
             for name in _TRACE_HEADERS
@@ -63,17 +65,17 @@ def _name(call: Call) -> str:
 
 
 def _attributes(call: Call) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.request.method": call.scope["method"],
         "url.scheme": call.scope.get("scheme", "http"),
         "counter.request_id": call.request_id,
     }
     if call.route is not None:
-        told["http.route"] = call.route.path
+        attributes["http.route"] = call.route.path
     if call.namespace:
-        told["counter.namespace"] = call.namespace[:NAMESPACE_NAME_CHARS_MAX]
+        attributes["counter.namespace"] = call.namespace[:NAMESPACE_NAME_CHARS_MAX]
     if call.counter:
-        told["counter.name"] = call.counter
+        attributes["counter.name"] = call.counter
     if call.caller is not None and call.caller.key is not None:
-        told["counter.key"] = call.caller.key.id
-    return told
+        attributes["counter.key"] = call.caller.key.id
+    return attributes

@@ -76,7 +76,7 @@ def test_a_process_refuses_before_it_answers_anybody(tmp_path: Path) -> None:
     code, said = refused(tmp_path, host="0.0.0.0")
     assert code == 2
     assert "counter: refusing to listen on 0.0.0.0:" in said
-    assert "counter: either listen on this machine alone: --host 127.0.0.1" in said
+    assert "counter: either listen only on this machine: --host 127.0.0.1" in said
     assert "--insecure" in said
     assert "there is no API key" in said
     with pytest.raises(SystemExit) as ended:

@@ -254,7 +254,7 @@ def test_fewer_files_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     with limits(1_024, 4_096):
         fits = connections_max(Settings())
         assert 1_000 < fits < 4_096
-        assert f"it takes {fits} connections; raise the limit (ulimit -n)" in caplog.text
+        assert f"it accepts {fits} connections; raise the limit (ulimit -n)" in caplog.text
         assert connections_max(Settings(connections_max=fits)) == fits
         with pytest.raises(StartupError, match=f"give --connections-max {fits}"):
             connections_max(Settings(connections_max=fits + 1))

@@ -197,7 +197,7 @@ async def test_a_flood_of_failures_is_told_in_a_few_lines(
     fail(1_000)
     assert [each["outcome"] for each in told(caplog)] == ["refused"] * 10
     loop = asyncio.get_running_loop()
-    [timer] = [each for each in _timers(loop) if "_tell_left_out" in repr(each)]
+    [timer] = [each for each in _timers(loop) if "_log_left_out" in repr(each)]
     assert timer.when() - loop.time() <= 1.0
     timer._run()
     timer.cancel()
