@@ -58,8 +58,8 @@ def problems_page() -> bytes:
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Problems</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{_STYLE}</style><main><h1>Problems</h1>"
-        "<p>Whatever this service answers that is no success has a <code>code</code>, and says"
-        " what to do: <code>applied</code> tells whether the token's add is counted"
+        "<p>Every answer of this service that is not a success has a <code>code</code>, and says"
+        " what to do: <code>applied</code> says whether the token's add is counted"
         " (<code>null</code>: not known from this answer), <code>retry</code> whether to send the"
         ' same token again, a new one, or nothing. The routes are in <a href="docs">the'
         ' reference</a>; <a href="console#/lab">the retry lab</a> shows some of these live.</p>'
@@ -81,17 +81,17 @@ def _section(kind: type[CounterError]) -> str:
 
 
 def _marked(text: str) -> str:
-    """*text* in HTML, with what stands in backticks as code."""
+    """*text* in HTML, with text in backticks as code."""
     return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 class Explained(NamedTuple):
-    """One code, for who meets it."""
+    """The explanation of one code."""
 
-    #: When it comes, and what to do then, in half a sentence each: docs/http.md has the same.
+    #: When it occurs, and what to do then, in half a sentence each: docs/http.md has the same.
     when: str
     do: str
-    #: The rest of what is worth knowing.
+    #: Further explanation.
     more: str
     #: The ``detail`` of the example, and the members that its document has besides.
     detail: str
@@ -101,23 +101,23 @@ class Explained(NamedTuple):
 
 
 _NEVER_WROTE: Final = (
-    "Nothing was written. What became of an earlier, well-formed attempt with the same token, only"
-    " that attempt will tell: so `applied` is null."
+    "Nothing was written. An earlier, well-formed attempt with the same token may have been"
+    " counted, so `applied` is null."
 )
 
 EXPLAINED: Final[Mapping[str, Explained]] = {
     "bad_request": Explained(
-        "what came is not HTTP",
+        "the request is not HTTP",
         "send HTTP/1.1",
-        "The connection is closed afterwards. Most often a client speaks TLS to a port without it,"
-        f" or something that is no HTTP client found the port. {_NEVER_WROTE}",
+        "The connection is closed afterwards. Usually a client speaks TLS to a port without it,"
+        f" or a program that is not an HTTP client connected to the port. {_NEVER_WROTE}",
         "Invalid method encountered Send HTTP/1.1.",
     ),
     "invalid_body": Explained(
         "the body is not JSON, or a field is missing, unknown, or out of its bounds",
-        "repair what `errors` names",
-        "`errors` has each wrong field with its value and the bound that it breaks, at most ten of"
-        f' them. Deltas are JSON integers: `1.0` and `"1"` are none. {_NEVER_WROTE}',
+        "fix what `errors` names",
+        "`errors` has each wrong field with its value and the bound that it breaks, at most ten"
+        f' of them. Deltas are JSON integers: `1.0` and `"1"` are not. {_NEVER_WROTE}',
         "delta: Input should be a valid integer (it is 1.5)",
         {
             "errors": [
@@ -127,69 +127,69 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     ),
     "invalid_parameter": Explained(
         "the same in the path, the query, a header, or a setting",
-        "repair what `field` names",
-        "Names of counters are percent-encoded in the path, `/` as `%2F`; durations are text with a"
-        f" unit, such as `5s`; an unknown parameter of the query is refused too. {_NEVER_WROTE}",
+        "fix what `field` names",
+        "Names of counters are percent-encoded in the path, `/` as `%2F`; durations are text"
+        f" with a unit, such as `5s`; an unknown query parameter is rejected too. {_NEVER_WROTE}",
         "max_staleness: '5' is not a duration; write it like 5s, 250ms, 1h30m or 7d",
         {"field": "max_staleness"},
     ),
     "token_missing": Explained(
         "no token, in a namespace that keeps events",
         "make one, and send it with every attempt",
-        "Without a token a retry could not be told from a second add. Put one in the body as"
-        " `idempotency_token`, or send the header `Idempotency-Key`: an order number will do. The"
-        " SDK does it by itself.",
+        "Without a token a retry could not be distinguished from a second add. Put one in the"
+        " body as `idempotency_token`, or send the header `Idempotency-Key`, for example an"
+        " order number. The SDK does it by itself.",
         "namespace 'default' is ACCURATE: give an idempotency_token in the body or an"
         " Idempotency-Key header",
     ),
     "token_ambiguous": Explained(
         "a token in the body and an `Idempotency-Key`",
         "leave one out",
-        "Two tokens name two adds, and which one is meant cannot be known. Look for a proxy or a"
-        " library that adds the header by itself.",
+        "Two tokens identify two adds, so it is unknown which one is meant. Look for a proxy or"
+        " a library that adds the header by itself.",
         "the body has an idempotency_token and there is an Idempotency-Key header; give one of"
         " them",
     ),
     "not_supported": Explained(
         "a `BEST_EFFORT` namespace keeps no events",
         "use another namespace",
-        "Events, history, recounts and atomic adds need the event log, which such a namespace does"
-        " without. The counter type is fixed for a namespace's life: create an `EVENTUAL` or"
-        " `ACCURATE` one, and count there.",
+        "Events, history, recounts and atomic adds need the event log, which such a namespace"
+        " does not have. The counter type cannot be changed: create an `EVENTUAL` or `ACCURATE`"
+        " namespace, and count there.",
         "the event log needs events; namespace 'rough' is BEST_EFFORT, which keeps none: use an"
         " EVENTUAL or ACCURATE namespace",
     ),
     "token_in_future": Explained(
         "the token's time is further ahead than `future_limit`",
         "wait; set the client's clock right, or use keys",
-        "Stored, such an add would win over every later one, so it is not taken. The clock of the"
-        " machine that made the token is fast. After the wait the same token is taken; for good,"
-        " set that clock by NTP, or let the service tell the time: send an `Idempotency-Key`, or"
-        " ask `POST /v1/tokens`.",
+        "If it were stored, such an add would win over every later one, so it is rejected. The"
+        " clock of the machine that made the token is fast. After the wait the same token is"
+        " accepted. To fix the cause, set that clock by NTP, or use the service's clock: send an"
+        " `Idempotency-Key`, or call `POST /v1/tokens`.",
         "generation_time is 62.004 s ahead of this server's clock; at most 5 s are allowed",
         wait_s=58,
     ),
     "key_missing": Explained(
-        "the service asks for an API key, and none came",
+        "the service requires an API key, and none came",
         "send `Authorization: Bearer <key>`",
-        "The first key that was made closed the service: from then on every request to `/v1` and"
-        " to `/metrics` needs one. `counter key create` makes one, on the machine of the service."
-        " Nothing was done.",
+        "Since the first key was created, every request to `/v1` and to `/metrics` needs one."
+        " `counter key create` creates one, on the machine of the service. Nothing was done.",
         "this service asks for an API key: send Authorization: Bearer <key>; counter key create"
         " makes one",
     ),
     "key_invalid": Explained(
         "the key is mistyped, expired or revoked",
         "send one that is valid: `counter key list`",
-        "A new key is known to every process within a second or so. A key is shown once, when it is"
-        " made: where it is lost, make another one with `counter key rotate`. Nothing was done.",
+        "A new key is known to every process within about a second. A key is shown once, when"
+        " it is created: if it is lost, create another one with `counter key rotate`. Nothing"
+        " was done.",
         "the Authorization header holds no key that is valid now: it may be mistyped, expired or"
         " revoked; send Authorization: Bearer <key>",
     ),
     "scope_insufficient": Explained(
-        "the key's scope is less than the route takes",
+        "the key's scope is less than the route requires",
         "use a key of that scope",
-        "`read` reads, `write` adds and clears too, `admin` also creates, changes and deletes"
+        "`read` reads, `write` also adds and clears, `admin` also creates, changes and deletes"
         " namespaces. The reference of the API names the scope of each route. Nothing was done.",
         "key 0a1b2c3d has the scope read, and this takes write",
         {"scope": "write"},
@@ -197,25 +197,25 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     "origin_refused": Explained(
         "no API keys exist, and the request came from a foreign web page or under a foreign name",
         "use `localhost` or a name of `hosts`; list the page in `cors_origins`; or create a key",
-        "Without keys, any page in a browser on this machine could send requests here. So what"
-        " writes may come from no foreign origin, and `Host` must be `localhost`, a loopback"
+        "Without keys, any page in a browser on this machine could send requests here. So"
+        " writes from foreign origins are rejected, and `Host` must be `localhost`, a loopback"
         " address or a name of `hosts`. Nothing was done.",
         "Host is 'evil.example': without API keys only localhost, loopback addresses and the names"
         " in hosts are answered; set hosts, create a key, or give --insecure",
     ),
     "quota_exceeded": Explained(
-        "the key has as many namespaces as it may have, or all namespaces as many shards",
+        "the limit of the key's namespaces, or of all shards, is reached",
         "delete a namespace, or raise `namespaces_max` or `shards_max`",
-        "Every namespace costs memory and every shard costs rollup work, with or without events. A"
-        " key's quota counts all namespaces that the key is for, whoever created them. Nothing was"
-        " done.",
+        "Every namespace costs memory and every shard costs rollup work, with or without"
+        " events. A key's quota counts all namespaces that the key covers, whichever key created"
+        " them. Nothing was done.",
         "the key 0a1b2c3d is for 1000 namespaces already, and namespaces_max is 1000: delete one,"
         " or have namespaces_max raised",
         {"limit": "namespaces_max", "count": 1000, "bound": 1000},
     ),
     "not_found": Explained(
         "there is nothing at this path",
-        "look at the routes in the reference, or at `/docs` of the service",
+        "see the routes in the reference, or at `/docs` of the service",
         "Most begin with `/v1/namespaces`. A name with a slash in it must be percent-encoded:"
         " `a/b` is `a%2Fb`.",
         "there is nothing at '/v1/namespace/default'",
@@ -223,8 +223,8 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     "namespace_unknown": Explained(
         "there is no such namespace",
         "create it",
-        "`PUT /v1/namespaces/{name}` creates one, with a key of the scope `admin` where keys are"
-        " asked for. A namespace that a key is not for is unknown to it: look at the key's own"
+        "`PUT /v1/namespaces/{name}` creates one, with a key of the scope `admin` if keys are"
+        " required. A namespace that a key does not cover is unknown to it: check the key's own"
         " namespaces, too.",
         "there is no namespace 'videos'; create it with PUT /v1/namespaces/{name}",
     ),
@@ -236,57 +236,57 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         {"allow": ["POST"]},
     ),
     "request_timeout": Explained(
-        "the request did not arrive whole in time",
+        "the request did not arrive completely in time",
         "send it again",
-        "A request has `request_timeout` (10 s) to arrive. A slow network, a stuck client, or a"
-        " body whose `Content-Length` is more than was sent. The connection is closed.",
+        "A request has `request_timeout` (10 s) to arrive. Causes are a slow network, a stuck"
+        " client, or a body that is shorter than its `Content-Length`. The connection is closed.",
         "the request did not arrive whole within 10 s",
     ),
     "token_conflict": Explained(
-        "the token was used with another payload, which stands",
+        "the token was first used with another payload, which remains",
         "find out why; it is a bug in the client, or a used key",
-        "One token stands for one add: this one came first with another delta, or for a clear, or"
-        " with other items. A retry must send the very same again; another add takes another"
-        " token. Where keys are ids of your own, look whether one id stands for two things:"
-        " `order-7` and `order-7:refund`.",
+        "One token identifies one add: it was first used with another delta, or for a clear, or"
+        " with other items. A retry must send the same request; another add needs another token."
+        " If your keys are your own ids, check whether one id is used for two things: `order-7`"
+        " and `order-7:refund`.",
         "the token was first used with another payload on counter 'views'; what it was first used"
         " for stands",
     ),
     "namespace_immutable": Explained(
         "the setting is fixed when a namespace is created",
         "create another namespace",
-        "The counter type, the dataset, the rollup window and the shards shape what is stored."
-        " Leave the setting out of the update, or create another namespace with it and count there"
-        " from now on.",
+        "The counter type, the dataset, the rollup window and the shards determine what is"
+        " stored. Leave the setting out of the update, or create another namespace with it and"
+        " count there from now on.",
         "shards is 1 for the life of namespace 'videos'; it cannot become 2",
         {"field": "shards"},
     ),
     "token_too_old": Explained(
         "a late token that was not counted, and never will be",
         "send with a new token, if the add is still wanted",
-        "With `applied` false it is certain, and stays so: this token's add is not counted and"
-        " never will be, so that an add with a new token is safe. With `applied` null the token is"
-        " older than what is known of tokens (`retention`, 7 days): nobody can tell any more, and a"
-        " new token may count a second time. Where this comes at the first attempt, the clock"
-        " that made the token is slow: set it by NTP, or use keys.",
+        "With `applied` false it is certain and permanent: this token's add is not counted and"
+        " never will be, so an add with a new token is safe. With `applied` null the token is"
+        " older than the retention (`retention`, 7 days): its outcome is no longer known, and a"
+        " new token may count a second time. If this comes at the first attempt, the clock that"
+        " made the token is slow: set it by NTP, or use keys.",
         "the token was not applied in time and never will be; if the add is still wanted, send it"
         " with a new token",
     ),
     "precondition_failed": Explained(
         "`If-Match` or `If-None-Match` does not hold",
         "read the namespace again",
-        "Somebody changed the namespace after you read it, or it exists already. Read it, look"
+        "The namespace was changed after you read it, or it exists already. Read it, check"
         " whether your change still makes sense, and send it with the new `ETag`.",
         'If-Match: "v1", but namespace \'videos\' is at "v2"; read it again',
     ),
     "body_too_large": Explained(
         "the body has more bytes than `--body-bytes-max`",
         "send smaller batches",
-        f"1 MiB where nothing else is set. {_NEVER_WROTE}",
+        f"The default is 1 MiB. {_NEVER_WROTE}",
         "the body has at least 1048577 bytes; at most 1048576 are allowed",
     ),
     "unsupported_media_type": Explained(
-        "the `Content-Type` is not one that the route reads",
+        "the route does not accept this `Content-Type`",
         "send `application/json`",
         "`curl --json` sends it; `curl -d` alone does not. Batches of adds may be"
         " `application/x-ndjson` too.",
@@ -299,12 +299,12 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         "the path and query have 9001 bytes; at most 8192 are allowed",
     ),
     "rate_limited": Explained(
-        "more came than the key, or the namespace, may have in the time; nothing was done",
+        "the rate of the key, or of the namespace, is exceeded; nothing was done",
         "send it again after `retry_after` seconds",
-        "`limit` says of what: requests, adds, sends with an arbitrary key (`reservations`), or"
-        " late tokens (`resolutions`); the fields `RateLimit` and `RateLimit-Policy` of the answer"
-        " say how much there may be. Send batches in place of single adds, or raise the limit of"
-        " the key, of the namespace, or of the service.",
+        "`limit` names the rate: requests, adds, sends with an arbitrary key (`reservations`),"
+        " or late tokens (`resolutions`); the fields `RateLimit` and `RateLimit-Policy` of the"
+        " answer give its value. Send batches instead of single adds, or raise the limit of the"
+        " key, of the namespace, or of the service.",
         "key 0a1b2c3d may have 2 requests a second of this process; send the same again in 0.5 s",
         {"limit": "requests", "rate": 2.0},
         wait_s=1,
@@ -322,37 +322,38 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
         "Transfer-Encoding is 'gzip, chunked'; send chunked alone, or a Content-Length",
     ),
     "internal_error": Explained(
-        "a fault of the service",
-        "send it again; look at the service's log",
-        "A bug. The log has its trace under the request id that the answer carries in"
-        " `X-Request-Id`. The add may be counted or not: the same token tells.",
+        "a bug in the service",
+        "send it again; see the service's log",
+        "The log has its trace under the request id that the answer has in `X-Request-Id`. The"
+        " add may be counted or not: a retry with the same token returns which.",
         "the service met a fault of its own; see its log",
     ),
     "token_pending": Explained(
-        "a late token, and an earlier attempt may be under way",
+        "a late token, and an earlier attempt may be in flight",
         "send it again after `retry_after` seconds",
         "The token is older than `accept_limit` (5 s), so it is not written any more, but its"
-        " rollup window is still open. When that closes there is an answer, the same for ever:"
-        " counted, or never to be.",
+        " rollup window is still open. When that closes there is a permanent answer: counted, or"
+        " never to be.",
         "the token is past its accept limit, and a write of it that was admitted in time may still"
         " be in flight; ask again with the same token",
         wait_s=2,
     ),
     "overloaded": Explained(
-        "too much waits already; nothing was done",
+        "too many requests are pending; nothing was done",
         "send it again after `retry_after` seconds",
-        "An add that could not be answered in time is refused before any work. It is no harm, and"
-        " a sign that there are more adds than this machine takes: merge them in the SDK's buffer,"
-        " send batches, or add processes. Another process may take it now.",
+        "An add that could not be answered in time is rejected before any work. It does no"
+        " harm, but shows that there are more adds than this machine can handle: merge them in"
+        " the SDK's buffer, send batches, or add processes. Another process may accept it now.",
         "an add would wait 0.612 s behind 3941 others; it may wait 0.5 s. Nothing was done: send"
         " the same again later, or to another process",
         wait_s=1,
     ),
     "store_unavailable": Explained(
         "the disk is full, read-only or damaged, or busy; or too few nodes of Cassandra answer",
-        "send it again; look at `detail`",
-        "`/readyz` of the service says what is wrong and since when. Counts that were acknowledged"
-        " are safe; whether this add is counted, the same token tells when the store is back.",
+        "send it again; see `detail`",
+        "`/readyz` of the service says what is wrong and since when. Acknowledged counts are"
+        " safe; when the store is back, a retry with the same token returns whether this add is"
+        " counted.",
         "Cassandra: 1 of the 2 replicas that the consistency level needs are alive; see `nodetool"
         " status`",
         wait_s=1,
@@ -360,17 +361,20 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     "cache_unavailable": Explained(
         "the cache cannot be reached, and only it holds `BEST_EFFORT` counters",
         "send it again; there it may count twice",
-        "Event-sourced counters go on without the cache, only slower: this comes of `BEST_EFFORT`"
-        " namespaces alone, where no token makes a retry safe. `/readyz` says what is wrong.",
+        "Event-sourced counters continue without the cache, only slower: this error occurs only"
+        " in `BEST_EFFORT` namespaces, where no token makes a retry safe. `/readyz` says what is"
+        " wrong.",
         "memcached at cache-1:11211: no answer within 0.1 s",
         wait_s=1,
     ),
     "clock_skew": Explained(
-        "this server's clock is not known to be within `clock_skew_max` of the store's; or, over"
-        " SQLite, it was set: it takes no writes, and creates, changes or deletes no namespace",
-        "send it again after `retry_after` seconds: another server may take it",
-        "What a process with a wrong clock wrote could be lost to a rollup. Its `/readyz` is 503"
-        " meanwhile, so that a load balancer passes it by. Set the server's clock by NTP.",
+        "this server's clock is not known to be within `clock_skew_max` of the store's; or,"
+        " over SQLite, it was set: it rejects writes, and creates, changes or deletes no"
+        " namespace",
+        "send it again after `retry_after` seconds: another server may accept it",
+        "Writes of a process with a wrong clock could be lost to a rollup. Its `/readyz` is 503"
+        " meanwhile, so that a load balancer uses other processes. Set the server's clock by"
+        " NTP.",
         "this server's clock is 2.1s ahead of the store's, give or take 3ms, and clock_skew_max is"
         " 500ms: set it right (NTP), and restart the process if it was ahead; nothing is written"
         " here",
@@ -379,23 +383,23 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     "write_timeout": Explained(
         "the store took longer than `write_timeout`",
         "send it again",
-        "The write may have landed, or may yet. The same token tells, and counts it if it has not"
-        " landed; a new token could count it twice.",
+        "The write may have landed, or may land later. A retry with the same token returns"
+        " which, and counts the add if it has not landed; a new token could count it twice.",
         "the store took longer than 1 s; ask again with the same token",
         wait_s=1,
     ),
     "slice_missing": Explained(
         "there is no table for the token's time (yet)",
         "send it again after `retry_after` seconds",
-        "Tables are made two slices ahead. Where this stays, nothing makes them: over Cassandra,"
-        " see that a rollup worker runs.",
+        "Tables are made two slices ahead. If the error persists, no process makes them: over"
+        " Cassandra, check that a rollup worker runs.",
         "no time slice holds the instant 1769847330000250 µs; slices are made ahead by the"
         " maintenance task, and dropped after retention",
         wait_s=1,
     ),
     "unavailable": Explained(
-        "the store changed under a read again and again; or the namespace was deleted and created"
-        " anew this moment",
+        "the store changed repeatedly during a read; or the namespace was just deleted and"
+        " created again",
         "send it again",
         "It passes by itself.",
         "the counter is being settled again and again",
