@@ -46,6 +46,8 @@ class Shape:
     Clients are told that a node is at its address + *told_above*: whoever wants to stand between
     listens there, at the same port; and nodes look for each other at *peers_above*. *datacenters*
     are those of the nodes in their order, with commas; the last one is that of all further nodes.
+    Without *durable_schema* a change of the schema is not flushed to disk, which takes most of its
+    time; a node that is killed loses the schema.
     """
 
     nodes: int = 1
@@ -59,6 +61,7 @@ class Shape:
     told_above: int = 0
     peers_above: int = 0
     datacenters: str = "dc1"
+    durable_schema: bool = True
 
     def datacenter_of(self, number: int) -> str:
         names = self.datacenters.split(",")
@@ -91,6 +94,7 @@ class Cluster:
             quick=shape.quick,
             told_above=shape.told_above,
             peers_above=shape.peers_above,
+            durable_schema=shape.durable_schema,
         )
         self.cassandra = tuple(
             cassandra_node(

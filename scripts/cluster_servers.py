@@ -66,6 +66,7 @@ class CassandraSettings:
     #: Other nodes are told an address so much higher than a node's own.
     peers_above: int = 0
     datacenter: str = "dc1"
+    durable_schema: bool = True
 
 
 def cassandra_node(
@@ -134,6 +135,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "cassandra.ring_delay_ms": 5000,
         # It is tried again and again while other nodes are down: with 0, as fast as a core can.
         "cassandra.superuser_setup_delay_ms": 200,
+        "cassandra.test.flush_local_schema_changes": str(settings.durable_schema).lower(),
         # Who may log in is known on every node, so that it works with a node down.
         "cassandra.system_auth.default_rf": settings.nodes,
     }

@@ -100,7 +100,14 @@ class Ways:
 @pytest.fixture(scope="module")
 def two_datacenters() -> Iterator[Ways]:
     ways = Ways()
-    shape = Shape(nodes=3, memcached=0, quick=True, datacenters="dc1,dc1,dc2", peers_above=100)
+    shape = Shape(
+        nodes=3,
+        memcached=0,
+        quick=True,
+        datacenters="dc1,dc1,dc2",
+        peers_above=100,
+        durable_schema=False,
+    )
     with running_cluster(shape, ways.around):
         yield ways
 

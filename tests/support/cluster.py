@@ -85,14 +85,16 @@ def _wait_for_login(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def cassandra() -> Iterator[Cluster]:
     """One Cassandra node. Never to be broken: use ``breakable``."""
-    with running_cluster(Shape(nodes=1, memcached=0, quick=True)) as cluster:
+    shape = Shape(nodes=1, memcached=0, quick=True, durable_schema=False)
+    with running_cluster(shape) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def cassandra_with_passwords() -> Iterator[Cluster]:
     """One node that asks for a password: cassandra/cassandra can log in."""
-    with running_cluster(Shape(nodes=1, memcached=0, auth=True, quick=True)) as cluster:
+    shape = Shape(nodes=1, memcached=0, auth=True, quick=True, durable_schema=False)
+    with running_cluster(shape) as cluster:
         _wait_for_login(cluster)
         yield cluster
 
