@@ -1,4 +1,4 @@
-"""The application, assembled in one place: from here a reader finds every part."""
+"""Assemble the application from all its parts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
 from rollup.worker import RollupWorker
 
-#: How long background work may take for its end even where answering took all of the drain.
+#: Least time for background work to end, even if draining requests took all of the drain time.
 _END_S_MIN: Final = 1.0
 _COUNTER: Final = "/v1/namespaces/{ns}/counters/{c}"
 _log = logging.getLogger("counter.api")
@@ -56,7 +56,7 @@ _log = logging.getLogger("counter.api")
 
 @dataclass(slots=True)
 class Application:
-    """An ASGI application and the parts that a process, or a test, works with."""
+    """An ASGI application and the parts that a process or a test uses."""
 
     front: Front
     service: CounterService
@@ -73,7 +73,7 @@ class Application:
     connections: Connections
     tracing: Tracing
     live: LiveRoutes
-    #: Set when the rollup is to end; and since when what was admitted is only finished.
+    #: Set when the rollup is to end; and when the drain began.
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     drains_since_s: float | None = None
 
@@ -82,11 +82,10 @@ class Application:
 
     @asynccontextmanager
     async def running(self, *, rollup: bool) -> AsyncIterator[None]:
-        """Open store and cache, have slices and the default namespace there, watch what other
-        processes and the clock do, and roll up if asked. Raises StartupError, and UnavailableError
-        where the store stays in trouble."""
+        """Open the store and the cache, create what is missing, run the background tasks, and roll
+        up if asked. Raises StartupError, and UnavailableError if the store stays unavailable."""
         self.health.rolls_up = rollup
-        # What ails a store of this process's own does not pass by waiting.
+        # Waiting does not repair a local store.
         patience = Patience(0 if self.store.transactional else self.settings.start_timeout)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.tracing.close)
@@ -114,18 +113,18 @@ class Application:
                 await self._end(tasks)
 
     def leave(self) -> None:
-        """Have /readyz tell that this process ends."""
+        """Make /readyz report that this process is shutting down."""
         self.health.is_leaving = True
 
     def drain(self) -> None:
-        """Let the rollup end beside what is still answered."""
+        """End the rollup and live streams while admitted requests are answered."""
         if self.drains_since_s is None:
             self.drains_since_s = time.monotonic()
             self.ending.set()
             self.live.close()
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for *tasks*, which were asked to stop, for what is left of the time of a drain."""
+        """Wait for *tasks* to end during the rest of the drain time, then cancel them."""
         if not tasks:
             return
         self.drain()
@@ -133,26 +132,28 @@ class Application:
         left_s = max(_END_S_MIN, self.settings.drain_timeout / SECOND - gone_s)
         _, late = await asyncio.wait(tasks, timeout=left_s)
         for task in late:
-            _log.warning("background work did not end in time, and is left as it is")
+            _log.warning("background work did not end in time and is cancelled")
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _prepare(self) -> None:
-        """Have there what requests need. Other processes may do the same at the same time, and it
-        may be done again."""
+        """Create what requests need. This is idempotent, and other processes may do it at the same
+        time."""
         await self.guard.measure()
         await self.keys.refresh()
         await self.service.namespaces.refresh()
-        await self._have_default_namespace()
+        await self._create_default_namespace()
         datasets = await self.store.datasets()
-        # While the clock is wrong none is made: the worker does so when it is right.
+        # If the clock is wrong, the worker creates them once it is right.
         if self.guard.trouble is None:
-            await self._have_slices(datasets)
-        self._tell_what_stands(datasets)
+            await self._create_slices(datasets)
+        self._warn_of_ignored_settings(datasets)
 
-    async def _have_slices(self, datasets: Sequence[Dataset]) -> None:
-        """Have the slices that adds need; the rest is left to the worker where each costs a table,
-        because a long stop may have left thousands missing."""
+    async def _create_slices(self, datasets: Sequence[Dataset]) -> None:
+        """Create the slices that adds need.
+
+        If a slice costs a table, the worker creates the others: after a long stop thousands may be
+        missing."""
         maintenance = self.worker.maintenance
         if self.store.transactional:
             await maintenance.run_once()
@@ -163,9 +164,9 @@ class Application:
             if not any(each.start_us <= now_us < each.end_us for each in slices):
                 await maintenance.make_slices(dataset, past_max=0)
 
-    async def _have_default_namespace(self) -> None:
-        """Make it at the first start on a data directory, which is the one that finds no slice
-        yet; over Cassandra, at any start that does not find it."""
+    async def _create_default_namespace(self) -> None:
+        """Create it at the first start on a data directory, when no slice exists; with Cassandra,
+        at any start that does not find it."""
         dataset = self.settings.dataset()
         first = True
         for each in await self.store.datasets():
@@ -180,11 +181,11 @@ class Application:
             except PreconditionFailedError:
                 await namespaces.refresh()
 
-    def _tell_what_stands(self, datasets: Sequence[Dataset]) -> None:
+    def _warn_of_ignored_settings(self, datasets: Sequence[Dataset]) -> None:
         asked = self.settings.dataset()
-        standing = next((each for each in datasets if each.name == asked.name), asked)
+        stored = next((each for each in datasets if each.name == asked.name), asked)
         for name in ("retention", "slice", "write_timeout"):
-            old, new = getattr(standing, f"{name}_us"), getattr(asked, f"{name}_us")
+            old, new = getattr(stored, f"{name}_us"), getattr(asked, f"{name}_us")
             if old != new and name in self.settings.model_fields_set:
                 _log.warning(
                     "%s stays %s as the first start set it, and does not become %s",
@@ -201,9 +202,9 @@ def create_app(
     rollup: bool = True,
     tracing: Tracing | None = None,
 ) -> Application:
-    """Wire everything. A test wires the same thing with other adapters.
+    """Wire everything. Tests wire the same parts with other adapters.
 
-    The lifespan opens store and cache; with ``rollup=False`` the worker is there and stands still.
+    The lifespan opens the store and the cache; with ``rollup=False`` the worker does not run.
     """
     clock = clock or SystemClock()
     tracing = tracing or open_tracing(settings)
@@ -281,7 +282,7 @@ def _worker(
     service: CounterService,
     guard: ClockGuard | None,
 ) -> tuple[RollupWorker, Leases | None]:
-    """What rolls up, with leases where other processes do so too."""
+    """Return the rollup worker, with leases if other processes may roll up too."""
     leases = None
     if settings.store == "cassandra":
         leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard)
@@ -349,7 +350,7 @@ def _insight_routes(
     exposition: Exposition,
     live: LiveRoutes,
 ) -> list[Route]:
-    """What tells how the service does."""
+    """Return the routes that report the service's state."""
     name = worker_id()
     insight = InsightRoutes(
         service,

@@ -1,4 +1,4 @@
-"""``counter serve``: a process that listens and counts, or several that share a port."""
+"""``counter serve``: run one API process, or several that share a port."""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ from counter.config.values import PORT_MAX
 from counter.errors import StartupError
 from counter.limits import SECOND
 
-#: How long a thread may hold the interpreter while another waits for it. The default of 5 ms would
-#: make the writer thread wait that long for a busy event loop, several times a commit.
+#: The interpreter's switch interval. With the default of 5 ms the writer thread would wait so long
+#: for a busy event loop, several times a commit.
 _SWITCH_INTERVAL_S: Final = 0.0005
-#: New objects between two looks for garbage cycles; a request makes hardly any.
+#: New objects between garbage collections; a request makes hardly any cycles.
 _GC_THRESHOLD: Final = 50_000
 _TALKATIVE: Final = ("debug", "info")
 
 
 def serve(settings: Settings, work: Work) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was accepted. Raises StartupError.
+    """Serve until SIGTERM or SIGINT, then finish the accepted requests. Raises StartupError.
 
-    Where several processes are to share the port, each of them does *work*, which calls
-    :func:`serve_as_worker`.
+    If several processes share the port, each runs *work*, which calls :func:`serve_as_worker`.
     """
     own = settings.metrics_port
     if own is not None and own <= settings.port < own + settings.workers:
         raise StartupError(
-            f"metrics_port {own} and port {settings.port} meet: each of {settings.workers}"
-            " processes has a port of its own from metrics_port on; choose another one"
+            f"metrics_port {own} and port {settings.port} meet: {settings.workers} processes use"
+            " one port each from metrics_port on; choose another one"
         )
     if own is not None and own + settings.workers - 1 > PORT_MAX:
         raise StartupError(
-            f"metrics_port is {own}, and {settings.workers} processes would have ports of their own"
+            f"metrics_port is {own}, and {settings.workers} processes would use ports"
             f" up to {own + settings.workers - 1}; choose {PORT_MAX + 1 - settings.workers} or a"
             " lower one"
         )
@@ -62,7 +61,7 @@ def serve(settings: Settings, work: Work) -> None:
 
 
 def serve_as_worker(settings: Settings, listener: socket.socket, parent: Parent) -> None:
-    """The same as one of several processes that share *listener*: it ends with *parent* too."""
+    """Serve as one of the processes that share *listener*; end when *parent* ends."""
     with listener:
         _run(settings, [listener, *_own(settings, parent.number)], parent.say_ready, parent)
 
@@ -73,9 +72,9 @@ def _run(
     ready: Callable[[], None],
     parent: Parent | None = None,
 ) -> None:
-    """Serve on *listeners* in this process; *ready* is called when requests are taken."""
+    """Serve on *listeners* in this process; call *ready* when it accepts requests."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # What was imported lives as long as the process: the collector need not look at it again.
+    # Imported modules live as long as the process: exclude them from garbage collection.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     loop_factory = uvicorn.Config(lambda *_: None, log_config=None).get_loop_factory()
@@ -96,23 +95,23 @@ async def _serve(
             parent.when_gone(lambda: server.handle_exit(signal.SIGTERM, None))
         await stack.enter_async_context(application.running(rollup=settings.rollup))
         if parent is not None:
-            await stack.enter_async_context(_told_together(application, parent))
-        # Only the store knows whether there are keys.
+            await stack.enter_async_context(_shared_metrics(application, parent))
+        # The store must be open to know whether keys exist.
         check_exposure(settings, listeners, keys=application.keys.required)
         ready()
         await server.serve(sockets=listeners)
 
 
 @asynccontextmanager
-async def _told_together(application: Application, parent: Parent) -> AsyncIterator[None]:
-    """Have a scrape of any of the processes on the port be told of all of them."""
+async def _shared_metrics(application: Application, parent: Parent) -> AsyncIterator[None]:
+    """Make a scrape of any process on the port return the metrics of all of them."""
     settings, exposition = application.settings, application.exposition
     if settings.metrics_port is not None:
         exposition.own_port = settings.metrics_port + parent.number
     board = Board(parent.folder, parent.number, settings.workers, application.clock)
     exposition.board = board
     stop = asyncio.Event()
-    # Only the one that is scraped looks by itself, and the others' state is told with its own.
+    # Every process must check its health itself: a scrape reaches only one of them.
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(application.health.keep_looking(stop))
         tasks.create_task(board.run(exposition.collect, stop))
@@ -123,7 +122,7 @@ async def _told_together(application: Application, parent: Parent) -> AsyncItera
 
 
 def make_server(application: Application, settings: Settings) -> Server:
-    """The server of *application*, with its limits. Raises StartupError."""
+    """Return the server of *application*, with its limits. Raises StartupError."""
     front, most = application.front, connections_max(settings)
     shared = application.connections
     protocol = direct_protocol(front, application.service, settings.request_timeout, shared)
@@ -134,9 +133,9 @@ def make_server(application: Application, settings: Settings) -> Server:
         http=protocol,
         ws="none",
         lifespan="off",
-        # Its lines look like all others.
+        # Use the service's log format.
         log_config=None,
-        # Its warnings are of what clients do wrong, who could fill the log with it. It is counted.
+        # uvicorn warns of malformed requests, which could fill the log. They are counted instead.
         log_level="warning" if settings.log_level in _TALKATIVE else "error",
         access_log=False,
         server_header=False,
@@ -158,7 +157,7 @@ def make_server(application: Application, settings: Settings) -> Server:
 
 
 def _own(settings: Settings, number: int) -> list[socket.socket]:
-    """The listener that only process *number* has, if it is to have one."""
+    """Return the metrics listener of process *number*, if configured."""
     if settings.metrics_port is None:
         return []
     return [listen(settings.host, settings.metrics_port + number)]

@@ -1,7 +1,7 @@
-"""Several API processes on one port, and the process that keeps them there.
+"""Run several API processes on one port under a supervisor.
 
 uvicorn's own supervisor does not fit (see docs/architecture.md). Each worker has a pipe to its
-supervisor: through it the worker says that it is ready, and learns that the supervisor is gone.
+supervisor, to report that it is ready and to detect that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import SECOND
 
-#: What a spawned process does with its settings, the listener, its number, its end of the pipe and
-#: the folder that the workers share.
+#: The main function of a worker. It takes the settings, the listener, the worker's number, its end
+#: of the pipe, and the folder that the workers share.
 Work = Callable[[Settings, socket.socket, int, Connection, Path], None]
 
 _log = logging.getLogger("counter.workers")
 _READY: Final = b"ready"
 _PAUSE_MIN_S: Final = 0.5
 _PAUSE_MAX_S: Final = 15.0
-#: How long a worker may take for its end besides draining requests and background work.
+#: How long a worker may take to end, besides draining requests and background work.
 _GRACE_S: Final = 5.0
 
 
@@ -49,40 +49,40 @@ class Parent:
         self.folder = folder
 
     def say_ready(self) -> None:
-        """Tell that requests are taken."""
+        """Report that requests are accepted."""
         with suppress(OSError):
             self._pipe.send_bytes(_READY)
 
     def when_gone(self, act: Callable[[], None]) -> None:
-        """Call *act* from the running loop when the supervisor is gone, however it went."""
+        """Call *act* from the running loop when the supervisor has ended in any way."""
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(self._pipe.fileno())
             act()
 
-        # It never writes: all that can be read is the end.
+        # The supervisor never writes, so only the end can be read.
         loop.add_reader(self._pipe.fileno(), gone)
 
 
 class Worker(Protocol):
-    """A process as its supervisor sees it."""
+    """The supervisor's view of a worker process."""
 
     ready: asyncio.Event
     ended: asyncio.Event
 
     @property
     def exit_code(self) -> int:
-        """What it ended with; less than 0 for a signal."""
+        """The exit code; negative for a signal."""
         ...
 
     def send(self, number: int) -> None:
-        """Send it the signal *number*, unless it has ended."""
+        """Send the signal *number*, unless the process has ended."""
         ...
 
 
 class Supervisor:
-    """Keeps *count* workers running until it is told to end."""
+    """Keep *count* workers running until :meth:`end` is called."""
 
     def __init__(
         self,
@@ -100,10 +100,10 @@ class Supervisor:
         self._stop = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> int:
-        """Run all of them; *ready* is called once, when each is ready or has failed to be.
+        """Run the workers; call *ready* once, when each is ready or has failed.
 
-        The first one starts alone: where it cannot, none can, and its exit code is returned. Else
-        0, when all have ended after :meth:`end`.
+        The first one starts alone: if it fails, all would, and its exit code is returned.
+        Otherwise return 0 when all have ended after :meth:`end`.
         """
         first = self._begin(0)
         await _either(first.ready, first.ended)
@@ -118,7 +118,7 @@ class Supervisor:
         await self._stop.wait()
         _, late = await asyncio.wait(keepers, timeout=self._drain_s)
         if late:
-            _log.error("%d workers did not end in time, and are killed", len(late))
+            _log.error("%d workers did not end in time and are killed", len(late))
             self._send(signal.SIGKILL)
             await asyncio.wait(keepers)
         for each in keepers:
@@ -126,7 +126,7 @@ class Supervisor:
         return 0
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """Have the workers end in order; a second SIGINT has them end at once."""
+        """End the workers gracefully; a second SIGINT ends them at once."""
         again = self._stop.is_set() and number == signal.SIGINT
         self._stop.set()
         self._send(signal.SIGINT if again else signal.SIGTERM)
@@ -140,7 +140,7 @@ class Supervisor:
         return worker
 
     async def _keep(self, number: int, worker: Worker) -> None:
-        """Start worker *number* again whenever it ends, later each time it is never ready."""
+        """Restart worker *number* when it ends; back off while it never becomes ready."""
         pause_s = self._pause_min_s
         while True:
             await worker.ended.wait()
@@ -157,7 +157,7 @@ class Supervisor:
 
 
 class _Process:
-    """A worker in a process of its own; see :class:`Worker`."""
+    """A worker in a spawned process; see :class:`Worker`."""
 
     def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
         self.ready = asyncio.Event()
@@ -200,8 +200,8 @@ def supervise(
 ) -> int:
     """Run ``settings.workers`` processes that do *work* on *listener* until SIGTERM or SIGINT.
 
-    Returns the exit code; raises StartupError. They are spawned, not forked: nothing of this
-    process is in them but what they are given.
+    Return the exit code. Raises StartupError. They are spawned, not forked, so they inherit only
+    their arguments.
     """
     context = get_context("spawn")
     try:
@@ -230,7 +230,7 @@ def supervise(
 
         def end(number: int) -> None:
             supervisor.end(number)
-            # The port is open while any process has it: a client would wait here for nobody.
+            # The port stays open while any process holds it, but this one never accepts.
             listener.close()
 
         for number in (signal.SIGTERM, signal.SIGINT):

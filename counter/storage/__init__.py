@@ -1,6 +1,6 @@
-"""Adapters: each module here implements the ports of :mod:`counter.ports` over one technology.
+"""Adapters that implement the ports of :mod:`counter.ports`, each over one technology.
 
-They are imported when they are asked for: a process needs no driver that it does not use.
+They are imported lazily, so a process needs only the drivers that it uses.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_store(settings: Settings, clock: Clock) -> Store:
-    """The store that *settings* name, still to be opened. Raises StartupError where its driver is
-    not installed."""
+    """Return the configured store, not yet open. Raises StartupError if its driver is missing."""
     if settings.store == "cassandra":
         from counter.storage.cassandra import CassandraStore, options_of
 
@@ -34,9 +33,10 @@ def open_store(settings: Settings, clock: Clock) -> Store:
 async def opened_keys(
     settings: Settings, clock: Clock
 ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
-    """The API keys of the store that *settings* name, which others may be using: a data directory
-    that a process serves from too. With the guard of *clock*, not measured yet, if the store has a
-    clock of its own. Raises StartupError and UnavailableError."""
+    """Open the API keys of the configured store, which a running service may be using.
+
+    Also yields a guard of *clock*, not yet measured, if the store has its own clock. Raises
+    StartupError and UnavailableError."""
     if settings.store == "cassandra":
         from counter.storage.cassandra import KeysAlone, options_of
 
@@ -53,13 +53,12 @@ async def opened_keys(
 
 
 def open_cache(settings: Settings, clock: Clock) -> Cache:
-    """The cache that *settings* name, still to be opened. Raises StartupError where its driver is
-    not installed."""
+    """Return the configured cache, not yet open. Raises StartupError if its driver is missing."""
     servers = settings.cache_servers()
     if servers:
         from counter.storage.memcached import MemcachedCache
 
-        # Deployments may share a memcached: each has a keyspace of its own.
+        # Deployments may share a memcached; each has its own keyspace.
         prefix = settings.keyspace
         return MemcachedCache(servers, clock, timeout_us=settings.cache_timeout, prefix=prefix)
     from counter.storage.memory import MemoryCache

@@ -1,1 +1,1 @@
-"""What several adapters use."""
+"""Code shared by several adapters."""

@@ -1,4 +1,4 @@
-"""An API key as the JSON document that is stored of it, beside its id and when it was last used."""
+"""Convert API keys to and from the JSON documents in which they are stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _KNOWN: Final = frozenset(each.name for each in fields(ApiKey)) - {*_APART}
 
 
 def key_document(key: ApiKey) -> str:
-    """What is stored of *key*."""
+    """Return *key* as JSON, without its id and the time of its last use."""
     body = {name: getattr(key, name) for name in sorted(_KNOWN)}
     return json.dumps(body | {"digest": key.digest.hex(), "scope": key.scope.name})
 
 
 def key_from(key_id: str, document: str, used_us: int | None) -> ApiKey:
-    """The key of a row. What a later version of this program put there besides is left out."""
+    """Return the key of a row. Fields of later versions of this program are ignored."""
     read: dict[str, Any] = json.loads(document)
     body = {name: value for name, value in read.items() if name in _KNOWN}
     body["digest"] = bytes.fromhex(body["digest"])
@@ -30,13 +30,13 @@ def key_from(key_id: str, document: str, used_us: int | None) -> ApiKey:
 
 
 class KeyReader:
-    """Reads the same rows again and again: those that have not changed are not parsed anew."""
+    """Read the same rows repeatedly, and parse only those that changed."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[str, int | None, ApiKey]] = {}
 
     def keys(self, rows: Iterable[tuple[str, str, int | None]]) -> Sequence[ApiKey]:
-        """The keys of all *rows*, by (made at, id)."""
+        """Return the keys of all *rows*, ordered by (created at, id)."""
         before, self._latest = self._latest, {}
         for key_id, document, used_us in rows:
             known = before.get(key_id)

@@ -1,4 +1,4 @@
-"""What a start does while the store is in trouble that may be over in a moment: it waits."""
+"""Retry startup while the store is temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from counter.errors import UnavailableError
 from counter.limits import SECOND
 
 _log = logging.getLogger("counter.start")
-#: Pauses are drawn, so that processes that start together do not stay together, up to this; it
-#: doubles from one pause to the next.
+#: The upper bound of the first pause, which is random so that processes do not retry in step. It
+#: doubles with each pause.
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 2.0
 
@@ -22,15 +22,16 @@ _T = TypeVar("_T")
 
 
 class Patience:
-    """That of one start: for *within_us* in all, from the first trouble that it meets."""
+    """Retry the steps of one startup for at most *within_us* after the first failure."""
 
     def __init__(self, within_us: int) -> None:
         self._within_us = within_us
         self._until_s: float | None = None
 
     async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """What *work* comes to. It is begun again while it raises UnavailableError, whose last one
-        is raised when the time is over; whatever else it raises is raised at once."""
+        """Return the result of *work*, retried while it raises UnavailableError.
+
+        When the time is over, the last UnavailableError is raised. Others are raised at once."""
         loop = asyncio.get_running_loop()
         pause_s = _PAUSE_S
         while True:
