@@ -53,7 +53,7 @@ def new_tail() -> LiveTail:
     tail.expect(SPACE, moved)
     # Two jobs of one commit, as one add each.
     for each in moved:
-        tail.tell(SPACE, [each])
+        tail.note(SPACE, [each])
     return tail
 
 

@@ -1,8 +1,8 @@
-"""The in-memory adapters: what tests and the simulation run the whole service over.
+"""Store everything in memory, for tests, the simulation, and the cache of one process.
 
-:class:`MemoryStore` keeps the manners of the store that is hardest to be correct over, one without
-transactions: marks, events, rewrites and voids are writes of their own, an event's age is nobody's
-business but the caller's, and a void hides what lands after it.
+:class:`MemoryStore` behaves like the most difficult store, one without transactions: marks, events,
+rewrites and voids are separate writes, only the caller checks an event's age, and a void hides
+later writes.
 """
 
 from counter.storage.memory.cache import MemoryCache

@@ -1,4 +1,4 @@
-"""The cache in memory: what one process keeps for itself."""
+"""Cache counts in the memory of one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _Key = tuple[int, str]
 
 
 class MemoryCache:
-    """:class:`counter.ports.Cache` in two bounded maps; the least recently used go first."""
+    """:class:`counter.ports.Cache` in two bounded maps, which evict the least recently used
+    entry."""
 
     def __init__(
         self,
@@ -36,13 +37,13 @@ class MemoryCache:
         self.trouble: str | None = None
 
     async def open(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     async def ping(self) -> None:
-        """A process can always reach itself."""
+        """Do nothing: the memory is always reachable."""
 
     async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
         return self._guard(namespace, events)
@@ -115,7 +116,7 @@ class MemoryCache:
         self._values.pop((namespace.id, counter), None)
 
     def _get(self, namespace: Namespace, counter: str, now_us: int) -> Checkpoint | None:
-        """The entry while it is within its namespace's TTL, counted from when it was put."""
+        """Return the entry while it is within its namespace's TTL, counted from when it was put."""
         key = (namespace.id, counter)
         entry = self._entries.get(key)
         if entry is None:

@@ -1,4 +1,4 @@
-"""Namespaces, datasets and slices in memory."""
+"""Store namespaces, datasets and slices in memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class MemoryControl(Part):
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
         shelf = self._shelf(dataset)
         if start_us < shelf.dropped_before_us:
-            # By another worker.
+            # Another worker has dropped it.
             return
         earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
         invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
@@ -122,7 +122,7 @@ class MemoryControl(Part):
         return len(useless) == PURGE_ROWS_MAX
 
     def _useless(self, now_us: int) -> Iterator[Callable[[], object]]:
-        """A deletion for each expired key and each decision whose event is dropped."""
+        """Return a deletion for each expired key and each decision whose event is dropped."""
         for space in self._spaces.values():
             for nonce, (_, expires_us) in space.keys.items():
                 if expires_us <= now_us:

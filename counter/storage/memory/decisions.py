@@ -1,4 +1,4 @@
-"""The compare-and-set tables in memory."""
+"""Store the compare-and-set tables in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryDecisions(Part):
 
 
 def _token_of(events: Sequence[Event]) -> TokenKey:
-    """A token's scope: its counter, or the whole namespace where it is an atomic add's."""
+    """Return a token's scope: its counter, or the whole namespace for an atomic add."""
     first = events[0]
     scope = first.counter if first.atom is None else None
     return (scope, first.event_time_us, first.event_id)

@@ -1,4 +1,4 @@
-"""The event log in memory."""
+"""Store the event log in memory."""
 
 from __future__ import annotations
 
@@ -142,14 +142,15 @@ class MemoryEvents(Part):
         return events[first : first + limit]
 
     def _partitions(self, namespace: Namespace, events: Sequence[Event]) -> list[Partition]:
-        """The partition of each event. Raises SliceMissingError, before anything is written."""
+        """Return the partition of each event. Raises SliceMissingError, before anything is
+        written."""
         self._space(namespace)
         shelf = self._shelf(namespace.dataset)
         return [shelf.partition(namespace.id, event) for event in events]
 
 
 def _compare(event: Event, stored: Event | None) -> Written:
-    """What a write of *event* over *stored* is."""
+    """Return the outcome of a write of *event* over *stored*."""
     if stored is None:
         return Written.NEW
     return Written.REPLAYED if stored.same_payload(event) else Written.CONFLICT

@@ -1,4 +1,4 @@
-"""API keys in memory."""
+"""Store API keys in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases in one process: what the embedded stores need, and what a simulation runs over."""
+"""Store leases in one process, for the embedded stores and simulations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from counter.ports import Clock
 
 
 class MemoryLeases:
-    """:class:`counter.ports.LeaseStore`; a time that is over counts from the clock that runs while
-    the machine is suspended."""
+    """:class:`counter.ports.LeaseStore`; leases expire by the boot clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._time = clock

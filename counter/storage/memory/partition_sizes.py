@@ -1,4 +1,4 @@
-"""How crowded partitions get, in memory."""
+"""Store partition sizes in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from counter.types import Dataset
 
 
 class MemoryCrowds(Part):
-    """:class:`counter.partition_sizes.PartitionedStore`. There are no nodes to tell anything."""
+    """:class:`counter.partition_sizes.PartitionedStore`, without nodes that report sizes."""
 
     async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
         shelf = self._shelf(dataset)

@@ -1,4 +1,4 @@
-"""Marks, watermarks and the ``counts`` partitions in memory."""
+"""Store marks, watermarks and the ``counts`` partitions in memory."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _window(mark: Mark | AtomicMark) -> int:
 
 
 def _head(counts: Counts | None) -> Head | None:
-    """The partition without its rows."""
+    """Return the partition without its rows."""
     if counts is None or not (counts.checkpoint or counts.settled or counts.pending):
         return None
     nothing = Checkpoint(0, 0)
@@ -119,7 +119,7 @@ def _head(counts: Counts | None) -> Head | None:
 
 
 def _later(standing: Checkpoint | None, written: Checkpoint) -> Checkpoint:
-    """Which of two cells stands: time is their write timestamp."""
+    """Return the later of two cells: their time is their write timestamp."""
     return standing if standing is not None and standing.time_us > written.time_us else written
 
 

@@ -1,4 +1,4 @@
-"""The in-memory store, put together from its parts."""
+"""Compose the in-memory store from its parts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class MemoryStore(
 ):
     """:class:`counter.ports.Store` in memory, without transactions.
 
-    Each call takes effect at once and whole; what may come between two calls is the caller's to
-    survive, as over a real store.
+    Each call takes effect at once and whole. As with a real store, anything may happen between two
+    calls.
     """
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
@@ -49,14 +49,14 @@ class MemoryStore(
         MemoryKeys.__init__(self)
 
     async def open(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
 
     async def close(self) -> None:
-        """There is nothing to let go of: what was written can be read on."""
+        """Do nothing: data can still be read."""
 
     async def ping(self) -> None:
-        """A write always succeeds."""
+        """Do nothing: a write always succeeds."""
 
     async def read_clock(self) -> ClockReading:
-        """The store's clock is the process's own."""
+        """Return no offset: the store's clock is the process's own."""
         return ClockReading(0, 0)

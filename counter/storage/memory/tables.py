@@ -1,4 +1,4 @@
-"""What the in-memory store holds, in the shapes a real store would: slices, partitions, rows.
+"""Define the data of the in-memory store, in the shapes of a real one: slices, partitions, rows.
 
 Everything iterates in sorted or insertion order, so that one seed gives one run.
 """
@@ -39,14 +39,14 @@ _T = TypeVar("_T", str, Mark, Identity)
 
 
 def insert_once(ordered: list[_T], item: _T) -> None:
-    """Put *item* in its place in *ordered*, unless it is there."""
+    """Insert *item* into the sorted list *ordered*, unless it exists."""
     position = bisect_left(ordered, item)
     if position == len(ordered) or ordered[position] != item:
         ordered.insert(position, item)
 
 
 def identity_of(event: Event) -> Identity:
-    """What is the same in every send of *event*."""
+    """Return the part of *event* that is the same in every retry."""
     return (event.event_time_us, event.event_id, event.item_key)
 
 
@@ -58,11 +58,11 @@ class Partition:
         self._order: list[Identity] = []
 
     def get(self, event: Event) -> Event | None:
-        """The visible row of the identity of *event*."""
+        """Return the visible row of the identity of *event*."""
         return self._rows.get(identity_of(event))
 
     def insert(self, event: Event) -> None:
-        """Write *event* unless its identity stands or was voided: the write is hidden then."""
+        """Write *event* unless its identity exists or was voided, which hides the write."""
         identity = identity_of(event)
         if identity not in self._rows:
             self._rows[identity] = event
@@ -75,7 +75,7 @@ class Partition:
         insert_once(self._order, identity)
 
     def between(self, from_us: int, to_us: int) -> Iterator[Event]:
-        """The visible rows of ``[from_us, to_us)``, earliest first."""
+        """Return the visible rows of ``[from_us, to_us)``, earliest first."""
         low = bisect_left(self._order, from_us, key=lambda identity: identity[0])
         high = bisect_left(self._order, to_us, key=lambda identity: identity[0])
         for identity in self._order[low:high]:
@@ -92,11 +92,11 @@ class Shelf:
     slices: list[Slice] = field(default_factory=list)
     tables: dict[int, dict[int, dict[PartitionKey, Partition]]] = field(default_factory=dict)
     dropped_before_us: int = 0
-    #: By (start of the slice, whether it was observed), until when.
+    #: By (start of the slice, whether it was observed), with the expiry.
     crowds: dict[tuple[int, bool], tuple[Crowd, int]] = field(default_factory=dict)
 
     def partition(self, namespace_id: int, event: Event) -> Partition:
-        """Where *event* lives, or would. Raises SliceMissingError."""
+        """Return the partition of *event*. Raises SliceMissingError."""
         each = slice_of(self.slices, event.event_time_us)
         key = (
             event.counter,
@@ -109,9 +109,9 @@ class Shelf:
     def between(
         self, namespace_id: int, counter: str, from_us: int, to_us: int | None = None
     ) -> Iterator[Event]:
-        """A counter's events of ``[from_us, to_us)``, or all from *from_us* on.
+        """Return a counter's events of ``[from_us, to_us)``, or all from *from_us* on.
 
-        It visits the partitions as a reader of a real store must: by reckoning their keys.
+        It reads the partitions as a reader of a real store must: by computing their keys.
         """
         for each in self.slices:
             low = max(from_us, each.start_us)
@@ -129,7 +129,7 @@ class Shelf:
 
 @dataclass(slots=True)
 class Counts:
-    """A counter's ``counts`` partition; each window row with the instant its batch went up to."""
+    """A counter's ``counts`` partition; each window row with the instant of its batch."""
 
     rows: dict[int, tuple[int, WindowRow]] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
@@ -139,7 +139,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Shard:
-    """A shard's watermark and the marks of its counters, dirty marks in their order."""
+    """A shard's watermark and the marks of its counters, dirty marks in order."""
 
     watermark_us: int
     marks: list[Mark] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Space:
-    """What belongs to one namespace id, its events excepted."""
+    """The data of one namespace id, except its events."""
 
     dataset_id: int
     shards: list[Shard]
@@ -159,7 +159,7 @@ class Space:
     keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     def counts_of(self, counter: str) -> Counts:
-        """The counter's partition, made where there is none."""
+        """Return the counter's partition; create it if necessary."""
         insert_once(self.names, counter)
         return self.counts.setdefault(counter, Counts())
 

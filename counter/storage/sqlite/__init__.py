@@ -1,7 +1,7 @@
-"""The embedded store: SQLite in one process, one file in the data directory.
+"""Store everything in SQLite, for one process and one data directory.
 
-The write transaction itself checks a token's age and what was decided about it, so most of the
-races that a distributed store has cannot happen here; the core and the roller are the same code.
+The write transaction itself checks a token's age and its decision, so most races of a distributed
+store cannot happen here; the core and the roller are the same code.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ __all__ = ["SqliteKeys", "SqliteStore"]
 
 
 class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases, SqliteKeys):
-    """All the ports of :class:`counter.ports.Store` over one data directory. Its leases are in
-    memory: only one process holds the directory."""
+    """All the ports of :class:`counter.ports.Store` over one data directory.
+
+    Leases are in memory, because only one process holds the directory.
+    """
 
     def __init__(
         self,

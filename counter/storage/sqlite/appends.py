@@ -1,4 +1,4 @@
-"""Events on their way into SQLite: what is late, what else must stand, one insert for all."""
+"""Append events to SQLite: reject late ones, create counters and marks, insert all in one batch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NO_FOLD: Final = Fold(False, 0)
 
 
 class SqliteAppends(SqliteBase):
-    """What the writer's thread does with events."""
+    """The writer thread's part of the event log."""
 
     def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
         super().__init__(directory, clock, datasets)
-        # One object for all calls: the lane tells jobs apart by their function.
+        # One object for all calls, because the lane groups jobs by their function.
         self._appending = self._append
 
     def _append(
@@ -41,7 +41,7 @@ class SqliteAppends(SqliteBase):
         now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[Event]]],
     ) -> list[Any]:
-        """The outcomes of each job, those of one namespace written together."""
+        """Return the outcomes of each job; the jobs of one namespace are written together."""
         groups: dict[int, list[int]] = {}
         for index, (namespace, _) in enumerate(jobs):
             groups.setdefault(namespace.id, []).append(index)
@@ -56,7 +56,8 @@ class SqliteAppends(SqliteBase):
                 for index in indices:
                     results[index] = list(islice(written, len(jobs[index][1])))
             except (SliceMissingError, NamespaceUnknownError) as error:
-                # Nothing of the namespace is written yet: one job's missing slice spoils no other.
+                # Nothing of the namespace is written yet: the jobs are tried separately, so that
+                # one job's missing slice does not fail the others.
                 for index in indices:
                     alone = [error] if len(indices) == 1 else None
                     part = alone or self._append(connection, now_us, [jobs[index]])
@@ -70,7 +71,7 @@ class SqliteAppends(SqliteBase):
         namespace: Namespace,
         events: Sequence[Event],
     ) -> Sequence[Written]:
-        """Write what is on time, one insert a table.
+        """Write the events that are on time, with one insert per table.
 
         Raises SliceMissingError and NamespaceUnknownError before anything is written.
         """
@@ -92,11 +93,11 @@ class SqliteAppends(SqliteBase):
         tables = self._tables(namespace, events)
         rows = self._prepare(connection, namespace, events)
         self._live.expect(namespace, events)
-        # One insert of few rows is a transaction by itself, and needs no other.
+        # One insert of few rows is a transaction by itself.
         if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
             begin(connection)
         if len(tables) == 1:
-            return self._told(namespace, events, insert_rows(connection, tables[0], rows))
+            return self._note_new(namespace, events, insert_rows(connection, tables[0], rows))
         outcomes: dict[int, Written] = {}
         for table in tables:
             places = [
@@ -106,15 +107,15 @@ class SqliteAppends(SqliteBase):
             ]
             written = insert_rows(connection, table, [rows[place] for place in places])
             outcomes.update(zip(places, written, strict=True))
-        return self._told(namespace, events, [outcomes[place] for place in range(len(rows))])
+        return self._note_new(namespace, events, [outcomes[place] for place in range(len(rows))])
 
-    def _told(
+    def _note_new(
         self, namespace: Namespace, events: Sequence[Event], outcomes: Sequence[Written]
     ) -> Sequence[Written]:
-        """Have the live tail know of what is new."""
+        """Add the new events to the live tail."""
         if outcomes.count(Written.NEW) < len(outcomes):
             events = [e for e, out in zip(events, outcomes, strict=True) if out is Written.NEW]
-        self._live.tell(namespace, events)
+        self._live.note(namespace, events)
         return outcomes
 
     def _append_atomic(
@@ -135,7 +136,7 @@ class SqliteAppends(SqliteBase):
             return Written.REPLAYED
         table = self._table(namespace, events[0].event_time_us)
         if has_atomic(connection, table, namespace.id, events[0]):
-            # A list that shares no counter with this one has the token.
+            # The token is used by another atomic add, which has no counter in common with this one.
             return Written.CONFLICT
         self._insert(connection, namespace, events)
         return Written.NEW
@@ -147,7 +148,7 @@ class SqliteAppends(SqliteBase):
         namespace: Namespace,
         events: Sequence[Event],
     ) -> list[bool]:
-        """Whether each event may no longer be written: by age, by watermark, by a decision.
+        """Return whether each event may no longer be written: by age, by watermark, by a decision.
 
         Raises NamespaceUnknownError.
         """
@@ -157,7 +158,7 @@ class SqliteAppends(SqliteBase):
         resolved_us = self._resolved_through_us
         open_us = max(watermarks) + 1
         if len(namespace.eras) == 1:
-            # Nearly always: one bound for all.
+            # The usual case: the same bound for all.
             open_us = max(open_us, now_us - namespace.eras[0].accept_limit_us)
             late = [event[1] < open_us for event in events]
         else:
@@ -178,7 +179,7 @@ class SqliteAppends(SqliteBase):
         namespace: Namespace,
         events: Sequence[Event],
     ) -> list[Row]:
-        """The row of each event; makes the counters and marks that are not there."""
+        """Return the row of each event; create missing counters and marks."""
         ids = self._ids_of(connection, namespace, events)
         window_us = namespace.settings.rollup_window_us
         prepared: list[Row] = []
@@ -194,7 +195,7 @@ class SqliteAppends(SqliteBase):
             if name not in marked:
                 shard = shard_of(name, namespace.settings.shards)
                 marks[(namespace.id, shard, start_us, counter_id, 0)] = None
-            # A clear ignores its delta: it is no part of the payload.
+            # The payload of a clear does not include its delta.
             worth = 0 if clear else delta
             prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
         if marks:
@@ -204,7 +205,7 @@ class SqliteAppends(SqliteBase):
         return prepared
 
     def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
-        """The tables of *events*, mostly one. Raises SliceMissingError."""
+        """Return the tables of *events*, usually one. Raises SliceMissingError."""
         times = [event[1] for event in events]
         first, last = self._table(namespace, min(times)), self._table(namespace, max(times))
         if first == last:
@@ -223,7 +224,7 @@ class SqliteAppends(SqliteBase):
         if names.keys() <= known.keys():
             return known
         missing = [name for name in names if name not in known]
-        # Most of them are there, only not remembered: one look-up, and no write, does for those.
+        # Most of them exist and are only not cached: one look-up avoids a write.
         found = counter_ids(connection, namespace.id, missing)
         if len(found) < len(missing):
             new = [name for name in missing if name not in found]
@@ -291,5 +292,5 @@ def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event)
 
 
 def scope_of(event: Event) -> str:
-    """What is a token's beside time and nonce: the counter, or "" for an atomic add."""
+    """Return a token's scope besides time and nonce: the counter, or "" for an atomic add."""
     return event.counter if event.item_key == 0 else ""

@@ -1,4 +1,4 @@
-"""The connections, lanes and shared state under the SQLite store's parts."""
+"""Manage the connections, lanes and shared state of the SQLite store's parts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from counter.storage.sqlite.schema import (
 from counter.telemetry.metrics import StoreTally
 from counter.types import Dataset, Slice
 
-#: Runs the jobs of one batch that share it, given the connection and the clock read within the
-#: transaction: a result, or an exception, for each.
+#: Runs the jobs of one batch that share it, with the connection and the clock read within the
+#: transaction; returns a result, or an exception, for each.
 Merged = Callable[[sqlite3.Connection, int, Sequence[Any]], Sequence[Any]]
 
 _log = logging.getLogger("counter.sqlite")
 _Row = TypeVar("_Row")
 _ROWS_PER_STATEMENT_MAX: Final = 512
-#: Up to here there is a prepared statement for every number of rows.
+#: Up to this number of rows there is a prepared statement for each number.
 ROWS_OF_ANY_NUMBER_MAX: Final = 64
 
 
@@ -46,7 +46,7 @@ def _insert_sql(into: str, width: int, rows: int) -> str:
 
 
 def chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """Cut *rows* so that few statements are ever prepared: many rows into powers of two."""
+    """Split *rows* so that few different statements are prepared: many rows into powers of two."""
     start = 0
     while start < len(rows):
         size = len(rows) - start
@@ -57,27 +57,27 @@ def chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
 
 
 def begin(connection: sqlite3.Connection) -> None:
-    """Begin the batch's transaction, if it is not begun.
+    """Begin the batch's transaction, if it has not begun.
 
-    A batch of appends begins it only where it needs one: a single insert is a transaction by
-    itself, and saves two hand-overs of the interpreter lock. Nobody else writes in between: there
-    is one writer, and the directory is locked.
+    A batch of appends begins it only if necessary: a single insert is a transaction by itself, and
+    saves two hand-overs of the interpreter lock. No other write happens in between: there is one
+    writer, and the directory is locked.
     """
     if not connection.in_transaction:
         connection.execute("BEGIN IMMEDIATE")
 
 
 def insert(connection: sqlite3.Connection, into: str, chunk: Sequence[Sequence[Any]]) -> None:
-    """Insert one chunk in one step: all of it or, where a row offends, nothing.
+    """Insert one chunk in one step: all of it or, if a row conflicts, nothing.
 
-    One step a row would hand the interpreter lock back and forth at every row.
+    With one step per row the interpreter lock would be handed back and forth at every row.
     """
     flat = list(chain.from_iterable(chunk))
     connection.execute(_insert_sql(into, len(chunk[0]), len(chunk)), flat)
 
 
 def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert *rows*, a chunk a step."""
+    """Insert *rows*, a chunk per step."""
     for chunk in chunks(rows):
         insert(connection, into, chunk)
 
@@ -85,7 +85,7 @@ def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]
 class SqliteBase:
     """One writer lane, one lane for short reads and one for long ones.
 
-    Readers see the last commit and never wait behind a write.
+    Readers see the last commit and never wait for a write.
     """
 
     def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
@@ -102,14 +102,14 @@ class SqliteBase:
         self._broken = False
         #: When the last commit ended.
         self._committed_us = 0
-        #: The job that appends events; a part that has one sets it.
+        #: The job that appends events; set by the part that has one.
         self._appending: Merged | None = None
         self.tally = StoreTally(("write", "read", "scan", "inline"))
         #: Events of the batch that is being written.
         self._appended = 0
 
     async def open(self) -> None:
-        """Take the directory, make the schema, start the lanes. Raises StartupError."""
+        """Lock the directory, create the schema, start the lanes. Raises StartupError."""
         self._lock = DirectoryLock(self._directory)
         path = self._path = self._directory / "counter.db"
         try:
@@ -149,18 +149,19 @@ class SqliteBase:
         self._lock.release()
 
     def queues(self) -> Mapping[str, int]:
-        """Jobs that wait for the batch before theirs."""
+        """Return the number of jobs that wait for the batch before theirs."""
         return {
             "store_write": self._writer.waiting,
             "store_read": self._reader.waiting + self._scanner.waiting,
         }
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        """Read what the store keeps in memory; a part that keeps more overrides this."""
+        """Load the state that the store keeps in memory; parts with more state override this."""
         raise NotImplementedError
 
     async def _write(self, change: Callable[[sqlite3.Connection, int], Any]) -> Any:
-        """Run *change* in the next write transaction, undone alone if it raises."""
+        """Run *change* in the next write transaction; if it raises, only its effects are rolled
+        back."""
         return await self._writer.call((_changes, change))
 
     async def _read(self, lane: Lane, query: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -196,7 +197,7 @@ class SqliteBase:
         return self._wal.stat().st_size if self._wal.exists() else 0
 
     def _wal_full(self, connection: sqlite3.Connection) -> StoreUnavailableError | None:
-        """Why nothing may be written now; None where the log has room, or can begin again."""
+        """Return why nothing may be written now; None if the log has room, or can be reset."""
         tally = self.tally
         if tally.wal_bytes < tally.wal_bytes_max:
             return None
@@ -212,7 +213,7 @@ class SqliteBase:
         )
 
     def _connection(self) -> sqlite3.Connection:
-        """The writer's connection; a new one where the last could not be rolled back."""
+        """Return the writer's connection; a new one if the last one could not be rolled back."""
         if self._broken:
             self._writing.close()
             self._writing = connect(self._path, writer=True)
@@ -233,7 +234,7 @@ class SqliteBase:
 def _run_merged(
     connection: sqlite3.Connection, now_us: int, jobs: Sequence[tuple[Merged, Any]]
 ) -> list[Any]:
-    """Run *jobs*, those of one function together; the order of functions is that of first call."""
+    """Run *jobs*, grouped by function, in the order of each function's first job."""
     first = jobs[0][0]
     if all(function is first for function, _ in jobs):
         return list(first(connection, now_us, [job[1] for job in jobs]))

@@ -1,4 +1,4 @@
-"""Namespaces, datasets and slices in SQLite."""
+"""Store namespaces, datasets and slices in SQLite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("counter.sqlite")
 _PURGE_ROWS: Final = 10_000
 _PURGE_COUNTERS: Final = 100
 _TAIL_EVENTS_MAX: Final = 500_000
-#: Whether anything was ever counted, or told of a time. Counters outlive their events.
+#: Whether anything was ever counted or given a time. Counters outlive their events.
 _IS_USED: Final = (
     "SELECT EXISTS (SELECT 1 FROM counters) OR EXISTS (SELECT 1 FROM resolutions)"
     " OR EXISTS (SELECT 1 FROM reservations) OR (SELECT next FROM tokens) > 0"
@@ -73,8 +73,8 @@ class SqliteControl(SqliteBase):
         self._load_tail(connection)
 
     def _begin_again(self, connection: sqlite3.Connection) -> None:
-        """Make slices and watermarks again where they lie ahead of the clock and nothing was ever
-        counted: the clock of the first start was wrong, and nothing is lost by it yet."""
+        """Create slices and watermarks again if they are ahead of the clock and nothing was ever
+        counted: the clock of the first start was wrong, and no data depends on it yet."""
         now_us = self._clock.now_us()
         ahead_us = latest_time(connection) - now_us
         if ahead_us <= CLOCK_STEP_MAX_US or connection.execute(_IS_USED).fetchone()[0]:
@@ -107,7 +107,7 @@ class SqliteControl(SqliteBase):
         )
 
     def _load_tail(self, connection: sqlite3.Connection) -> None:
-        """Sum the events that no checkpoint holds: few, unless the service ended long behind."""
+        """Sum the events that no checkpoint includes: few, unless the rollup was far behind."""
         for dataset_id in self._datasets:
             sizes = {
                 namespace_id: _settings_of(settings).rollup_window_us
@@ -129,7 +129,7 @@ class SqliteControl(SqliteBase):
                 for row in tail_rows(connection, table, from_us, _TAIL_EVENTS_MAX)
             ]
             if len(tail) >= _TAIL_EVENTS_MAX:
-                # Reads sum the events themselves until all that stands is rolled up.
+                # Reads sum the events themselves until all of them are rolled up.
                 _log.info("dataset %d has a long tail", dataset_id)
                 latest_us = max(latest_event(connection, table) for table in tables)
                 held_us = {each: window_of(latest_us, sizes[each]) + sizes[each] for each in sizes}
@@ -141,9 +141,9 @@ class SqliteControl(SqliteBase):
                     self._live.add(namespace_id, sizes[namespace_id], (event,))
 
     async def ping(self) -> None:
-        """Take and release the write lock, and note the schema version anew: a real write.
+        """Acquire and release the write lock, and write the schema version: a real write.
 
-        Where adds are being written, and were a moment ago, that tells as much, and sooner.
+        If adds were committed just now, that proves the same, and sooner.
         """
         since_us = self._clock.boottime_us() - self._committed_us
         if self._writer.is_busy and since_us < SECOND:
@@ -152,7 +152,7 @@ class SqliteControl(SqliteBase):
         await self._write(lambda connection, _: connection.execute(sql))
 
     async def read_clock(self) -> ClockReading:
-        """How far the latest time that is stored is ahead, 0 if it is not."""
+        """Return how far the latest stored time is ahead of the clock, 0 if it is not."""
         latest_us: int = await self._read(self._reader, latest_time)
         return ClockReading(max(0, latest_us - self._clock.wall_us()), 0)
 
@@ -189,7 +189,7 @@ class SqliteControl(SqliteBase):
                 "INSERT INTO watermarks VALUES (?, ?, ?)",
                 [(row[0], shard, through_us) for shard in range(settings.shards)],
             )
-            # At once: whoever asked may be gone when this commits.
+            # At once, because the caller may be gone when this commits.
             self._live.begin(row[0], through_us + 1)
             self._watermarks[row[0]] = [through_us] * settings.shards
             return self._namespace(row)
@@ -224,7 +224,7 @@ class SqliteControl(SqliteBase):
                 (namespace.id, namespace.version),
             )
             if cursor.rowcount:
-                # At once, and not when it commits: no append of a later batch may pass.
+                # At once, not at the commit: appends of a later batch must not use it.
                 self._watermarks.pop(namespace.id, None)
                 self._live.forget_namespace(namespace.id)
             return bool(cursor.rowcount)
@@ -234,7 +234,7 @@ class SqliteControl(SqliteBase):
             deleted: bool = await self._write(change)
         except StoreUnavailableError:
             if standing is not None and await self._is_there(namespace):
-                # It was not deleted after all; a commit that reports an error may be on disk.
+                # The deletion failed; but a commit that reports an error may be on disk.
                 self._watermarks[namespace.id] = standing
             raise
         return deleted
@@ -354,7 +354,7 @@ class SqliteControl(SqliteBase):
 
 
 def latest_time(connection: sqlite3.Connection) -> int:
-    """The latest time that a clock told the store: none that a client named is among them."""
+    """Return the latest time that a clock gave the store, without times that clients chose."""
     (latest_us,) = connection.execute(
         "SELECT max(coalesce((SELECT max(through) FROM watermarks), 0),"
         " (SELECT max(time) FROM tokens),"
@@ -387,7 +387,7 @@ def _select_slices(
 
 
 def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool:
-    """One bounded step; True where a step found all it may delete at once."""
+    """Delete a bounded amount; return True if there may be more."""
     deleted = connection.execute(
         "DELETE FROM reservations WHERE (namespace, nonce) IN"
         " (SELECT namespace, nonce FROM reservations WHERE expires <= ? LIMIT ?)",
@@ -411,7 +411,7 @@ def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool
 def _purge_counters(connection: sqlite3.Connection, namespace_id: int) -> bool:
     """Delete some counters of a deleted namespace; False if none were left.
 
-    Their events go with their slices: ids are never used again, so nobody can ask for them.
+    Their events are dropped with their slices: ids are never reused, so they are unreachable.
     """
     ids = connection.execute(
         "SELECT id FROM counters WHERE namespace = ? LIMIT ?", (namespace_id, _PURGE_COUNTERS)

@@ -1,10 +1,10 @@
-"""Copies of SQLite files that other processes use meanwhile, each of one moment; and what a copy
-needs before it is served: another identity.
+"""Copy SQLite files that other processes use, each as of one moment, and give a restored copy a new
+identity.
 
 A read transaction is held while pages are copied, so the copy is of the moment at which it began,
-however many commits come after it, and the writer waits for nothing. What it costs is that the
-write-ahead log cannot begin again meanwhile: it grows by what is written until the copy ends. A
-copy gives up when the log has half of the size at which the service refuses writes.
+however many commits come after it, and the writer does not wait. The cost is that the write-ahead
+log cannot be reset meanwhile: it grows by all writes until the copy ends. A copy is cancelled when
+the log has half of the size at which the service rejects writes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from counter.storage.sqlite.schema import (
 )
 
 DATABASE: Final = "counter.db"
-#: What is copied of a data directory. The keys come last: one that was revoked while the database
-#: was copied is revoked in the copy.
+#: The files of a backup. The keys come last: a key that was revoked while the database was copied
+#: is revoked in the copy, too.
 FILES: Final = (DATABASE, KEYS_FILE)
 
 _EVENTS_TABLE: Final = re.compile(r"events_\d+_\d+", re.ASCII)
 _PAGES_PER_STEP: Final = 64
-#: Ids that were given out after the copy was made are not given out again: no more namespaces than
-#: this are made, or changed so often, between a copy and its restore.
+#: How far ids advance at a restore, so that ids assigned after the copy are not assigned again:
+#: more than the namespaces that are created or changed between a copy and its restore.
 _JUMP: Final = 1_000_000
 _BUSY_TIMEOUT_S: Final = 10.0
 
@@ -52,8 +52,10 @@ def copy_file(
     progress: Callable[[int, int], None],
     wal_bytes_max: int,
 ) -> None:
-    """Copy the SQLite file *source* to *target*, at most so fast (0: as fast as it goes), checked
-    and on disk when this returns. *progress* hears of bytes done and in all. Raises StartupError.
+    """Copy the SQLite file *source* to *target*, checked and on disk when this returns.
+
+    *bytes_per_s* limits the rate (0: no limit). *progress* is called with the bytes done and the
+    total. Raises StartupError.
     """
     wal = source.with_name(f"{source.name}-wal")
     try:
@@ -80,7 +82,7 @@ def copy_file(
 
             reader.backup(writer, pages=_PAGES_PER_STEP, progress=go_on)
             reader.execute("ROLLBACK")
-            # A file by itself, that can be read where nothing can be written.
+            # A single file, which can be read on a read-only medium.
             writer.execute("PRAGMA journal_mode = DELETE")
             writer.commit()
         _on_disk(target)
@@ -90,7 +92,7 @@ def copy_file(
 
 
 def check_file(path: Path) -> None:
-    """Read the whole of a SQLite file. Raises StartupError where it is damaged."""
+    """Read the whole of a SQLite file. Raises StartupError if it is damaged."""
     with closing(_reader(path)) as reader:
         try:
             found = [text for (text,) in reader.execute("PRAGMA quick_check(10)")]
@@ -102,14 +104,14 @@ def check_file(path: Path) -> None:
 
 def check_schema(path: Path) -> None:
     """Raise StartupError if *path*, one of FILES of a backup, cannot be read, was made by a newer
-    program, or does not consist of the tables and indexes that this program makes.
+    program, or has other tables and indexes than this program creates.
 
     A trigger, for example, would run in the restored service.
     """
     is_keys = path.name == KEYS_FILE
     newest, ddl = (KEYS_VERSION, KEYS_DDL) if is_keys else (SCHEMA_VERSION, DDL)
     try:
-        # As it was copied, whatever journal lies beside it.
+        # Read the file alone, without any journal beside it.
         with closing(_reader(path, "mode=ro&immutable=1")) as reader:
             (version,) = reader.execute("PRAGMA user_version").fetchone()
             found = _objects(reader)
@@ -127,7 +129,7 @@ def check_schema(path: Path) -> None:
                 if _EVENTS_TABLE.fullmatch(name):
                     made.execute(EVENTS_DDL.format(table=name))
         expected = _objects(made)
-    # A column that an upgrade adds is the last one, as it is in a new database.
+    # A column that an upgrade adds is the last one, as in a new database.
     added = [] if is_keys else [UPGRADES[each] for each in range(version, newest) if version]
     for each in added:
         table, _, column = each.removeprefix("ALTER TABLE ").rstrip(";").partition(" ADD COLUMN ")
@@ -144,7 +146,7 @@ def check_schema(path: Path) -> None:
 
 
 def _objects(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
-    """Kind and SQL without spaces of each table, index, view and trigger, by name."""
+    """Return kind and SQL without spaces of each table, index, view and trigger, by name."""
     rows = connection.execute("SELECT name, type, coalesce(sql, '') FROM sqlite_master")
     return {
         name: (kind, "".join(sql.split()))
@@ -155,11 +157,11 @@ def _objects(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
 
 
 def begin_new_life(path: Path, now_us: int) -> None:
-    """Have the copied database *path* give out nothing that was given out before it was restored.
+    """Make sure that the copied database *path* issues nothing that was issued before its restore.
 
     Tokens get another issuer and a time not before now: none is issued twice, and the order holds.
-    Ids of namespaces and counters, and versions that an If-Match names, go on far beyond those that
-    can have been given out since the copy was made.
+    Ids of namespaces and counters, and the versions for If-Match, continue far beyond those that
+    can have been assigned since the copy was made.
     """
     with closing(connect(path, writer=True)) as connection:
         create_schema(connection)
@@ -180,8 +182,8 @@ def begin_new_life(path: Path, now_us: int) -> None:
 
 
 def _reader(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
-    """A connection that writes nothing; the file must be there."""
-    # Not mode=ro unless asked: that cannot read a log of writes that no process has open.
+    """Open a connection for reading; the file must exist."""
+    # Not mode=ro by default: that cannot read a write-ahead log that no process has open.
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?{how}",
         uri=True,

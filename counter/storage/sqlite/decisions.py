@@ -1,4 +1,4 @@
-"""What was decided about late tokens, and the times reserved for keys, in SQLite."""
+"""Store decisions about late tokens, and the times reserved for keys, in SQLite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SqliteDecisions(SqliteEvents):
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        """As the port says; and VOID only where, in the same transaction, nothing is found."""
+        """Do as the port says; VOID only if, in the same transaction, no event is found."""
 
         def change(connection: sqlite3.Connection, _now_us: int) -> Decision:
             standing = _select(connection, namespace, events)

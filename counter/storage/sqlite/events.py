@@ -1,4 +1,4 @@
-"""The event log in SQLite: a table a slice, clustered by (counter, event_time, event_id, item)."""
+"""Store the event log in SQLite: a table per slice, clustered by (counter, time, id, item)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SqliteEvents(SqliteAppends):
         await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Nothing to do: one transaction writes all of an atomic add or nothing."""
+        """Do nothing: one transaction writes all of an atomic add or nothing."""
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         result: Sequence[Written] = await self._writer.call((self._appending, (namespace, events)))
@@ -47,11 +47,11 @@ class SqliteEvents(SqliteAppends):
         return result
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Nothing to do: what was found is committed, and there is one copy of it."""
+        """Do nothing: found events are committed, and there is one copy of them."""
 
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Nothing to do: ``decide`` saw, in its own transaction, that nothing is there, and every
-        later write is refused by age and by ``resolutions``."""
+        """Do nothing: ``decide`` checked in its own transaction that there is no event, and
+        every later write is rejected by age and by ``resolutions``."""
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         result: Sequence[Event | None] = await self._read(
@@ -100,8 +100,8 @@ class SqliteEvents(SqliteAppends):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """All as of one commit: from what the writer keeps of the tail, or from the events in one
-        transaction."""
+        """Return all tails as of one commit: from the writer's live tail, or from the events in
+        one transaction."""
         folds = self._live.tails(namespace.id, namespace.settings.rollup_window_us, after)
         if folds is not None:
             return folds
@@ -165,7 +165,7 @@ class SqliteEvents(SqliteAppends):
         now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
-        """:meth:`_spans` as of one commit, however many statements it takes."""
+        """Do :meth:`_spans` as of one commit, however many statements it takes."""
         connection.execute("BEGIN")
         try:
             return self._spans(connection, now_us, jobs)
@@ -178,7 +178,8 @@ class SqliteEvents(SqliteAppends):
         _now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
-        """Folds of (counter, first, last) spans: one statement for each table and equal span."""
+        """Return folds of (counter, first, last) spans: one statement for each table and equal
+        span."""
         groups: dict[tuple[int, int, int, int], dict[str, None]] = {}
         for namespace, spans in jobs:
             for name, first_us, last_us in spans:

@@ -21,7 +21,7 @@ _HOLDER: Final = re.compile(r"process (\d+) on (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What can be seen of a data directory."""
+    """The visible state of a data directory."""
 
     #: The schema's version; None if there is no database yet.
     version: int | None
@@ -32,17 +32,17 @@ class Glance:
     #: Bytes on disk, and those of the write-ahead log among them.
     size: int
     wal_bytes: int
-    #: The process that serves it now, where that can be told.
+    #: The process that serves it now, if known.
     holder: int | None
 
     @property
     def newest_version(self) -> int:
-        """The version that this program makes of it."""
+        """The schema version that this program creates."""
         return SCHEMA_VERSION
 
 
 def glance(directory: Path) -> Glance:
-    """Look at *directory*. Raises StartupError where it is no data directory, or cannot be read."""
+    """Inspect *directory*. Raises StartupError if it is not a data directory, or cannot be read."""
     try:
         files = {each.name: each.stat() for each in directory.iterdir() if each.is_file()}
         holder = _holder(directory / "lock")
@@ -82,7 +82,7 @@ def _read(path: Path, *, has_log: bool) -> tuple[int, int]:
 
 
 def _holder(path: Path) -> int | None:
-    """Whom the lock file names, if that process lives on this machine."""
+    """Return the process in the lock file, if it is alive on this machine."""
     try:
         found = _HOLDER.match(path.read_text(errors="replace"))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Reads of one row, on the event loop itself.
+"""Read single rows on the event loop itself.
 
-A row whose pages are in memory is read in less time than it takes to wake a thread, so it is read
-where it is asked for. While the disk is slow, or a lock is held, a lane reads instead.
+A row whose pages are in memory is read in less time than it takes to wake a thread. While the disk
+is slow, or a lock is held, a lane reads instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from counter.limits import MILLISECOND, SECOND
 from counter.ports import Clock
 from counter.telemetry.metrics import Calls
 
-#: A read that took so long had to wait, for the disk or for the processor.
+#: A read that took this long had to wait, for the disk or for the processor.
 _SLOW_US: Final = 5 * MILLISECOND
-#: Then a lane reads for so many times as long: the loop never waits for a larger part of the time.
+#: Then a lane reads for this many times as long, which bounds the share of time that the loop
+#: waits.
 _PAUSE_FACTOR: Final = 20
 
 
 class InlineReader:
-    """A connection of the event loop's own, that gives up rather than wait."""
+    """The event loop's own connection, which fails instead of waiting."""
 
     def __init__(
         self, connection: sqlite3.Connection, clock: Clock, calls: Calls | None = None
@@ -33,14 +34,14 @@ class InlineReader:
         self._paused_until_us = 0
 
     def row(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-        """The rows that *sql* selects, at most one; None where another must read them."""
+        """Return the rows that *sql* selects, at most one; None if a lane must read them."""
         began_us = self._clock.boottime_us()
         if began_us < self._paused_until_us:
             return None
         try:
             rows = self._cursor.execute(sql, parameters).fetchall()
         except sqlite3.Error:
-            # The lane meets the same, and says so in the service's own terms.
+            # The lane meets the same error, and reports it in the service's terms.
             self._paused_until_us = began_us + _PAUSE_FACTOR * _SLOW_US
             return None
         ended_us = self._clock.boottime_us()

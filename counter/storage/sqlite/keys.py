@@ -1,8 +1,8 @@
-"""API keys in a small SQLite file of their own, beside the database.
+"""Store API keys in their own small SQLite file, beside the database.
 
-The directory is locked by the process that serves, and keys must be made while it does: so this
-file needs no lock of the directory, and nobody keeps it open. Its journal is a plain one: many
-processes may use it, each for a moment, and no memory that they share is left behind.
+The serving process locks the directory, and keys must be created while it runs: so this file needs
+no lock of the directory, and no process keeps it open. It uses a rollback journal: many processes
+may use it, each for a moment, and no shared memory is left behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from counter.storage.sqlite.schema import unavailable
 from counter.types import ApiKey
 
 KEYS_FILE: Final = "keys.sqlite3"
-#: The owner's alone: it holds no secrets, but who may do what.
+#: Only the owner may read it: it contains no secrets, but the rights of each key.
 _MODE: Final = 0o600
 KEYS_VERSION: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 
 
 class SqliteKeys:
-    """:class:`counter.ports.KeyStore` over a data directory, which need not be there yet:
-    the first key makes it."""
+    """:class:`counter.ports.KeyStore` over a data directory; the first key creates the file and
+    the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._keys_path = directory / KEYS_FILE
@@ -91,7 +91,7 @@ class SqliteKeys:
         await asyncio.to_thread(self._change, change)
 
     def _change(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run *change* in a transaction of its own, all of it or nothing."""
+        """Run *change* in its own transaction, all of it or nothing."""
         try:
             self._have_file()
         except (OSError, sqlite3.Error) as error:
@@ -106,8 +106,8 @@ class SqliteKeys:
         return self._run(within)
 
     def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """What *work* comes to, over a connection that is closed when it is done: whatever was not
-        committed by then is undone."""
+        """Return the result of *work* with a connection that is closed afterwards: what is not
+        committed by then is rolled back."""
         try:
             with closing(self._connect()) as connection:
                 return work(connection)
@@ -128,16 +128,16 @@ class SqliteKeys:
                 f"{self._keys_path} has version {version}, and this program knows {KEYS_VERSION}:"
                 " use the newer program that made it"
             )
-        # Not taken for a service without keys: that would let everybody in.
+        # This must not look like a service without keys, which accepts all requests.
         raise StoreUnavailableError(
             f"{self._keys_path} is empty or cut short; restore it from a backup, or, if no key was"
             " ever made, remove it"
         )
 
     def _have_file(self) -> None:
-        """Make the file, and the directory, unless they are there; raises OSError.
+        """Create the file and the directory if they do not exist; raises OSError.
 
-        It comes to its name whole: whoever finds one that is not, finds one that is damaged.
+        The file is renamed when it is complete, so a file that is incomplete is damaged.
         """
         if self._keys_path.exists():
             return
@@ -149,7 +149,7 @@ class SqliteKeys:
             with closing(_connect(made)) as connection:
                 connection.executescript(f"{KEYS_DDL};PRAGMA user_version = {KEYS_VERSION};")
             if os.geteuid() == 0:
-                # Root looks after the keys of a service that runs as somebody else.
+                # Root may manage the keys of a service that runs as another user.
                 owner = directory.stat()
                 os.chown(made, owner.st_uid, owner.st_gid)
             with suppress(FileExistsError):
@@ -159,7 +159,7 @@ class SqliteKeys:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # For reading too: what a crash left half done is undone by whoever comes next.
+    # Reading needs write access, too: the next reader rolls back what a crash left half done.
     uri = f"file:{quote(str(path))}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
     connection.execute("PRAGMA trusted_schema = OFF")

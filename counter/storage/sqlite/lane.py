@@ -1,7 +1,7 @@
-"""A lane: one thread that owns one SQLite connection, fed in batches by the event loop.
+"""Run jobs on a thread that owns one SQLite connection, in batches from the event loop.
 
-While one batch is under way the next one gathers, so a burst of calls costs one thread crossing,
-one transaction and one wake-up, whatever its size. All calls of a batch share one future.
+While one batch runs the next one gathers, so a burst of calls costs one thread crossing, one
+transaction and one wake-up, whatever its size. All calls of a batch share one future.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from counter.errors import OverloadedError, UnavailableError
 from counter.telemetry.metrics import Calls
 
-#: Runs one batch of jobs on the lane's thread: a result, or an exception, for each of them.
+#: Runs one batch of jobs on the lane's thread; returns a result, or an exception, for each of them.
 Execute = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class _Shared(asyncio.Future[None]):
     """A future that many tasks wait for: cancelling one of them must not cancel it for the rest.
 
-    The cancelled task gets its CancelledError when the batch lands, and never leaves a write of
-    which nobody knows the outcome.
+    The cancelled task gets its CancelledError when the batch is done, so that the outcome of its
+    write is always known.
     """
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -59,9 +59,9 @@ class Lane:
         self._thread.start()
 
     async def call(self, job: Any) -> Any:
-        """The result of *job*, once its batch is done.
+        """Return the result of *job* when its batch is done.
 
-        Raises what the job raised, and OverloadedError, before any work, where too many wait.
+        Raises what the job raised, and OverloadedError, before any work, if too many jobs wait.
         """
         batch = self._gathering
         if batch is None:
@@ -86,16 +86,16 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait for the batch under way to end."""
+        """The number of jobs that wait for the running batch to end."""
         return 0 if self._gathering is None else len(self._gathering.jobs)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch is under way: what is called now waits for it."""
+        """Whether a batch is running: new jobs wait for it."""
         return self._flight is not None
 
     async def close(self) -> None:
-        """Run what was accepted, then stop the thread."""
+        """Run the accepted jobs, then stop the thread."""
         self._closed = True
         while self._flight is not None:
             await self._flight.future

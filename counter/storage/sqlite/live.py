@@ -1,8 +1,8 @@
-"""What the writer knows to be committed: counters' ids, and the sums of the live tail.
+"""Cache committed data for the writer: counters' ids, and the sums of the live tail.
 
-The tail is the events that no checkpoint holds yet. They lie in time order on disk, all counters
-mixed, so that a commit touches few pages; what one counter has of them is kept here, a sum a
-window. All of it is bounded, and forgetting is safe: the events are asked instead.
+The tail is the events that no checkpoint includes yet. On disk they are in time order, with all
+counters mixed, so that a commit touches few pages; here are the sums of each counter, one per
+window. The caches are bounded, and a missing entry is safe: the events are read instead.
 
 Only the writer's thread changes it. The event loop's thread reads the tail, under the lock that
 each change holds from its first step to its last: a read sees the tail between two changes.
@@ -23,7 +23,7 @@ _NONE: Final[Mapping[str, int | None]] = {}
 
 
 class Ids:
-    """Counters' ids by namespace and name. What a transaction learns counts once it commits."""
+    """Counters' ids by namespace and name. Ids of a transaction are valid after its commit."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, int]] = {}
@@ -31,7 +31,7 @@ class Ids:
         self._fresh: list[tuple[int, str, int]] = []
 
     def of(self, namespace_id: int) -> Mapping[str, int]:
-        """Names and ids of a namespace's counters."""
+        """Return names and ids of a namespace's counters."""
         return self._known.setdefault(namespace_id, {})
 
     def learn(self, namespace_id: int, name: str, counter_id: int) -> None:
@@ -52,36 +52,38 @@ class Ids:
 
 
 class LiveTail:
-    """Sums of committed events by namespace, window and counter; None where a clear is among them.
+    """Sums of committed events by namespace, window and counter; None if a clear is among them.
 
-    A counter that stands in a window has its mark there too.
+    A counter with a sum in a window has its mark there, too.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._windows: dict[int, dict[int, dict[str, int | None]]] = {}
-        #: From which instant on a namespace's windows are held whole.
+        #: The instant from which on a namespace's windows are complete.
         self._held_from: dict[int, int] = {}
         self._count = 0
         self._fresh: list[tuple[Namespace, Sequence[Event]]] = []
         self._expected: list[tuple[Namespace, Sequence[Event]]] = []
 
     def begin(self, namespace_id: int, from_us: int) -> None:
-        """Nothing is committed at or after *from_us* but what will be told."""
+        """Declare that later events at or after *from_us* will all be passed to :meth:`note`."""
         with self._lock:
             self._held_from[namespace_id] = from_us
             self._windows.setdefault(namespace_id, {})
 
     def window(self, namespace_id: int, window_us: int) -> Mapping[str, int | None]:
-        """What is known of a window, whole or not; for the writer's thread, which changes it."""
+        """Return the sums of a window, complete or not; for the writer's thread, which changes
+        it."""
         return self._windows.get(namespace_id, {}).get(window_us, _NONE)
 
     def expect(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """*events* are about to be written; which of them are new is told after it."""
+        """Note that *events* are about to be written; :meth:`note` then gets the new ones of
+        them."""
         self._expected.append((namespace, events))
 
-    def tell(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """*events* are new in the transaction under way."""
+    def note(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Note that *events* are new in the current transaction."""
         self._fresh.append((namespace, events))
 
     def commit(self) -> None:
@@ -94,8 +96,8 @@ class LiveTail:
         self._fresh, self._expected = [], []
 
     def rollback(self) -> None:
-        """Have the windows of the transaction read from the events: a commit that reports an error
-        may be on disk."""
+        """Drop the windows of the transaction, so that they are read from the events: a commit
+        that reports an error may be on disk."""
         with self._lock:
             for namespace, events in self._expected:
                 self._forget(namespace.id, max(event[1] for event in events))
@@ -125,8 +127,8 @@ class LiveTail:
     def tails(
         self, namespace_id: int, size_us: int, after: Sequence[tuple[str, int]]
     ) -> list[Fold] | None:
-        """The fold of each (counter, after_us)'s events after that instant, all as of one commit;
-        None if any of them must be read from the events: then all of them must."""
+        """Return the fold of each (counter, after_us)'s events after that instant, all as of one
+        commit; None if any of them must be read from the events: then all of them must."""
         folds: list[Fold] = []
         with self._lock:
             held_us = self._held_from.get(namespace_id)
@@ -147,7 +149,7 @@ class LiveTail:
         return folds
 
     def forget(self, namespace_id: int, through_us: int) -> None:
-        """Drop the windows up to *through_us*: the checkpoints hold them."""
+        """Drop the windows up to *through_us*: the checkpoints include them."""
         with self._lock:
             self._forget(namespace_id, through_us)
 
@@ -166,7 +168,7 @@ class LiveTail:
                 self._count -= len(sums)
 
     def _drop_largest(self) -> None:
-        """Drop all windows of the namespace that holds most."""
+        """Drop all windows of the namespace with the most."""
         sizes = {key: sum(map(len, windows.values())) for key, windows in self._windows.items()}
         largest = max(sizes, key=lambda key: sizes[key])
         self._forget(largest, max(self._windows[largest]))

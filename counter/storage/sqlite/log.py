@@ -1,4 +1,4 @@
-"""The statements of the event log: set-based, one step each."""
+"""Execute the statements of the event log: set-based, one step each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from counter.storage.sqlite.schema import one_json, to_fold, to_json
 from counter.types import Event, Fold, Written
 
 Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
-#: Counters of one table that are looked at besides, where a time lies in two tables.
+#: Further counters of one table that are considered if a time span covers two tables.
 _BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
 _PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
@@ -23,13 +23,13 @@ _COUNTERS_OF: Final = (
 def counter_ids(
     connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
 ) -> dict[str, int]:
-    """Ids of the counters of *names* that exist."""
+    """Return ids of the counters of *names* that exist."""
     sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
     return dict(one_json(connection, sql, (to_json(names), namespace_id)))
 
 
 def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
-    """Make the counters of *names* that do not exist."""
+    """Create the counters of *names* that do not exist."""
     connection.execute(
         "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
         (namespace_id, to_json(names)),
@@ -37,9 +37,9 @@ def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequ
 
 
 def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> list[Written]:
-    """Insert *rows*; a chunk in which one stands already undoes itself, and each is looked up."""
+    """Insert *rows*; a chunk with an existing row is rolled back, and its rows are looked up."""
     outcomes: list[Written] = []
-    # Plain adds leave the last two columns out: each cell that is bound costs time.
+    # Plain adds omit the last two columns: each bound cell costs time.
     plain = not any(row[5] or row[6] for row in rows)
     into = f"INSERT INTO {table}" + (_PLAIN_COLUMNS if plain else "")
     for chunk in chunks(rows):
@@ -77,7 +77,8 @@ def _insert_unless_there(
 def select_rows(
     connection: sqlite3.Connection, table: str, keys: Sequence[tuple[Any, ...]]
 ) -> list[tuple[int, int, int | None, str | None]]:
-    """(index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id, item)."""
+    """Return (index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id,
+    item)."""
     found: list[tuple[int, int, int | None, str | None]] = []
     for start in range(0, len(keys), 256):
         part = keys[start : start + 256]
@@ -92,7 +93,7 @@ def select_rows(
 
 
 def has_atomic(connection: sqlite3.Connection, table: str, namespace_id: int, event: Event) -> bool:
-    """Whether items of any atomic add stand under the token of *event*, in whatever counters."""
+    """Return whether items of any atomic add have the token of *event*, in whatever counters."""
     found = connection.execute(
         f"SELECT 1 FROM {table} e CROSS JOIN counters c ON c.id = e.counter"
         " WHERE e.event_time = ? AND e.event_id = ? AND e.item > 0 AND c.namespace = ? LIMIT 1",
@@ -108,7 +109,8 @@ def fold_rows_of(
     first_us: int,
     last_us: int,
 ) -> dict[str, Fold]:
-    """The folds of the counters *ids* over ``[first, last]``: one pass over its events."""
+    """Return the folds of the counters *ids* over ``[first, last]``, in one pass over its
+    events."""
     sql = (
         "SELECT json_group_array(json_array(counter, clears, high, low)) FROM ("
         " SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
@@ -135,8 +137,8 @@ def window_folds_of(
     span: tuple[int, int],
     size_us: int,
 ) -> Iterator[tuple[str, int, Fold]]:
-    """(counter, window, fold) of each window of ``[from, to)`` that holds events of *ids*, in one
-    pass over the table. A window never lies in two tables."""
+    """Return (counter, window, fold) of each window of ``[from, to)`` with events of *ids*, in
+    one pass over the table. A window is never split between two tables."""
     sql = (
         "SELECT json_group_array(json_array(counter, start, clears, high, low)) FROM ("
         " SELECT counter, event_time - event_time % ? AS start, count(clear) AS clears,"
@@ -165,9 +167,12 @@ def busiest_of(
     limit: int,
     events_max: int,
 ) -> tuple[int, list[tuple[str, int]]]:
-    """The counters of a namespace with the most events of ``[from, to)``, and since when; *tables*
-    are the latest first. Of each at most *events_max* are counted, whichever namespace they are of,
-    and the busiest counters are taken."""
+    """Return the counters of a namespace with the most events of ``[from, to)``, and the start of
+    the span covered.
+
+    *tables* are the latest first. At most *events_max* events are counted per table, of all
+    namespaces, and the busiest counters are returned.
+    """
     from_us, to_us = span
     counts: dict[str, int] = {}
     for table in tables:
@@ -176,7 +181,7 @@ def busiest_of(
             " ORDER BY event_time DESC LIMIT 1 OFFSET ?",
             (from_us, to_us, events_max),
         ).fetchone()
-        # Not one instant's events in part.
+        # Do not count a part of one instant's events.
         from_us = from_us if cut is None else min(to_us, cut[0] + 1)
         sql = (
             "SELECT json_group_array(json_array(name, n)) FROM (SELECT c.name, e.n FROM ("
@@ -211,9 +216,9 @@ def spans_of(
     size_us: int,
     span: tuple[int, int],
 ) -> Iterator[tuple[int, int]]:
-    """The parts of *span* that may hold events of a counter, latest first.
+    """Return the parts of *span* that may contain events of a counter, latest first.
 
-    What is not rolled up yet is one part; before it, the windows that have a row are.
+    The part after the watermark is one part; before it, each window with a row is one.
     """
     from_us, to_us = span
     if to_us > watermark_us + 1:
@@ -235,8 +240,8 @@ def scan_rows(
     before: Event | None,
     limit: int,
 ) -> list[Event]:
-    """Events of ``[from, to)`` in one table of a counter, given by name and id: latest first,
-    those after *before*."""
+    """Return events of ``[from, to)`` in one table of a counter, given by name and id: latest
+    first, those after *before*."""
     counter, counter_id = key
     where = ""
     extra: tuple[Any, ...] = ()
@@ -258,7 +263,8 @@ def scan_rows(
 def tail_rows(
     connection: sqlite3.Connection, table: str, from_us: int, limit: int
 ) -> list[tuple[int, Event]]:
-    """(namespace id, event without its id) of at most *limit* events of *from_us* or later."""
+    """Return (namespace id, event without its id) of at most *limit* events of *from_us* or
+    later."""
     sql = (
         "SELECT json_group_array(json_array(c.namespace, c.name, e.event_time, e.delta, e.clear))"
         f" FROM (SELECT * FROM {table} WHERE event_time >= ? LIMIT ?) e"
@@ -271,6 +277,6 @@ def tail_rows(
 
 
 def latest_event(connection: sqlite3.Connection, table: str) -> int:
-    """The time of the latest event of a table; 0 where it is empty."""
+    """Return the time of the latest event of a table; 0 if it is empty."""
     (time_us,) = connection.execute(f"SELECT max(event_time) FROM {table}").fetchone()
     return time_us or 0

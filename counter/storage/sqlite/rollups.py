@@ -1,10 +1,10 @@
-"""Marks, watermarks and counts in SQLite, in set-based statements: one a batch, whatever its size.
+"""Store marks, watermarks and counts in SQLite, with one set-based statement per batch.
 
-A counter's checkpoint and settled fold stand in its row of ``counters``; its window rows and
-pending recounts in tables of their own. One transaction writes them together.
+A counter's checkpoint and settled fold are in its row of ``counters``; its window rows and pending
+recounts are in their own tables. One transaction writes them together.
 
-Marks hold counters' ids, and what rolls them up asks by id: among many counters each look-up by
-name costs a page of the index, and there would be four of them for each counter of a batch.
+Marks contain counters' ids, and the rollup reads by id: with many counters each look-up by name
+costs a page of the index, and there would be four of them for each counter of a batch.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _ONE_HEAD: Final = (
 class SqliteRollups(SqliteBase):
     """See :class:`counter.ports.RollupStore`."""
 
-    #: The counters of the marks that were read last: namespace, name, id. Replaced, never changed:
-    #: all threads read it. What is not in it is looked up by name.
+    #: The counters of the marks that were read last: namespace, name, id. It is replaced and never
+    #: modified, because all threads read it. Missing counters are looked up by name.
     _marked: Mapping[int, Mapping[str, int]] = MappingProxyType({})
 
     async def fence(self) -> int:
-        """The clock, read by the writer between two commits."""
+        """Return the clock, read by the writer between two commits."""
         result: int = await self._write(lambda _connection, _now_us: self._clock.now_us())
         return result
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
-        """From memory: what the last commit that moved them said."""
+        """Return the watermarks of the last commit, from memory."""
         through = self._watermarks.get(namespace.id)
         if through is None:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
@@ -96,7 +96,7 @@ class SqliteRollups(SqliteBase):
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
     ) -> Sequence[AtomicMark]:
-        """None ever: one transaction writes all of an atomic add or nothing."""
+        """Return no marks: one transaction writes all of an atomic add or nothing."""
         return ()
 
     async def marked(
@@ -203,7 +203,7 @@ class SqliteRollups(SqliteBase):
         await self._write(change)
 
     async def _ids_for(self, namespace: Namespace, names: Sequence[str]) -> Mapping[str, int]:
-        """The ids of *names*; counters that are not there are made."""
+        """Return the ids of *names*; missing counters are created."""
         marked = self._marked.get(namespace.id, {})
         missing = [name for name in names if name not in marked]
         if not missing:
@@ -222,8 +222,8 @@ class SqliteRollups(SqliteBase):
                 " WHERE namespace = ? AND shard IN (SELECT value FROM json_each(?))",
                 (through_us, namespace.id, to_json(shards)),
             )
-            # On this thread, because it alone changes the tail. What was passed before this is
-            # forgotten only now: reads that began before it are done by then.
+            # On this thread, because it alone changes the tail. Windows are dropped one call after
+            # the watermark has passed them: reads that began before are done by then.
             self._live.forget(namespace.id, min(self._watermarks.get(namespace.id, (0,))))
 
         await self._write(change)
@@ -283,7 +283,7 @@ def _select_heads(
 def _head_of(
     time_us: int | None, count: int | str | None, settled_us: int | None, settled: int | str | None
 ) -> Head | None:
-    """A head without pending recounts."""
+    """Return a head without pending recounts."""
     if time_us is None:
         return None
     return Head(
@@ -292,7 +292,7 @@ def _head_of(
 
 
 def _update_heads(connection: sqlite3.Connection, column: str, rows: str) -> None:
-    """Set a column and its time where that does not move the time back."""
+    """Set a column and its time unless that would move the time back."""
     connection.execute(
         f"UPDATE counters SET {column}_at = n.at, {column} = n.count FROM (SELECT"
         " json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at,"
@@ -303,7 +303,7 @@ def _update_heads(connection: sqlite3.Connection, column: str, rows: str) -> Non
 
 
 def _upsert_rows(connection: sqlite3.Connection, rows: str) -> None:
-    """Set rows, but none of a batch that is older than the checkpoint, and none that is settled."""
+    """Set rows, except settled ones and those of a batch that is older than the checkpoint."""
     connection.execute(
         "INSERT INTO windows SELECT c.id, json_extract(j.value, '$[1]'),"
         f" json_extract(j.value, '$[2]'), json_extract(j.value, '$[3]'){_COUNTERS_OF_ROWS}"

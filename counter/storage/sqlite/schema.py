@@ -1,7 +1,7 @@
-"""The SQLite schema, how a connection is opened, and the lock that keeps a directory to itself.
+"""Define the SQLite schema, open connections, and lock the data directory.
 
-Integers are 64 bits in SQLite. A count beyond that is stored as its decimal text in the same
-column, and sums are taken over the high and low 32 bits of each delta apart, so nothing wraps.
+Integers are 64 bits in SQLite. A larger count is stored as decimal text in the same column, and the
+high and low 32 bits of deltas are summed separately, so nothing overflows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from counter.types import Fold
 
 SCHEMA_VERSION: Final = 2
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
-#: A reader's, and the writer's. Beyond it there is the kernel's cache.
+#: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
-#: Pages of 4 KiB in the log before they are written to the database: a page that many commits
-#: touch is then written there once.
+#: Pages of 4 KiB in the log before a checkpoint: a page that many commits change is then written to
+#: the database once.
 _WAL_PAGES: Final = 4_000
 _BUSY_TIMEOUT_S: Final = 5.0
 
-#: What a file's name ends with while it is restored.
+#: The suffix of a file's name while it is restored.
 UNFINISHED: Final = ".restoring"
 
 DDL: Final = """
@@ -86,7 +86,7 @@ CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
 CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """
 
-#: What takes a database from each version to the next.
+#: The statement that upgrades a database from each version to the next.
 UPGRADES: Mapping[int, str] = {1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;"}
 
 EVENTS_DDL: Final = """
@@ -99,16 +99,16 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 def events_table(dataset_id: int, start_us: int) -> str:
-    """The name of the table of one slice's events. Both parts are integers of our own making."""
+    """Return the name of the table of one slice's events. Both parts are integers of our own."""
     return f"events_{dataset_id}_{start_us}"
 
 
 def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
-    """A connection in WAL mode; a writer's commits are on disk when they return."""
+    """Open a connection in WAL mode; a writer's commits are on disk when they return."""
     if writer:
-        # What else the database is made of takes its mode from it.
+        # SQLite's other files inherit this mode.
         path.touch(mode=0o600)
-    # Autocommit: transactions are begun and ended by name, in one place.
+    # Autocommit: transactions are begun and ended explicitly, in one place.
     connection = sqlite3.connect(
         path,
         timeout=_BUSY_TIMEOUT_S,
@@ -116,7 +116,7 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=256,
     )
-    # What a file of others' making defines must not call functions that reach out of it.
+    # Views and triggers in a foreign file must not call functions with side effects.
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB[writer]}")
     if writer:
@@ -131,7 +131,7 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
 
 
 def create_schema(connection: sqlite3.Connection) -> None:
-    """Make the tables. Raises StartupError where a newer version of this program made them."""
+    """Create the tables. Raises StartupError if a newer version of this program made them."""
     if sqlite3.sqlite_version_info < _SQLITE_VERSION_MIN:
         needed = ".".join(map(str, _SQLITE_VERSION_MIN))
         raise StartupError(f"SQLite {sqlite3.sqlite_version} is too old; {needed} is needed")
@@ -146,32 +146,32 @@ def create_schema(connection: sqlite3.Connection) -> None:
 
 
 def to_cell(value: int) -> int | str:
-    """A count as SQLite stores it: an integer, or its decimal text beyond 64 bits."""
+    """Return a count as SQLite stores it: an integer, or its decimal text beyond 64 bits."""
     return value if INT64_MIN <= value <= INT64_MAX else str(value)
 
 
 def to_fold(clears: int, high: int | None, low: int | None) -> Fold:
-    """The fold of rows whose deltas' high and low 32 bits were summed apart."""
+    """Return the fold of rows whose deltas' high and low 32 bits were summed separately."""
     return Fold(bool(clears), ((high or 0) << 32) + (low or 0))
 
 
 def to_json(values: Iterable[Any]) -> str:
-    """Arguments of a set-based statement, for ``json_each``."""
+    """Return arguments of a set-based statement, for ``json_each``."""
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
 def one_json(connection: sqlite3.Connection, sql: str, parameters: Iterable[Any]) -> Any:
-    """The one JSON value that *sql* selects.
+    """Return the one JSON value that *sql* selects.
 
-    Results come as one row of JSON because sqlite3 gives up and takes back the interpreter lock at
-    every row: against a busy event loop each of them would wait for a whole switch interval.
+    Results are one row of JSON because sqlite3 releases and reacquires the interpreter lock at
+    every row: with a busy event loop each of them would wait for a whole switch interval.
     """
     row = connection.execute(sql, tuple(parameters)).fetchone()
     return json.loads(row[0])
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailableError:
-    """*error* in the service's own terms, saying what to do where that is known."""
+    """Convert *error* to the service's own, with the fix if that is known."""
     text = str(error)
     advice = {
         "full": "free some disk space; nothing that was acknowledged is lost",
@@ -186,8 +186,8 @@ def unavailable(error: sqlite3.Error) -> StoreUnavailableError:
 
 
 def check_whole(directory: Path) -> None:
-    """Raise StartupError where a restore into *directory* was broken off: a new database would
-    begin there from nothing, and nobody would notice."""
+    """Raise StartupError if a restore into *directory* was interrupted: otherwise a new, empty
+    database would be created there unnoticed."""
     if any(directory.glob(f"*{UNFINISHED}")):
         raise StartupError(
             f"a restore into {directory} was broken off: empty it, and restore the backup again"
@@ -197,8 +197,8 @@ def check_whole(directory: Path) -> None:
 class DirectoryLock:
     """Keeps a data directory to one process, for as long as that process lives.
 
-    The directory itself is locked, and so is a file in it that names the holder. The file alone
-    would not do: when it is deleted, the next process creates and locks another one.
+    The directory itself is locked, and so is a file in it that names the holder. The file alone is
+    not enough: when it is deleted, the next process creates and locks another one.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -242,7 +242,7 @@ class DirectoryLock:
         return file
 
     def release(self) -> None:
-        """Let another process have the directory."""
+        """Release the directory for another process."""
         self._file.close()
         os.close(self._directory)
 
