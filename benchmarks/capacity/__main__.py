@@ -25,7 +25,7 @@ from benchmarks.capacity.measure import COUNTERS, EMBEDDED, Figure, Run, measure
 from benchmarks.capacity.processes import BenchError
 from counter.cli.commands.backup import ending_in_order
 from counter.cli.flags import STORE, StoreFlags, given
-from counter.cli.terminal import EXIT_INTERRUPTED, remark, tell, told
+from counter.cli.terminal import EXIT_INTERRUPTED, exit_on_error, print_out, remark
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.report import load, toml_value
 from counter.config.settings import Settings
@@ -70,7 +70,7 @@ class BenchFlags:
 def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
     """Measure what this machine does, for counter plan cluster; nothing is left behind."""
     flags = flags or BenchFlags()
-    with told(), ending_in_order():
+    with exit_on_error(), ending_in_order():
         _check(flags)
         cache = {} if flags.cache is None else {"cache": flags.cache}
         settings = load(given(store) | cache).settings
@@ -98,7 +98,7 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
             shutil.rmtree(folder, ignore_errors=True)
         report = _report(run)
         _save(flags.save, report)
-        tell(json.dumps(report) if flags.json else _text(run, flags.save))
+        print_out(json.dumps(report) if flags.json else _text(run, flags.save))
 
 
 def _check(flags: BenchFlags) -> None:

@@ -204,7 +204,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
     except StartupError as error:
         fail(str(error), EXIT_NOT_DONE)
     except UnknownOutcomeError as error:
-        tell_unfinished(error.unfinished, flags or ServiceFlags(), why=why_unknown(error))
+        report_unfinished(error.unfinished, flags or ServiceFlags(), why=why_unknown(error))
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
         fail(said(error), exit_code(error))
@@ -248,7 +248,7 @@ def why_unknown(error: UnknownOutcomeError) -> str:
     return cause.detail if isinstance(cause, CounterError) else error.detail
 
 
-def tell_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
+def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
     """Report that the outcome is unknown, and print the command that determines it on its own
     line."""
     remark(

@@ -43,7 +43,7 @@ _JOINERS: Final = "\u200c\u200d"
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Exit with EXIT_CANNOT_START after a StartupError, and print its message."""
     try:
         yield
@@ -87,7 +87,7 @@ def _escaped(kept: str, found: re.Match[str]) -> str:
     return char if unicodedata.category(char) == "Zs" else json.dumps(char)[1:-1]
 
 
-def tell(text: str, warnings: Iterable[str] = ()) -> None:
+def print_out(text: str, warnings: Iterable[str] = ()) -> None:
     """Print *text*, and then *warnings* to standard error. Raises OutputError."""
     with printing():
         print(printable(text, lines=True), flush=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from counter.cli.client import ServiceFlags, tell_unfinished
+from counter.cli.client import ServiceFlags, report_unfinished
 from counter.client import Token, Unfinished
 from tests.cli.shell import Shell
 
@@ -33,5 +33,5 @@ def test_nothing_is_resolved_where_what_is_sent_again_counts_again(shell: Shell)
 
 def test_once_is_not_promised_of_every_namespace(capsys: pytest.CaptureFixture[str]) -> None:
     unfinished = Unfinished("add", NAMESPACE, (("x", 5),), str(Token.new()))
-    tell_unfinished(unfinished, ServiceFlags(), why="it is cut")
+    report_unfinished(unfinished, ServiceFlags(), why="it is cut")
     assert "but in a BEST_EFFORT namespace" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from cyclopts import App
 
 from counter.__main__ import main
 from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened
-from counter.cli.terminal import tell
+from counter.cli.terminal import print_out
 from counter.client import Token, Unfinished, UnknownOutcomeError
 from counter.client.failures import UnreachableError
 from counter.config.report import load
@@ -181,7 +181,7 @@ def test_so_it_is_where_nothing_is_buffered(
     ):
         monkeypatch.setattr(sys, "stdout", unbuffered)
         with pytest.raises(SystemExit) as caught, ended():
-            tell("counted")
+            print_out("counted")
         assert (caught.value.code, capfd.readouterr().err) == (141, told)
     with Path("/dev/full").open("wb", buffering=0) as full:
         done = subprocess.run(

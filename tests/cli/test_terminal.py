@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from counter.cli.drawing import Screen
-from counter.cli.terminal import printable, remark, tell
+from counter.cli.terminal import print_out, printable, remark
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger
 
@@ -46,7 +46,7 @@ def test_what_a_counter_may_be_called_is_printed_as_it_is(text: str) -> None:
     assert printable(text) == text
 
 
-@pytest.mark.parametrize("say", [tell, remark, lambda text: tell("", [text])])
+@pytest.mark.parametrize("say", [print_out, remark, lambda text: print_out("", [text])])
 def test_what_is_said_is_escaped(
     say: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

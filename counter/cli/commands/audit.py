@@ -16,7 +16,7 @@ from counter import limits
 from counter.cli.commands.serve import Roller, roller_for
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import remark, tell, told
+from counter.cli.terminal import exit_on_error, print_out, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
@@ -116,9 +116,11 @@ class _Audit:
                 continue
             self.summaries.append(summary)
         if self.flags.json:
-            tell(json_module.dumps({"namespaces": [each.document() for each in self.summaries]}))
+            print_out(
+                json_module.dumps({"namespaces": [each.document() for each in self.summaries]})
+            )
         else:
-            tell("\n".join(line for each in self.summaries for line in each.lines()))
+            print_out("\n".join(line for each in self.summaries for line in each.lines()))
         if any(each.wrong or each.waiting for each in self.summaries):
             return EXIT_WRONG
         return EXIT_REPAIRED if any(each.repaired for each in self.summaries) else 0
@@ -193,7 +195,7 @@ class _Audit:
 def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> None:
     """Compare counters with their events; see ``counter audit --help``."""
     what = what or AuditFlags()
-    with told():
+    with exit_on_error():
         if what.counter and len(what.namespace) != 1:
             raise StartupError("--counter: give the one --namespace that the counters are in")
         if what.sample < 1:

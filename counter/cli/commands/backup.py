@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import remark, tell, told
+from counter.cli.terminal import exit_on_error, print_out, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, checked_now_us
@@ -37,7 +37,7 @@ def backup(
     json: _Json = False,
 ) -> None:
     """Copy a data directory; see ``counter backup --help``."""
-    with told():
+    with exit_on_error():
         settings = _sqlite(flags)
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
         with ending_in_order(), _shown("copying") as moved:
@@ -69,7 +69,7 @@ def restore(
     json: _Json = False,
 ) -> None:
     """Restore a backup into a new data directory; see ``counter restore --help``."""
-    with told():
+    with exit_on_error():
         settings = _sqlite(flags)
         clock = SystemClock()
         log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
@@ -93,7 +93,7 @@ def restore(
 
 def restored(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
     """Prepare restored keyspaces for use; see ``counter schema restored --help``."""
-    with told():
+    with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError("store is sqlite: `counter restore` does all that is needed there")
@@ -108,7 +108,7 @@ def restored(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
 
 
 def _tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
-    tell(json_module.dumps(document, ensure_ascii=False) if json else text)
+    print_out(json_module.dumps(document, ensure_ascii=False) if json else text)
 
 
 async def _begin_new_life(settings: Settings) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from counter.cli.app import app
-from counter.cli.terminal import tell
+from counter.cli.terminal import print_out
 
 
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell.")],
 ) -> None:
     """Print a shell completion script; see ``counter completion --help``."""
-    tell(app.generate_completion(prog_name="counter", shell=shell).rstrip("\n"))
+    print_out(app.generate_completion(prog_name="counter", shell=shell).rstrip("\n"))

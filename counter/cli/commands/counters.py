@@ -17,8 +17,8 @@ from counter.cli.client import (
     fail,
     finishing,
     opened,
+    report_unfinished,
     said,
-    tell_unfinished,
     why_unknown,
 )
 from counter.cli.terminal import (
@@ -26,9 +26,9 @@ from counter.cli.terminal import (
     Json,
     credential_of,
     json_line,
+    print_out,
     remark,
     table,
-    tell,
 )
 from counter.client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
 from counter.client.failures import Unfinished
@@ -76,15 +76,15 @@ def add(
 
         chosen, added = _once(service, operation, (name, number), given, send, json=json)
         if json:
-            tell(json_line({"namespace": service.namespace, **asdict(added), "token": chosen}))
+            print_out(json_line({"namespace": service.namespace, **asdict(added), "token": chosen}))
         elif isinstance(added, AddedCount):
-            tell(str(added.count))
+            print_out(str(added.count))
             if added.replayed:
                 remark(f"{number} was counted before, and is not again")
         elif added.replayed:
-            tell(f"{name}: {number} was counted before, and is not again")
+            print_out(f"{name}: {number} was counted before, and is not again")
         else:
-            tell(f"{name}: {number} added")
+            print_out(f"{name}: {number} added")
         _warn(added, service)
 
 
@@ -110,9 +110,11 @@ def clear(
             json=json,
         )
         if json:
-            tell(json_line({"namespace": service.namespace, **asdict(cleared), "token": chosen}))
+            print_out(
+                json_line({"namespace": service.namespace, **asdict(cleared), "token": chosen})
+            )
         else:
-            tell(f"{name}: {'was cleared before' if cleared.replayed else 'cleared'}")
+            print_out(f"{name}: {'was cleared before' if cleared.replayed else 'cleared'}")
 
 
 def _warn(added: Added, service: ServiceFlags) -> None:
@@ -176,12 +178,12 @@ def _once(
                 cause = error.__cause__
                 why = said(cause) if isinstance(cause, CounterError) else error.detail
                 fail(f"{why}\nnothing was sent: it is not counted", EXIT_NOT_DONE)
-            tell_unfinished(unfinished(), service, why=why_unknown(error))
+            report_unfinished(unfinished(), service, why=why_unknown(error))
             if json:
-                tell(json_line(_unknown(unfinished(), service)))
+                print_out(json_line(_unknown(unfinished(), service)))
             raise SystemExit(EXIT_UNKNOWN) from None
         except KeyboardInterrupt:
-            tell_unfinished(unfinished(), service, why="it was interrupted")
+            report_unfinished(unfinished(), service, why="it was interrupted")
             raise SystemExit(EXIT_INTERRUPTED) from None
 
 
@@ -223,8 +225,8 @@ def get(
                 counts += client.get_many(some, max_staleness=max_staleness)
         if json:
             for each in counts:
-                tell(json_line({"namespace": service.namespace, **asdict(each)}))
+                print_out(json_line({"namespace": service.namespace, **asdict(each)}))
         elif len(counts) == 1:
-            tell(str(counts[0].count))
+            print_out(str(counts[0].count))
         else:
-            tell(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))
+            print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from counter.cli.flags import ServeFlags, given
-from counter.cli.terminal import tell, told
+from counter.cli.terminal import exit_on_error, print_out
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.errors import StartupError
@@ -39,7 +39,7 @@ def doctor(
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> None:
     """Check everything, and change nothing; see ``counter doctor --help``."""
-    with told():
+    with exit_on_error():
         api_key = _key(api_key_file)
         found: list[Finding] = []
         try:
@@ -56,9 +56,9 @@ def doctor(
         if json:
             checks = [each.document() for each in found]
             document = {"checks": checks, "wrong": wrong, "warnings": warnings}
-            tell(json_module.dumps(document, indent=2, ensure_ascii=False))
+            print_out(json_module.dumps(document, indent=2, ensure_ascii=False))
         else:
-            tell(_table(found, wrong, warnings))
+            print_out(_table(found, wrong, warnings))
         if wrong:
             raise SystemExit(EXIT_WRONG)
 

@@ -17,11 +17,11 @@ from counter.cli.terminal import (
     instant,
     json_line,
     moment_of,
+    print_out,
     remark,
     second,
     signed,
     table,
-    tell,
 )
 from counter.client import Event, Point
 from counter.client.tokens import checked_name
@@ -60,17 +60,17 @@ def history(
         since, until = _span(start, end)
         points = list(client.history(name, since, until, step))
         if csv:
-            tell("\n".join(["time,count,delta", *map(_csv_line, points)]))
+            print_out("\n".join(["time,count,delta", *map(_csv_line, points)]))
         elif json:
             for each in points:
-                tell(json_line(asdict(each)))
+                print_out(json_line(asdict(each)))
         elif not points:
             remark(f"nothing of {name} is rolled up in that time; counter get {name} has its count")
         elif plot:
-            tell(_drawn(points))
+            print_out(_drawn(points))
         else:
             rows = [(second(each.time), each.count, signed(each.delta)) for each in points]
-            tell(table(("UP TO", "COUNT", "CHANGE"), rows))
+            print_out(table(("UP TO", "COUNT", "CHANGE"), rows))
 
 
 def events(
@@ -99,9 +99,9 @@ def events(
                 break
             shown.append(each)
             if json:
-                tell(json_line(_document(each)))
+                print_out(json_line(_document(each)))
         if not json and shown:
-            tell(_events_table(shown))
+            print_out(_events_table(shown))
         if is_more:
             last = instant(shown[-1].event_time)
             remark(f"there are earlier ones: --limit 0 for all, or --to {last} for those before")

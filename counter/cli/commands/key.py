@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import remark, tell, told
+from counter.cli.terminal import exit_on_error, print_out, remark
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.settings import Settings
 from counter.durations import parse_iso_duration
@@ -108,7 +108,7 @@ def list_keys(store: StoreFlags | None = None, *, json: _Json = False) -> None:
         if json:
             _show_json({"keys": [_document(each, now_us) for each in keys]})
         elif keys:
-            tell(_table(keys, now_us))
+            print_out(_table(keys, now_us))
         else:
             remark("there are no keys: no request needs one. counter key create makes one")
 
@@ -168,7 +168,7 @@ def revoke(key: _Which, store: StoreFlags | None = None, *, json: _Json = False)
 @contextmanager
 def _ended() -> Iterator[None]:
     """As :func:`exit_on_error`, and exit with EXIT_REFUSED if the stored record forbids it."""
-    with told():
+    with exit_on_error():
         try:
             yield
         except (NotFoundError, PreconditionFailedError) as error:
@@ -233,13 +233,13 @@ def _show_issued(
         body = {"key": issued.text, **_document(issued.key, issued.key.created_at_us)}
         _show_json(body if replaced is None else {**body, "replaces": replaced})
     else:
-        tell(issued.text)
+        print_out(issued.text)
     for each in notes:
         remark(each)
 
 
 def _show_json(body: object) -> None:
-    tell(json_module.dumps(body, indent=2, ensure_ascii=False))
+    print_out(json_module.dumps(body, indent=2, ensure_ascii=False))
 
 
 def _document(key: ApiKey, now_us: int) -> dict[str, Any]:

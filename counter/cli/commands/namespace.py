@@ -17,7 +17,7 @@ from counter.cli.client import (
     fail,
     opened,
 )
-from counter.cli.terminal import Json, json_line, print_error, printable, remark, table, tell
+from counter.cli.terminal import Json, json_line, print_error, print_out, printable, remark, table
 from counter.errors import PreconditionFailedError, StartupError
 
 _Which = Annotated[str, Parameter(help="The namespace.")]
@@ -96,11 +96,11 @@ def list_namespaces(place: PlaceFlags | None = None, *, json: Json = False) -> N
         found = client.namespaces()
         if json:
             for each in found:
-                tell(json_line(each))
+                print_out(json_line(each))
             return
         columns = ("namespace", "counter_type", "dataset", "accept_limit", "rollup_window")
         rows = [[each.get(column, "") for column in columns] for each in found]
-        tell(table([column.replace("_", " ").upper() for column in columns], rows))
+        print_out(table([column.replace("_", " ").upper() for column in columns], rows))
 
 
 def show(name: _Which, /, place: PlaceFlags | None = None, *, json: Json = False) -> None:
@@ -125,7 +125,7 @@ def delete(
         if not yes:
             _ask(name)
         client.delete_namespace()
-        tell(json_line({"namespace": name, "deleted": True}) if json else f"{name}: deleted")
+        print_out(json_line({"namespace": name, "deleted": True}) if json else f"{name}: deleted")
 
 
 def _ask(name: str) -> None:
@@ -154,11 +154,11 @@ def _given(settings: ChangeFlags) -> dict[str, Any]:
 def _show(settings: dict[str, Any], *, json: bool) -> None:
     warnings: Sequence[str] = settings.get("warnings", ())
     if json:
-        tell(json_line(settings))
+        print_out(json_line(settings))
     else:
         width = max(map(len, settings))
         told = {k: v for k, v in settings.items() if k != "warnings"}
-        tell(
+        print_out(
             "\n".join(
                 f"{printable(name):<{width}}  {printable(str(value))}"
                 for name, value in told.items()

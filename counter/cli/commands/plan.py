@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from counter import limits
-from counter.cli.terminal import tell, told
+from counter.cli.terminal import exit_on_error, print_out
 from counter.config.namespace_rules import Clients
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import StartupError
@@ -121,32 +121,32 @@ class ClusterFlags:
 
 def dedup(flags: DedupFlags) -> None:
     """Print how many tokens must be kept, for how long, and their size."""
-    with told():
+    with exit_on_error():
         need = _planned(lambda: _dedup_need(flags))
         plan = _planned(lambda: planner.plan_dedup(need))
         warnings = planner.dedup_warnings(need)
         if flags.json:
-            tell(_json({**asdict(plan), "warnings": warnings}), warnings)
+            print_out(_json({**asdict(plan), "warnings": warnings}), warnings)
         else:
-            tell(_lines(_dedup_steps(need, plan)), warnings)
+            print_out(_lines(_dedup_steps(need, plan)), warnings)
 
 
 def storage(flags: StorageFlags) -> None:
     """Print how the events of one counter should be split into tables, intervals and buckets."""
-    with told():
+    with exit_on_error():
         need = _planned(lambda: _storage_need(flags))
         plan = _planned(lambda: planner.plan_storage(need))
         body = asdict(plan)
         shown = (
             _json(body) if flags.json else _lines(Step(k, "", f"{v:,}") for k, v in body.items())
         )
-        tell(shown, planner.storage_warnings(need, plan))
+        print_out(shown, planner.storage_warnings(need, plan))
 
 
 def cluster(flags: ClusterFlags) -> None:
     """Print how many Cassandra nodes, memcached servers, API and worker processes are needed,
     and why."""
-    with told():
+    with exit_on_error():
         need, clients, lease_time_us = _planned(lambda: _cluster_need(flags))
         rates = MEASURED if flags.rates is None else _planned(lambda: _rates(str(flags.rates)))
         plan = _planned(lambda: plan_cluster(need, rates))
@@ -158,13 +158,13 @@ def cluster(flags: ClusterFlags) -> None:
                 for name, rate in used.items()
             }
             body = {**asdict(plan), "rates": told_rates, "warnings": warnings}
-            tell(_json(body), warnings)
+            print_out(_json(body), warnings)
             return
         measured = (
             Step(k, f"({v.source})", f"{format_number(v.per_s)}/s") for k, v in used.items()
         )
         parts = "\n\n".join(_sections(plan.steps))
-        tell(f"{parts}\n\nRates of one\n{_lines(measured, '', indent=2)}", warnings)
+        print_out(f"{parts}\n\nRates of one\n{_lines(measured, '', indent=2)}", warnings)
 
 
 class _Texts:

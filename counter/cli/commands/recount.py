@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from counter.cli.client import EXIT_NO, EXIT_UNKNOWN, ServiceFlags, ended, fail, opened
 from counter.cli.drawing import progress
-from counter.cli.terminal import tell
+from counter.cli.terminal import print_out
 from counter.client import CounterClient, Point
 from counter.durations import format_duration, parse_duration
 
@@ -37,7 +37,7 @@ def recount(
         windows = client.recount(counter)
         if windows == 0 or before is None:
             text = f"nothing of {counter!r} is rolled up: its count is the sum of its events as is"
-            tell(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
+            print_out(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
             return
         _wait(client, counter, windows, step)
         # At the same instant, so that later adds are in neither count.
@@ -53,10 +53,10 @@ def recount(
             "was_right": is_right,
         }
         if json:
-            tell(json_module.dumps(document, ensure_ascii=False))
+            print_out(json_module.dumps(document, ensure_ascii=False))
         else:
             told = "it was right" if is_right else f"it was {before.count}, which was wrong"
-            tell(
+            print_out(
                 f"{windows} windows of {counter!r} were counted anew from their events: as of"
                 f" {document['as_of']} its count is {count}, and {told}"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags, given, ready
-from counter.cli.terminal import tell, told
+from counter.cli.terminal import exit_on_error, print_out
 from counter.config.report import document_of, effective, load
 from counter.config.settings import Settings
 from counter.errors import StartupError
@@ -37,7 +37,7 @@ def serve(flags: ServeFlags | None = None) -> None:
     """Serve the REST API until SIGTERM or SIGINT."""
     from api.serve import serve as run
 
-    with told():
+    with exit_on_error():
         run(ready(flags).settings, serve_one)
 
 
@@ -49,13 +49,13 @@ def serve_one(
     from api.workers import Parent
 
     log_to_stderr(settings)
-    with told():
+    with exit_on_error():
         serve_as_worker(settings, listener, Parent(pipe, number, folder))
 
 
 def rollup(flags: RollupFlags | None = None) -> None:
     """Roll up what API processes wrote to Cassandra."""
-    with told():
+    with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError(
@@ -69,13 +69,13 @@ def rollup(flags: RollupFlags | None = None) -> None:
 
 def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
     """Create or update the Cassandra schema."""
-    with told():
+    with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             did = [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
         else:
             did = asyncio.run(_applied(settings))
-        tell(json_module.dumps({"did": did}, ensure_ascii=False) if json else "\n".join(did))
+        print_out(json_module.dumps({"did": did}, ensure_ascii=False) if json else "\n".join(did))
 
 
 async def _applied(settings: Settings) -> list[str]:
@@ -92,12 +92,12 @@ async def _applied(settings: Settings) -> list[str]:
 
 def check(flags: ServeFlags | None = None, *, json: _Json = False) -> None:
     """Print the settings that a process would have, and the source of each."""
-    with told():
+    with exit_on_error():
         loaded = load(given(flags))
         if json:
-            tell(json_module.dumps(document_of(loaded), indent=2, ensure_ascii=False))
+            print_out(json_module.dumps(document_of(loaded), indent=2, ensure_ascii=False))
         else:
-            tell(effective(loaded).rstrip("\n"))
+            print_out(effective(loaded).rstrip("\n"))
 
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:

@@ -17,7 +17,15 @@ from counter.cli.client import (
     fail,
     opened,
 )
-from counter.cli.terminal import Json, credential_of, json_line, print_error, remark, signed, tell
+from counter.cli.terminal import (
+    Json,
+    credential_of,
+    json_line,
+    print_error,
+    print_out,
+    remark,
+    signed,
+)
 from counter.client import CounterClient, Event, Key, Token, Unfinished
 from counter.client.tokens import text_of
 from counter.clock import to_us
@@ -55,7 +63,7 @@ def new(
         else:
             made = [Token.new() for _ in range(count)]
         for each in made:
-            tell(json_line(_document(each)) if json else str(each))
+            print_out(json_line(_document(each)) if json else str(each))
 
 
 def show(
@@ -84,7 +92,7 @@ def show(
         is_in_time = age_us <= limit_us
         if json:
             body = {**_document(found), "age_seconds": age_us / SECOND, "in_time": is_in_time}
-            tell(json_line({**body, "accept_limit": format_duration(limit_us)}))
+            print_out(json_line({**body, "accept_limit": format_duration(limit_us)}))
             return
         nonce, _, made = str(found).partition("@")
         age = _age(age_us)
@@ -94,7 +102,7 @@ def show(
             else f"late: older than {format_duration(limit_us)}; the service finds out what became"
             " of it, and counts nothing new"
         )
-        tell(f"nonce  {nonce}\ntime   {made}\nage    {age}\n{ends}")
+        print_out(f"nonce  {nonce}\ntime   {made}\nage    {age}\n{ends}")
 
 
 def derive(
@@ -110,9 +118,9 @@ def derive(
         made = parent.derive(label)
         if json:
             body = _document(made) if isinstance(made, Token) else {"text": str(made)}
-            tell(json_line({**body, "label": label}))
+            print_out(json_line({**body, "label": label}))
         else:
-            tell(text_of(made))
+            print_out(text_of(made))
 
 
 def resolve(
@@ -149,9 +157,9 @@ def resolve(
             _refuse_best_effort(client)
             found = [] if isinstance(credential, Key) else _found(client, name, credential)
             if found:
-                _tell_found(name, found, json=json)
+                _report_found(name, found, json=json)
             elif delta is None:
-                _tell_open(service, token, name, credential, json=json)
+                _report_open(service, token, name, credential, json=json)
             else:
                 items = ((name, _number(delta)),)
                 text = text_of(credential)
@@ -177,18 +185,18 @@ def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
     return [each for each in events if each.event_id == nonce]
 
 
-def _tell_found(name: str, found: list[Event], *, json: bool) -> None:
+def _report_found(name: str, found: list[Event], *, json: bool) -> None:
     """Report that the token is counted."""
     is_clear = found[0].clear
     delta = sum(each.delta for each in found)
     if json:
         body: dict[str, Any] = {"applied": True, "counter": name}
-        tell(json_line({**body, **({"clear": True} if is_clear else {"delta": delta})}))
+        print_out(json_line({**body, **({"clear": True} if is_clear else {"delta": delta})}))
     else:
-        tell(f"counted: {name} {'was cleared' if is_clear else signed(delta)}")
+        print_out(f"counted: {name} {'was cleared' if is_clear else signed(delta)}")
 
 
-def _tell_open(
+def _report_open(
     service: ServiceFlags, token: str, name: str, credential: Token | Key, *, json: bool
 ) -> None:
     """Report that no event is found, and nothing is decided."""
@@ -205,7 +213,7 @@ def _tell_open(
     words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
     print_error(f"{shlex.join(words)} DELTA")
     if json:
-        tell(json_line({"applied": None}))
+        print_out(json_line({"applied": None}))
     raise SystemExit(EXIT_UNKNOWN)
 
 
@@ -213,9 +221,9 @@ def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> Non
     """Send the same request once more; return the service's answer."""
     resolved = client.resolve(unfinished)
     if json:
-        tell(json_line({"applied": resolved.applied}))
+        print_out(json_line({"applied": resolved.applied}))
     elif resolved.applied:
-        tell("counted: once, however often it was sent")
+        print_out("counted: once, however often it was sent")
     if not resolved.applied:
         fail(f"not counted, and it never will be: {resolved.detail}", EXIT_NO)
 

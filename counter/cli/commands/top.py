@@ -14,7 +14,7 @@ from rich.text import Text
 
 from counter.cli.client import ServiceFlags, duration_us, ended, opened
 from counter.cli.drawing import Screen, progress
-from counter.cli.terminal import Json, json_line, remark, second, table, tell
+from counter.cli.terminal import Json, json_line, print_out, remark, second, table
 from counter.client import Busiest, CounterClient
 from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
@@ -77,9 +77,9 @@ def _check(limit: int, by: str, read: int) -> None:
 
 def _tell(found: Busiest, *, json: bool) -> None:
     if json:
-        tell(json_line(asdict(found)))
+        print_out(json_line(asdict(found)))
         return
-    tell(_shown(found))
+    print_out(_shown(found))
     if not found.complete:
         remark("more counters changed than were looked at: busier ones may be missing")
 
@@ -110,8 +110,8 @@ def _highest(client: CounterClient, limit: int, read: int, *, json: bool) -> Non
     is_whole = not read or done < read or next(names, None) is None
     if json:
         counters = [{"counter": name, "count": count} for count, name in highest]
-        tell(json_line({"complete": is_whole, "read": done, "counters": counters}))
+        print_out(json_line({"complete": is_whole, "read": done, "counters": counters}))
     else:
-        tell(table(("COUNTER", "COUNT"), [(name, count) for count, name in highest]))
+        print_out(table(("COUNTER", "COUNT"), [(name, count) for count, name in highest]))
     if not is_whole:
         remark(f"only the first {done} counters by name were read: --read 0 for all of them")

@@ -26,7 +26,7 @@ from counter.cli.client import (
     said,
 )
 from counter.cli.drawing import progress
-from counter.cli.terminal import EXIT_INTERRUPTED, printing, remark, tell
+from counter.cli.terminal import EXIT_INTERRUPTED, print_out, printing, remark
 from counter.client import CounterClient, UnknownOutcomeError
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import CounterError, StartupError
@@ -82,7 +82,9 @@ def export(
                 raise
             part.whole()
         document = {"file": str(path), "export_id": writer.header["export_id"], **trailer}
-        tell(json_module.dumps(document, ensure_ascii=False) if json else _summary(trailer, file))
+        print_out(
+            json_module.dumps(document, ensure_ascii=False) if json else _summary(trailer, file)
+        )
 
 
 def check_file_name(file: str) -> None:
@@ -189,11 +191,11 @@ class _Import:
         with progress("importing", self.file.lines) as bar:
             bar.be_at(min(self.done, self.file.lines), self.file.lines)
 
-            def told(done: int) -> None:
+            def on_progress(done: int) -> None:
                 self.done = done
                 bar.be_at(done, self.file.lines)
 
-            self.importer.run(self.file.chunks(), self.before, told)
+            self.importer.run(self.file.chunks(), self.before, on_progress)
         counted = self.importer.counted()
         if counted != self.file.lines:
             raise LedgerError(
@@ -330,7 +332,9 @@ def _run(run: _Import) -> None:
         begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
         fail(f"{said(error)}\n{run.progress()}; {again}", code)
-    tell(json_module.dumps(run.document(), ensure_ascii=False) if run.what.json else _said(run))
+    print_out(
+        json_module.dumps(run.document(), ensure_ascii=False) if run.what.json else _said(run)
+    )
     if run.different:
         for each in run.different[:_SHOWN_MAX]:
             remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")

@@ -18,7 +18,7 @@ from rich.text import Text
 from counter.cli.client import ServiceFlags, duration_us, ended, key_of, options_of, urls_of
 from counter.cli.commands.counters import Name
 from counter.cli.drawing import Screen, sparkline
-from counter.cli.terminal import Json, instant, json_line, remark, second, signed, tell
+from counter.cli.terminal import Json, instant, json_line, print_out, remark, second, signed
 from counter.client import AsyncCounterClient, Count, CounterError
 from counter.errors import StartupError, UnavailableError
 from counter.limits import SECOND
@@ -106,9 +106,9 @@ class _Lines:
         if before is not None and not change:
             return False
         if self._json:
-            tell(json_line({**asdict(count), "change": change}))
+            print_out(json_line({**asdict(count), "change": change}))
         else:
-            tell(f"{instant(count.as_of)}  {count.count}  {signed(change)}")
+            print_out(f"{instant(count.as_of)}  {count.count}  {signed(change)}")
         return True
 
     def refresh(self) -> None:
