@@ -24,11 +24,11 @@ def helped(what: str, examples: str, ends: str, more: str = "") -> str:
 
 _READS: Final = (
     "0; 1 if there is no such thing, or it may not be seen; 2 if a value cannot be"
-    f" read, or the service cannot be reached or cannot tell now; {INTERRUPTED}."
+    f" read, or the service cannot be reached or does not know now; {INTERRUPTED}."
 )
 _ADDS: Final = (
     "0 if it is counted; 1 if it is not and never will be under this token; 2 if a"
-    " value cannot be read, or nothing could be sent; 4 if nobody knows: the command that finds"
+    " value cannot be read, or nothing could be sent; 4 if it is unknown: a command that finds"
     f" out, and counts it at most once, is printed; {INTERRUPTED}, likewise."
 )
 
@@ -46,13 +46,13 @@ def add_service_commands(app: App) -> None:
             counter add orders --key order-123
             """,
             _ADDS,
-            "One token is made before anything is sent, and goes with every attempt.",
+            "One token is made before anything is sent, and all attempts use it.",
         ),
     )
     app.command(
         "counter.cli.commands.counters:get",
         help=helped(
-            "Print the counts of counters: of one the number alone.",
+            "Print counts; for a single counter only the number.",
             """
             counter get views
             counter get views likes --max-staleness 5s
@@ -65,7 +65,7 @@ def add_service_commands(app: App) -> None:
     app.command(
         "counter.cli.commands.counters:clear",
         help=helped(
-            "Set a counter to 0, once: all that was added until now is erased.",
+            "Set a counter to 0, once: all earlier adds are erased.",
             """
             counter clear views
             """,
@@ -89,7 +89,7 @@ def _add_looks(app: App) -> None:
             counter watch views --count 1
             """,
             _READS.replace("0;", "0 where --for or --count ended it;", 1),
-            "Where the output is no terminal, a line for each change: when, the count, the change.",
+            "Without a terminal it prints a line for each change: time, count, change.",
         ),
     )
     app.command(
@@ -102,8 +102,8 @@ def _add_looks(app: App) -> None:
             counter top --by count
             """,
             _READS,
-            "By adds, the service tells of the last seconds; where it could not look at all that"
-            " changed, that is said. By count, every counter is read.",
+            "By adds, the service reports the last seconds; if it could not read all counters that"
+            " changed, a note says so. By count, every counter is read.",
         ),
     )
     app.command(
@@ -116,7 +116,7 @@ def _add_looks(app: App) -> None:
             counter history views --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z --csv
             """,
             _READS,
-            "It is the last hour without --from, as far as the rollup has come.",
+            "Without --from it shows the last hour, as far as the rollup has come.",
         ),
     )
     app.command(
@@ -140,19 +140,19 @@ def _add_namespaces(app: App) -> None:
     namespace.command(
         f"{where}create",
         help=helped(
-            "Make a namespace.",
+            "Create a namespace.",
             """
             counter namespace create videos --counter-type EVENTUAL
             counter namespace create orders --counter-type ACCURATE --accept-limit 1m
             """,
             _READS.replace("no such thing", "one of the name already"),
-            "What is left out is as the service's settings have it.",
+            "Values that are left out follow the service's settings.",
         ),
     )
     namespace.command(
         f"{where}change",
         help=helped(
-            "Change what can be changed of a namespace; what is left out stays.",
+            "Change the changeable settings of a namespace; others stay as they are.",
             "counter namespace change videos --cache-ttl 5s",
             _READS,
         ),
@@ -169,7 +169,7 @@ def _add_namespaces(app: App) -> None:
     namespace.command(
         f"{where}delete",
         help=helped(
-            "Delete a namespace with its counters, events and tokens, for ever.",
+            "Delete a namespace with its counters, events and tokens, permanently.",
             """
             counter namespace delete videos
             counter namespace delete videos --yes
@@ -182,12 +182,12 @@ def _add_namespaces(app: App) -> None:
 
 def _add_tokens(app: App) -> None:
     """Add ``counter token ...``."""
-    token = App(name="token", help="Tokens: what makes an add the same add when it is sent again.")
+    token = App(name="token", help="Tokens: they identify an add when it is sent again.")
     app.command(token)
     token.command(
         "counter.cli.commands.token:new",
         help=helped(
-            "Make tokens, one a line: one for each add that you mean.",
+            "Make tokens, one per line: use one for each add.",
             """
             counter token new
             counter token new 10 --served
@@ -199,7 +199,7 @@ def _add_tokens(app: App) -> None:
     token.command(
         "counter.cli.commands.token:show",
         help=helped(
-            "Tell a token's time and age, and whether it is still in time.",
+            "Show a token's time and age, and whether it is still accepted.",
             """
             counter token show 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z
             """,
@@ -209,7 +209,7 @@ def _add_tokens(app: App) -> None:
     token.command(
         "counter.cli.commands.token:derive",
         help=helped(
-            "Print the token of a step of a work: the same on every machine, every time.",
+            "Print the token for a step of a larger operation: the same on every machine.",
             """
             counter token derive key:order-123 stock
             """,
@@ -219,15 +219,14 @@ def _add_tokens(app: App) -> None:
     token.command(
         "counter.cli.commands.token:resolve",
         help=helped(
-            "Ask what became of a token that was sent to a counter.",
+            "Find the outcome of a token that was sent to a counter.",
             """
             counter token resolve 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z views
             counter token resolve key:order-123 orders 1
             """,
             _ADDS,
-            "It looks for its event. Where there is none and DELTA is given, the very same is sent"
-            " once more: a token in time is counted by that, and of a late one the service decides"
-            " for ever.",
+            "It looks up the token's event. If there is none and DELTA is given, the same add is"
+            " sent once more: a token in time is counted, and a late one is decided permanently.",
         ),
     )
 
@@ -244,8 +243,8 @@ def add_moving_commands(app: App) -> None:
             """,
             "0 if the file is whole; 1 if the service refuses; 2 if it cannot be done; 130 if it"
             " was interrupted: the same command goes on where it was.",
-            "Each count has the instant it is exact as of. Where nobody adds meanwhile, all are as"
-            " of the same moment.",
+            "Each count has the instant it is exact as of. If no client adds meanwhile, all counts"
+            " are of the same moment.",
         ),
     )
     app.command(
@@ -258,7 +257,7 @@ def add_moving_commands(app: App) -> None:
             counter import redis.csv --add
             """,
             "0 if all lines are counted; 1 if it is refused, or --verify finds a difference; 2 if"
-            " it cannot be done, and nothing is counted; 4 if it broke off amid it, and 130 if it"
+            " it cannot be done, and nothing is counted; 4 if it failed half-way, and 130 if it"
             " was interrupted: the same command goes on where it was.",
             "The file is what counter export wrote; or NDJSON of objects with counter and count; or"
             " CSV with these two columns.",
@@ -272,7 +271,7 @@ def _add_checks(app: App) -> None:
     app.command(
         "counter.cli.commands.recount:recount",
         help=helped(
-            "Have a counter counted anew from its events, and say whether that changed its count.",
+            "Recount a counter from its events, and report whether that changed its count.",
             """
             counter recount views
             counter recount views --json
@@ -280,14 +279,14 @@ def _add_checks(app: App) -> None:
             "0 if the count was right; 1 if it was not, and now is, or if the service refuses; 2 if"
             " it cannot be done; 4 if the recount is not done yet; 130 if it was interrupted: what"
             " was asked for is done all the same.",
-            "Counts need no recount: this is for doubt. counter audit looks at all of them.",
+            "Counts normally need no recount. counter audit checks all of them.",
         ),
     )
     app.command(
         "counter.cli.commands.doctor:doctor",
         help=helped(
-            "Look at settings, clock, disk, store, cache and keys, say what is wrong, and what to"
-            " do. It changes nothing.",
+            "Check settings, clock, disk, store, cache and keys, and report problems with their"
+            " fixes. It changes nothing.",
             """
             counter doctor --data ./data
             counter doctor --store cassandra --contact-points db1,db2 --json
@@ -302,7 +301,7 @@ def _add_checks(app: App) -> None:
     app.command(
         "counter.cli.commands.completion:completion",
         help=helped(
-            "Print what completes the words of counter in a shell.",
+            "Print a shell completion script.",
             """
             counter completion bash > ~/.local/share/bash-completion/completions/counter
             counter completion zsh > ~/.zfunc/_counter
@@ -351,7 +350,7 @@ app.command(
 app.command(
     "counter.cli.commands.serve:rollup",
     help=helped(
-        "Roll up what API processes wrote to Cassandra; any number of these share the work.",
+        "Roll up what API processes wrote to Cassandra; any number of workers share the work.",
         "counter rollup --store cassandra --contact-points db1,db2 --cache memcached://cache1",
         "0 after SIGTERM or SIGINT, 1 if it could not end in order, 2 if it cannot start.",
     ),
@@ -359,7 +358,7 @@ app.command(
 schema.command(
     "counter.cli.commands.serve:apply",
     help=helped(
-        "Create what Cassandra must hold, or bring it up to date; safe to repeat, by many at once.",
+        "Create or update the Cassandra schema; it is safe to run repeatedly and concurrently.",
         "counter schema apply --store cassandra --contact-points db1 --replication dc1:3",
         f"0 if all is there, 2 if it cannot be done; {INTERRUPTED}.",
     ),
@@ -367,7 +366,7 @@ schema.command(
 config.command(
     "counter.cli.commands.serve:check",
     help=helped(
-        "Print the settings that a process would have, in TOML, and where each comes from.",
+        "Print the effective settings in TOML, with the source of each.",
         """
         counter config check --config counter.toml
         counter config check --json
@@ -378,20 +377,20 @@ config.command(
 app.command(
     "counter.cli.commands.audit:audit",
     help=helped(
-        "Count anew from the events, and compare: checkpoints, what is settled, history.",
+        "Recompute counts from the event log and compare them with the stored totals.",
         """
         counter audit --all --data ./data
         counter audit --namespace videos --counter views --repair
         """,
-        "0 if all is right; 1 if something is wrong, or cannot be told now; 3 if all that was wrong"
-        f" is repaired; 2 if it cannot run; {INTERRUPTED}.",
-        "Over Cassandra beside everything that runs; a data directory while no process serves it.",
+        "0 if all is right; 1 if something is wrong, or cannot be judged now; 3 if all"
+        f" damage is repaired; 2 if it cannot run; {INTERRUPTED}.",
+        "Cassandra may be in use meanwhile; a data directory must not be served by any process.",
     ),
 )
 app.command(
     "counter.cli.commands.backup:backup",
     help=helped(
-        "Copy the data directory to a new one of one moment, while it is served or not.",
+        "Copy the data directory to a new directory, as of one moment; it may be in use.",
         "counter backup /backups/monday --data ./data",
         "0 if the copy is whole, checked and on disk; 2, and nothing is left, if not;"
         f" {INTERRUPTED}, and nothing is left.",
@@ -400,16 +399,16 @@ app.command(
 app.command(
     "counter.cli.commands.backup:restore",
     help=helped(
-        "Make a backup an empty data directory, to be audited and served.",
+        "Restore a backup into a new data directory.",
         "counter restore /backups/monday --data ./data",
         "0 if it is there, whole; 2 if the backup is not, or the directory not empty;"
-        f" {INTERRUPTED}. What is broken off leaves a directory that is not served: empty it.",
+        f" {INTERRUPTED}. If it is interrupted, the directory cannot be served: empty it.",
     ),
 )
 schema.command(
     "counter.cli.commands.backup:restored",
     help=helped(
-        "After keyspaces were restored from snapshots: give out no number a second time.",
+        "Prepare keyspaces restored from snapshots, so that no id or token is issued twice.",
         "counter schema restored --store cassandra --contact-points db1",
         f"0 if it is done, 2 if it cannot be; {INTERRUPTED}.",
     ),
@@ -418,7 +417,7 @@ _PLANNED: Final = "0, with warnings too; 2 if a value cannot be read or is past 
 plan.command(
     "counter.cli.commands.plan:dedup",
     help=helped(
-        "Plan what knows a repeated token again.",
+        "Plan the store that recognizes repeated tokens.",
         "counter plan dedup --rate 80/s --caller 10s --retry 90s --network 30s --clock 5s",
         _PLANNED,
     ),
@@ -426,7 +425,7 @@ plan.command(
 plan.command(
     "counter.cli.commands.plan:storage",
     help=helped(
-        "Plan how one counter's events are cut.",
+        "Plan how one counter's events are partitioned.",
         "counter plan storage --events-per-day 43e6 --retention 7d",
         _PLANNED,
     ),
@@ -449,7 +448,7 @@ _KEYED: Final = (
 key.command(
     "counter.cli.commands.key:create",
     help=helped(
-        "Make a key, and print it this once.",
+        "Create a key, and print it; it cannot be shown again.",
         """
         counter key create --namespace videos --scope write --label web
         counter key create --namespace '*' --scope admin --expires 90d
@@ -460,17 +459,17 @@ key.command(
 key.command(
     "counter.cli.commands.key:list_keys",
     name="list",
-    help=helped("Show all keys on record.", "counter key list --json", _KEYED),
+    help=helped("Show all stored keys.", "counter key list --json", _KEYED),
 )
 key.command(
     "counter.cli.commands.key:rotate",
     help=helped(
-        "Make a key in place of another.", "counter key rotate pbay5xaap5pt --grace 1d", _KEYED
+        "Create a key to replace another one.", "counter key rotate pbay5xaap5pt --grace 1d", _KEYED
     ),
 )
 key.command(
     "counter.cli.commands.key:revoke",
-    help=helped("Have a key be refused, for ever.", "counter key revoke pbay5xaap5pt", _KEYED),
+    help=helped("Revoke a key permanently.", "counter key revoke pbay5xaap5pt", _KEYED),
 )
 
 add_moving_commands(app)

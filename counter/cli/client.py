@@ -252,7 +252,7 @@ def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) 
     """Report that the outcome is unknown, and print the command that determines it on its own
     line."""
     remark(
-        f"nobody knows whether it is counted: {why}\n"
+        f"it is unknown whether it is counted: {why}\n"
         "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
     )
     print_error(finishing(unfinished, flags))

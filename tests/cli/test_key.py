@@ -58,7 +58,7 @@ def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:
     text = shell.create()
     key_id, secret = text.split("_")[1:]
     assert text == f"ck_{key_id}_{secret}"
-    assert f"key {key_id} is shown this once" in shell.err
+    assert f"key {key_id} is shown only now" in shell.err
     assert "it is the first key: from now on" in shell.err
     said = shell.err
     for words in (["list"], ["list", "--json"], ["revoke", text], ["rotate", text]):

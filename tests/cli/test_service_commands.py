@@ -156,7 +156,7 @@ def test_what_nobody_knows_is_finished_by_the_command_that_is_printed(
     with answers_lost():
         code, out = shell.run("add", name, "-2", "--get", "--timeout", "20ms")
         assert (code, out) == (4, "")
-        assert "nobody knows whether it is counted: the answer is lost" in shell.err
+        assert "it is unknown whether it is counted: the answer is lost" in shell.err
     command = shlex.split(shell.err.splitlines()[-1])
     assert command[:5] == ["counter", "add", name, "-2", "--get"]
     assert command[-2:] == ["--url", service.url]

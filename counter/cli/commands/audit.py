@@ -77,7 +77,7 @@ class AuditFlags:
         Parameter(help="Compare with events of the last 24h, say [all that are kept]"),
     ] = None
     rate: Annotated[str, Parameter(help="Counters a second; 0/s for any number")] = "200/s"
-    repair: Annotated[bool, Parameter(help="Count anew what is wrong", negative="")] = False
+    repair: Annotated[bool, Parameter(help="Recount what is wrong", negative="")] = False
     trust_settled: Annotated[
         bool,
         Parameter(
@@ -169,8 +169,8 @@ class _Audit:
         due_us = closes_at(namespace, self.clock.now_us())
         wait_us = due_us - self.clock.now_us()
         remark(
-            f"{namespace.name}: {len(wrong):,} counters read right from now on; they are counted"
-            f" anew in {format_duration(wait_us // limits.SECOND * limits.SECOND + limits.SECOND)}"
+            f"{namespace.name}: {len(wrong):,} counters read right from now on; they are recounted"
+            f" in {format_duration(wait_us // limits.SECOND * limits.SECOND + limits.SECOND)}"
         )
         left = [each.counter for each in wrong]
         with progress(f"repairing {namespace.name}", len(left)) as bar:
@@ -187,9 +187,7 @@ class _Audit:
                 left = [name for name in left if name not in done]
                 bar.go_on(len(done))
         if left:
-            remark(
-                f"{namespace.name}: {len(left):,} are not counted anew yet: is a worker running?"
-            )
+            remark(f"{namespace.name}: {len(left):,} are not recounted yet: is a worker running?")
 
 
 def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> None:
@@ -251,7 +249,7 @@ async def _open(store: Store, settings: Settings) -> None:
     except (StartupError, UnavailableError) as error:
         raise StartupError(
             f"{error}\na process that serves audits its counters by itself (--audit-interval), and"
-            " tells of it on /metrics as counter_audit_...;\nto audit all of them now beside it,"
+            " reports it on /metrics as counter_audit_...;\nto audit all of them now beside it,"
             " audit a copy: `counter backup COPY`, `counter restore COPY --data DIR`,"
             " `counter audit --all --data DIR`;\nto repair, stop it first"
         ) from error

@@ -30,7 +30,7 @@ _Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
 
 def backup(
-    destination: Annotated[Path, Parameter(help="A directory that is not there yet")],
+    destination: Annotated[Path, Parameter(help="A directory that does not exist yet")],
     flags: StoreFlags | None = None,
     *,
     rate: Annotated[str, Parameter(help="How much to copy a second; 0/s for any")] = "64MiB/s",

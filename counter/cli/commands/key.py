@@ -86,11 +86,11 @@ def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False)
                 return issued
 
         issued = _run(settings, work)
-        notes = [f"key {issued.key.id} is shown this once: what is kept cannot tell it again"]
+        notes = [f"key {issued.key.id} is shown only now: the stored digest cannot reproduce it"]
         if issued.is_first:
             notes.append(
-                "it is the first key: from now on, and whatever becomes of it, every request to"
-                " this service needs one"
+                "it is the first key: from now on every request to this service needs a key, even"
+                " if this one is revoked"
             )
         _show_issued(issued, notes, json=json)
 

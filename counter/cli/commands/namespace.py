@@ -35,7 +35,7 @@ class ChangeFlags:
     accept_limit: Annotated[str | None, _is("How old a token may be before it is resolved: 5s")] = (
         None
     )
-    future_limit: Annotated[str | None, _is("How far ahead a token's time may lie: 5s")] = None
+    future_limit: Annotated[str | None, _is("How far ahead a token's time may be: 5s")] = None
     payload_check: Annotated[str | None, _is("off, guard or strict")] = None
     key_ttl: Annotated[str | None, _is("How long an arbitrary key is remembered: 1d")] = None
     cache_ttl: Annotated[str | None, _is("How long a count may come from the cache: 10s")] = None
@@ -132,7 +132,7 @@ def _ask(name: str) -> None:
     """Ask the user to repeat the name. Exits if it differs, or if standard input is not a
     terminal."""
     if not sys.stdin.isatty():
-        raise StartupError("nobody can be asked: give --yes to delete it all the same")
+        raise StartupError("there is no terminal to confirm the name: give --yes to delete it")
     print_error(
         f"Namespace {name} is deleted with its counters, events and tokens, for ever.\n"
         "Its name, to go on: ",
@@ -157,11 +157,11 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
         print_out(json_line(settings))
     else:
         width = max(map(len, settings))
-        told = {k: v for k, v in settings.items() if k != "warnings"}
+        shown = {k: v for k, v in settings.items() if k != "warnings"}
         print_out(
             "\n".join(
                 f"{printable(name):<{width}}  {printable(str(value))}"
-                for name, value in told.items()
+                for name, value in shown.items()
             )
         )
     for each in warnings:

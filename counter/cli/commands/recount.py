@@ -55,10 +55,10 @@ def recount(
         if json:
             print_out(json_module.dumps(document, ensure_ascii=False))
         else:
-            told = "it was right" if is_right else f"it was {before.count}, which was wrong"
+            verdict = "it was right" if is_right else f"it was {before.count}, which was wrong"
             print_out(
-                f"{windows} windows of {counter!r} were counted anew from their events: as of"
-                f" {document['as_of']} its count is {count}, and {told}"
+                f"{windows} windows of {counter!r} were recounted from their events: as of"
+                f" {document['as_of']} its count is {count}, and {verdict}"
             )
         if not is_right:
             raise SystemExit(EXIT_NO)
@@ -87,7 +87,7 @@ def _wait(client: CounterClient, counter: str, windows: int, step: str) -> None:
                 return
             time.sleep(_ASK_EVERY_S)
     fail(
-        f"{windows} windows of {counter!r} are to be counted anew, and were not in {_WAIT_S:g} s:"
-        " is a rollup worker running? counter doctor tells",
+        f"{windows} windows of {counter!r} are to be recounted, and were not in {_WAIT_S:g} s:"
+        " is a rollup worker running? counter doctor reports it",
         EXIT_UNKNOWN,
     )

@@ -171,8 +171,9 @@ def _refuse_best_effort(client: CounterClient) -> None:
     namespace = client.namespace()
     if namespace["counter_type"] == "BEST_EFFORT":
         fail(
-            f"namespace {namespace['namespace']!r} is BEST_EFFORT, which keeps no tokens: nobody"
-            " can tell what became of one, and what is sent again counts again; nothing was sent",
+            f"namespace {namespace['namespace']!r} is BEST_EFFORT, which keeps no"
+            " tokens: their outcomes are unknown, and an add that is sent again counts again;"
+            " nothing was sent",
             EXIT_NO,
         )
 

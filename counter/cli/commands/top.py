@@ -86,11 +86,11 @@ def _tell(found: Busiest, *, json: bool) -> None:
 
 def _shown(found: Busiest) -> str:
     span_s = (found.as_of - found.since).total_seconds()
-    told = f"adds a second, over {span_s:.3g} s until {second(found.as_of)}"
+    period = f"adds a second, over {span_s:.3g} s until {second(found.as_of)}"
     if not found.counters:
         return f"nothing was added in the {span_s:.3g} s until {second(found.as_of)}"
     rows = [(each.counter, f"{each.adds_per_s:.1f}", each.count) for each in found.counters]
-    return f"{table(('COUNTER', 'ADDS/S', 'COUNT'), rows)}\n{told}"
+    return f"{table(('COUNTER', 'ADDS/S', 'COUNT'), rows)}\n{period}"
 
 
 def _highest(client: CounterClient, limit: int, read: int, *, json: bool) -> None:

@@ -43,7 +43,7 @@ def export(
     file: Annotated[
         str,
         Parameter(
-            help="A file that is not there yet; - for standard output.", allow_leading_hyphen=True
+            help="A file that does not exist yet; - for standard output.", allow_leading_hyphen=True
         ),
     ],
     flags: ServiceFlags | None = None,
@@ -290,9 +290,7 @@ def import_(
     what, flags = what or ImportFlags(), flags or ServiceFlags()
     with ended(flags):
         if what.add and what.verify:
-            raise StartupError(
-                "--verify: with --add nobody knows what was there before; leave one out"
-            )
+            raise StartupError("--verify: with --add the earlier counts are unknown; leave one out")
         check_file_name(str(file))
         if str(file) == STDOUT:
             raise StartupError(

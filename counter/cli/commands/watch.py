@@ -182,12 +182,12 @@ async def _taken(
         while True:
             try:
                 async with aclosing(client.live(name)) as stream:
-                    async for told in stream:
-                        if isinstance(told, CounterError):
-                            trouble = _remarked(told, trouble)
+                    async for update in stream:
+                        if isinstance(update, CounterError):
+                            trouble = _remarked(update, trouble)
                             continue
                         is_begun, trouble = True, ""
-                        if shown.show(told) and left is not None:
+                        if shown.show(update) and left is not None:
                             left -= 1
                             if left == 0:
                                 return
