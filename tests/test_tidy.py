@@ -5,7 +5,9 @@ each and see it caught.
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -100,6 +102,14 @@ MUTABLE_LITERALS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast
 MUTABLE_TYPES = "list dict set bytearray defaultdict deque OrderedDict Counter WeakValueDictionary"
 SYNC_TYPES = "Lock RLock Condition Event Semaphore Queue SimpleQueue LifoQueue PriorityQueue local"
 READ_ONLY_TYPES = ("Mapping", "Sequence", "Collection", "Iterable", "AbstractSet")
+#: Write returns, reports, again, no client, the caller, exists.
+UNPLAIN = re.compile(r"\b(told|tells|anew|nobody|whoever|whom|stands)\b", re.IGNORECASE)
+#: Rooms and modules whose comments and docstrings still have such words.
+NOT_PLAIN_YET = (
+    *("counter/ports.py", "counter/core/write.py", "counter/core/coalescing.py"),
+    *("counter/core/best_effort.py", "counter/storage/cassandra/", "counter/storage/memcached/"),
+    "api/",
+)
 UNFINISHED = re.compile(r"\b(TO[D]O|FIX[M]E|XX[X])\b")
 
 
@@ -327,6 +337,26 @@ def is_unfinished(source: Source) -> Iterator[str]:
             yield source.at(number, f"{found[0]}: finish it, or say in the docs what is open")
 
 
+def is_not_plain(source: Source) -> Iterator[str]:
+    if source.path.startswith(NOT_PLAIN_YET):
+        return
+    comments = (
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(source.text).readline)
+        if token.type == tokenize.COMMENT
+    )
+    docstrings = (
+        (node.lineno, node.value.value)
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+    for line, text in (*comments, *docstrings):
+        if found := UNPLAIN.search(text):
+            yield source.at(line, f"{found[0]}: say it in plain technical English")
+
+
 def names_an_address(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         if "://" in line:
@@ -399,6 +429,11 @@ def test_public_modules_have_a_docstring() -> None:
     must_hold(lacks_a_docstring, sources(*SHIPPED, "benchmarks", "scripts"))
 
 
+def test_comments_are_plain() -> None:
+    """Comments and docstrings of shipped code keep to the words of docs and standards."""
+    must_hold(is_not_plain, shipped())
+
+
 def test_nothing_is_left_unfinished() -> None:
     """No source, script or document holds a note that something is still to be done."""
     others = sources("docs", "scripts", ".ci", suffix="")
@@ -444,6 +479,8 @@ PLANTED: Cases = [
     (keeps_state_in_a_module, "api/app.py", "def f():\n    global seen"),
     (lacks_a_docstring, "api/app.py", "x = 1"),
     (is_unfinished, "api/app.py", "# TO" + "DO: later"),
+    (is_not_plain, "rollup/worker.py", "x = 1  # Nobody reads it."),
+    (is_not_plain, "counter/core/read.py", 'def f():\n    """Read\n    it anew."""'),
     (names_an_address, "requirements.lock", "--index-url " + "https" + "://" + "host/simple"),
 ]
 
@@ -488,6 +525,7 @@ ALLOWED: Cases = [
     (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),
     (keeps_state_in_a_module, "api/app.py", "log = logging.getLogger(__name__)\nN = int('1')"),
     (is_too_long, "api/app.py", "\n" * FILE_LINES_MAX),
+    (is_not_plain, "rollup/worker.py", "text = 'told'  # It understands."),
 ]
 
 
