@@ -19,7 +19,7 @@ from api.http.cors import Cors, with_cors
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
 from api.server.tls import Certificates
-from api.telemetry.multiprocess_metrics import Board
+from api.telemetry.multiprocess_metrics import MetricsDirectory
 from api.workers import Parent, Work, supervise
 from counter.config.settings import Settings
 from counter.config.values import PORT_MAX
@@ -108,13 +108,13 @@ async def _shared_metrics(application: Application, parent: Parent) -> AsyncIter
     settings, exposition = application.settings, application.exposition
     if settings.metrics_port is not None:
         exposition.own_port = settings.metrics_port + parent.number
-    board = Board(parent.folder, parent.number, settings.workers, application.clock)
-    exposition.board = board
+    directory = MetricsDirectory(parent.folder, parent.number, settings.workers, application.clock)
+    exposition.directory = directory
     stop = asyncio.Event()
     # Every process must check its health itself: a scrape reaches only one of them.
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(application.health.keep_looking(stop))
-        tasks.create_task(board.run(exposition.collect, stop))
+        tasks.create_task(directory.run(exposition.collect, stop))
         try:
             yield
         finally:

@@ -338,7 +338,7 @@ def is_unfinished(source: Source) -> Iterator[str]:
 
 
 def is_not_plain(source: Source) -> Iterator[str]:
-    if source.path.startswith(NOT_PLAIN_YET):
+    if source.path.startswith(NOT_PLAIN_YET) or not UNPLAIN.search(source.text):
         return
     comments = (
         (token.start[0], token.string)

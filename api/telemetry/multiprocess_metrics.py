@@ -32,7 +32,7 @@ _SUMMED: Final = ("counter", "histogram")
 Kept = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 
 
-class Board:
+class MetricsDirectory:
     """The directory with the metrics files of the processes on one port."""
 
     def __init__(self, directory: Path, number: int, count: int, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.telemetry.multiprocess_metrics import Board
+from api.telemetry.multiprocess_metrics import MetricsDirectory
 from counter.core.clock_guard import ClockGuard
 from counter.ports import Cache, Store
 from counter.storage.memcached import MemcachedCache
@@ -81,7 +81,7 @@ async def of_a_worker() -> str:
 def of_several(folder: Path) -> str:
     """What a process tells that shares its port with another."""
     nothing: Iterable[Metric] = ()
-    return text_of(Board(folder, 0, 2, FakeClock(0)).gathered(nothing)).decode()
+    return text_of(MetricsDirectory(folder, 0, 2, FakeClock(0)).gathered(nothing)).decode()
 
 
 def everything(folder: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from api.telemetry.exposition import Exposition
-from api.telemetry.multiprocess_metrics import Board
+from api.telemetry.multiprocess_metrics import MetricsDirectory
 from counter.limits import SECOND
 from counter.telemetry.families import histogram
 from counter.telemetry.metrics import Histogram
@@ -43,9 +43,9 @@ class Port:
         self._folder = folder
         self.boards = [self.start(number) for number in range(2)]
 
-    def start(self, number: int) -> Board:
+    def start(self, number: int) -> MetricsDirectory:
         """A process, perhaps in the place of one that died."""
-        return Board(self._folder, number, 2, self.clock)
+        return MetricsDirectory(self._folder, number, 2, self.clock)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_of_one_that_is_gone_or_hangs_no_gauge_is_told(port: Port) -> None:
 
 
 def test_one_that_is_not_there_yet_is_missing(tmp_path: Path) -> None:
-    board = Board(tmp_path, 0, 2, FakeClock(0))
+    board = MetricsDirectory(tmp_path, 0, 2, FakeClock(0))
     found = values(board.gathered(told(1)))
     assert (found["counter_worker_up 0"], found["counter_worker_up 1"]) == (1, 0)
 
@@ -106,7 +106,7 @@ def test_a_disk_that_takes_nothing_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The scrape is answered all the same."""
-    board = Board(tmp_path / "gone", 0, 1, FakeClock(0))
+    board = MetricsDirectory(tmp_path / "gone", 0, 1, FakeClock(0))
     with caplog.at_level(logging.WARNING, "counter.workers"):
         for _ in range(3):
             found = values(board.gathered(told(1)))
@@ -120,5 +120,5 @@ def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
     port.boards[0].gathered([own])
     exposition = Exposition((SimpleNamespace(collect=lambda: [own]),))
     assert exposition.adds({"original": 4}) == {"original": 4}
-    exposition.board = port.boards[1]
+    exposition.directory = port.boards[1]
     assert exposition.adds({"original": 4}) == {"original": 8}
