@@ -20,7 +20,7 @@ from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
 from api.server.tls import Certificates
 from api.telemetry.multiprocess_metrics import MetricsDirectory
-from api.workers import Parent, Work, supervise
+from api.workers import SupervisorLink, Work, supervise
 from counter.config.settings import Settings
 from counter.config.values import PORT_MAX
 from counter.errors import StartupError
@@ -60,7 +60,7 @@ def serve(settings: Settings, work: Work) -> None:
         raise SystemExit(code)
 
 
-def serve_as_worker(settings: Settings, listener: socket.socket, parent: Parent) -> None:
+def serve_as_worker(settings: Settings, listener: socket.socket, parent: SupervisorLink) -> None:
     """Serve as one of the processes that share *listener*; end when *parent* ends."""
     with listener:
         _run(settings, [listener, *_own(settings, parent.number)], parent.say_ready, parent)
@@ -70,7 +70,7 @@ def _run(
     settings: Settings,
     listeners: list[socket.socket],
     ready: Callable[[], None],
-    parent: Parent | None = None,
+    parent: SupervisorLink | None = None,
 ) -> None:
     """Serve on *listeners* in this process; call *ready* when it accepts requests."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -86,7 +86,7 @@ async def _serve(
     settings: Settings,
     listeners: list[socket.socket],
     ready: Callable[[], None],
-    parent: Parent | None,
+    parent: SupervisorLink | None,
 ) -> None:
     application = create_app(settings)
     server = make_server(application, settings)
@@ -103,7 +103,7 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _shared_metrics(application: Application, parent: Parent) -> AsyncIterator[None]:
+async def _shared_metrics(application: Application, parent: SupervisorLink) -> AsyncIterator[None]:
     """Make a scrape of any process on the port return the metrics of all of them."""
     settings, exposition = application.settings, application.exposition
     if settings.metrics_port is not None:

@@ -37,7 +37,7 @@ _PAUSE_MAX_S: Final = 15.0
 _GRACE_S: Final = 5.0
 
 
-class Parent:
+class SupervisorLink:
     """A worker's end of the pipe to its supervisor.
 
     The workers share their metrics in *folder*: see :mod:`api.telemetry.multiprocess_metrics`.

@@ -46,11 +46,11 @@ def serve_one(
 ) -> None:
     """Serve as one of several processes that share *listener*; see :data:`api.workers.Work`."""
     from api.serve import serve_as_worker
-    from api.workers import Parent
+    from api.workers import SupervisorLink
 
     log_to_stderr(settings)
     with exit_on_error():
-        serve_as_worker(settings, listener, Parent(pipe, number, folder))
+        serve_as_worker(settings, listener, SupervisorLink(pipe, number, folder))
 
 
 def rollup(flags: RollupFlags | None = None) -> None:
