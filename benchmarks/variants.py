@@ -40,40 +40,17 @@ from counter.cli.flags import ServeFlags, given
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.config.settings import Settings
-from counter.core.best_effort import Answered, BestEffort
-from counter.core.clock_guard import ClockGuard
 from counter.core.coalescing import Done
 from counter.core.results import Add, Added, Credential
 from counter.core.service import CounterService
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
-from counter.ports import Cache, Clock, Store
 from counter.storage.cassandra.options import options_of
 from counter.telemetry.metrics import Histogram, StoreTally
 from counter.types import Event, Namespace, Scope, Token, Written
 
 
-class UnstoredCounters(BestEffort):
-    """Best-effort counters that nothing is added to."""
-
-    def __init__(self, cache: Cache, clock: Clock, tally: dict[str, int]) -> None:
-        super().__init__(cache, clock, tally)
-        self._tally = tally
-
-    def add_soon(self, namespace: Namespace, counter: str, delta: int, answered: Answered) -> bool:
-        """Answer as if *delta* had been counted."""
-        self._tally["original"] += 1
-        answered(Added(counter, delta, self._clock.now_us(), None))
-        return True
-
-
 class UnstoredService(CounterService):
     """The service's checks of a token, and none of what comes after them."""
-
-    def __init__(
-        self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
-    ) -> None:
-        super().__init__(store, cache, clock, guard)
-        self.best_effort = UnstoredCounters(cache, clock, self.tally)
 
     async def add(
         self, namespace: Namespace, counter: str, delta: int, credential: Credential

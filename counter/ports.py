@@ -12,10 +12,10 @@ The rules that adapters keep (tests/contracts holds each of them to these):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-from counter.errors import CacheUnavailableError, UnavailableError
+from counter.errors import UnavailableError
 from counter.partition_sizes import Counted
 from counter.types import (
     ApiKey,
@@ -180,9 +180,13 @@ class EventStore(Protocol):
     #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
     transactional: bool
 
-    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
-        """Leave dirty marks; ones that stand already are left as they are. Never for a window that
-        no slice holds: nobody could ever sum it. A recount's mark is left wherever it is."""
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        """Leave dirty marks, and return those that may not be durable, each with the reason. One
+        that exists already is left as it is. A recount's mark is left wherever it is. Raises
+        SliceMissingError, leaving none, if no slice holds the window of another one: it could never
+        be summed."""
         ...
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
@@ -459,57 +463,4 @@ class Cache(Protocol):
 
     async def clear(self, namespace: Namespace, counter: str) -> None:
         """Set a best-effort counter back to 0."""
-        ...
-
-
-#: Told what became of one event: an outcome, or why there is none.
-Told = Callable[[Written | BaseException], None]
-
-
-@runtime_checkable
-class PromptStore(Protocol):
-    """A store without transactions that begins to write at once, without a task that waits.
-
-    Each call tells once, and not before it returns. It returns False, and has done nothing, where
-    something must be waited for first, or is wrong: the call of :class:`counter.ports.EventStore`
-    does that.
-    """
-
-    def mark_soon(
-        self, namespace: Namespace, mark: Mark, told: Callable[[BaseException | None], None]
-    ) -> bool:
-        """Begin to do what :meth:`counter.ports.EventStore.mark` does; *told* gets None once
-        *mark* stands."""
-        ...
-
-    def append_soon(self, namespace: Namespace, event: Event, told: Told) -> bool:
-        """Begin to do what :meth:`counter.ports.EventStore.append` does of *event* alone."""
-        ...
-
-
-@runtime_checkable
-class PromptCache(Protocol):
-    """A cache that asks the guard of one token at once."""
-
-    def guard_soon(
-        self, namespace: Namespace, event: Event, told: Callable[[Guarded], None]
-    ) -> None:
-        """Begin to do what :meth:`counter.ports.Cache.guard` does of *event* alone; *told* is
-        called once, and may be before this returns."""
-        ...
-
-
-@runtime_checkable
-class PromptCounters(Protocol):
-    """A cache that changes a best-effort counter at once."""
-
-    def increment_soon(
-        self,
-        namespace: Namespace,
-        counter: str,
-        delta: int,
-        told: Callable[[int | CacheUnavailableError], None],
-    ) -> None:
-        """Begin to do what :meth:`counter.ports.Cache.increment` does; *told*, which must not
-        raise, is called once, and may be before this returns."""
         ...

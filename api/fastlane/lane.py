@@ -185,7 +185,8 @@ class DirectCycle:
             delta = read_change(self.body)
             if delta is None:
                 return False
-            return service.best_effort.add_soon(namespace, counter, delta, self._changed)
+            self.protocol.start(self._change(service, counter, delta))
+            return True
         event = read_add(self.body, counter)
         if event is None:
             return False
@@ -203,11 +204,14 @@ class DirectCycle:
             # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
 
-    def _changed(self, outcome: Added | CounterError) -> None:
-        if isinstance(outcome, CounterError):
-            self._fail(outcome)
+    async def _change(self, service: CounterService, counter: str, delta: int) -> None:
+        """Add *delta* to a best-effort counter."""
+        try:
+            added = await service.add(self.namespace, counter, delta, None)
+        except CounterError as error:
+            self._fail(error)
         else:
-            self.answer(added_reply(self.namespace, outcome))
+            self.answer(added_reply(self.namespace, added))
 
     def _fail(self, error: CounterError) -> None:
         """Answer with *error*; observers see it if it is a server error."""

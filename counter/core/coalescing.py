@@ -1,7 +1,7 @@
-"""Adds that come in one turn of the event loop: written by one call, and answered together.
+"""Adds that come in one turn of the event loop: one call writes all, and each gets its outcome.
 
-A task for each add costs more than the add. Here a turn's adds share one, and who sent them is
-called back.
+A task for each add costs more than the add. Here a turn's adds share one, and each sender is called
+back.
 """
 
 from __future__ import annotations
@@ -11,44 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from counter.core.admission import Load
-from counter.core.results import TALLIED, count_failure
-from counter.errors import CounterError, NamespaceUnknownError, SliceMissingError
-from counter.ports import Told
+from counter.errors import CounterError
 from counter.types import Event, Namespace, Written
 
-#: Told what became of an add: an outcome, or why there is none.
+#: Called with what became of an add: an outcome, or why there is none.
 Done = Callable[[Written | CounterError], None]
 #: Writes the events of one namespace; an outcome, or an error, for each.
 Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
 
 _log = logging.getLogger("counter.turns")
-
-
-def telling(done: Done, tally: dict[str, int]) -> Told:
-    """Tells *done* what it can make use of, and counts what was taken in *tally*."""
-
-    def told(outcome: Written | BaseException) -> None:
-        if isinstance(outcome, Written):
-            if outcome is not Written.LATE and outcome is not Written.CONFLICT:
-                tally[TALLIED[outcome]] += 1
-            done(outcome)
-        elif isinstance(outcome, SliceMissingError | NamespaceUnknownError):
-            # Nothing is written; whoever looks closer knows what to say.
-            done(Written.LATE)
-        else:
-            error = outcome if isinstance(outcome, CounterError) else _fault(outcome)
-            count_failure(tally, error)
-            done(error)
-
-    return told
-
-
-def _fault(error: BaseException) -> CounterError:
-    """What to say of an *error* that nobody foresaw."""
-    _log.error("adds were written in a way that should not fail", exc_info=error)
-    fault = CounterError("the service met a fault of its own; see its log")
-    fault.__cause__ = error
-    return fault
 
 
 class _Turn:
@@ -92,7 +63,7 @@ class Turns:
         try:
             outcomes = await self._write(turn.namespace, turn.events)
         except Exception as error:
-            outcomes = [_fault(error)] * len(turn.events)
+            outcomes = [_unexpected(error)] * len(turn.events)
         finally:
             self._load.leave(len(turn.events))
         for done, outcome in zip(turn.dones, outcomes, strict=True):
@@ -101,3 +72,11 @@ class Turns:
             except Exception:
                 # One that cannot be told must not keep the others waiting.
                 _log.exception("the outcome of an add could not be told")
+
+
+def _unexpected(error: Exception) -> CounterError:
+    """What to answer for an *error* that no code expects."""
+    _log.error("a write of adds failed unexpectedly", exc_info=error)
+    fault = CounterError("the service met a fault of its own; see its log")
+    fault.__cause__ = error
+    return fault

@@ -99,7 +99,9 @@ class Resolver:
                 pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
                 await self._store.leave_pending(namespace, pending)
             marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
-            await self._store.mark(namespace, marks)
+            failed = await self._store.mark(namespace, marks)
+            for error in failed.values():
+                raise error
             closing_us = left_us + size_us + accept_limit_at(namespace, left_us)
             now_us = self._now_us(namespace)
             if now_us <= closing_us:

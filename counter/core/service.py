@@ -14,10 +14,9 @@ from typing import Final, TypeVar
 from counter import limits
 from counter.core import rate_limits
 from counter.core.admission import Bounded, Load
-from counter.core.best_effort import BestEffort
 from counter.core.bulk import OneByOne, adds_of, events_of_atomic
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.core.coalescing import Done, Turns, telling
+from counter.core.coalescing import Done, Turns
 from counter.core.namespaces import Namespaces
 from counter.core.read import Count, CountReader
 from counter.core.resolve import Resolver, conflict
@@ -40,16 +39,27 @@ from counter.errors import (
     RateLimitedError,
     SliceMissingError,
     TokenConflictError,
+    TokenInFutureError,
     TokenMissingError,
     TokenTooOldError,
     UnavailableError,
 )
 from counter.ports import Cache, Clock, Store
 from counter.tokens import nonce_of_key
-from counter.types import CounterType, Event, Namespace, Outcome, Token, Written
+from counter.types import (
+    CounterType,
+    Event,
+    Namespace,
+    Outcome,
+    PayloadCheck,
+    Token,
+    Written,
+)
 
 _Answer = TypeVar("_Answer")
 _RERESERVE_ATTEMPTS_MAX: Final = 3
+#: Refusals of a list of adds that a single one of them may have caused.
+_OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
 
 
 class CounterService:
@@ -71,7 +81,6 @@ class CounterService:
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
         self._turns = Turns(self._write_turn, self.load)
-        self.best_effort = BestEffort(cache, clock, self.tally)
         self.one_by_one = OneByOne(self.add, self.tally)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
@@ -101,10 +110,12 @@ class CounterService:
         The outcomes LATE and CONFLICT are preliminary: :meth:`add` decides them. Returns False, and
         does nothing, if :meth:`add` must do the whole add.
         """
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        settings = namespace.settings
+        if settings.counter_type is CounterType.BEST_EFFORT:
             return False
-        if not self._store.transactional:
-            return self._writer.write_soon(namespace, event, telling(done, self.tally))
+        if settings.payload_check is PayloadCheck.STRICT and not self._store.transactional:
+            # Compare-and-sets of one counter contend: no other add waits for them.
+            return False
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
         if not first_us <= event.event_time_us <= last_us:
             return False
@@ -296,20 +307,25 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
+            if self._guard is not None:
+                self._guard.check(namespace.dataset)
             outcomes = await self._writer.write_admitted(namespace, events)
-        except (SliceMissingError, NamespaceUnknownError):
+        except _OF_ONE:
             # Nothing is written; one event may be the cause, so each is tried separately.
             return [Written.LATE] * len(events)
         except CounterError as error:
             count_failure(self.tally, error, len(events))
             return [error] * len(events)
-        for outcome in (Written.NEW, Written.REPLAYED):
+        for outcome in REPLAYED:
             self.tally[TALLIED[outcome]] += outcomes.count(outcome)
+        for each in outcomes:
+            if isinstance(each, CounterError):
+                count_failure(self.tally, each)
         return outcomes
 
     async def _submit(self, namespace: Namespace, event: Event) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
-            outcome = await self._writer.write_one(namespace, event)
+            [outcome] = await self._writer.write(namespace, (event,))
             if outcome is not Written.LATE:
                 return self._added(event, outcome)
         await self._resolve(namespace, (event,))
@@ -317,7 +333,7 @@ class CounterService:
 
     async def _submit_atomic(self, namespace: Namespace, events: Sequence[Event]) -> list[Added]:
         time_us = events[0].event_time_us
-        outcome = Written.LATE
+        outcome: Written | UnavailableError = Written.LATE
         if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
             outcome = await self._writer.write_atomic(namespace, events)
         if outcome is Written.CONFLICT:

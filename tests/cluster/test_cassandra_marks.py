@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.types import AtomicMark, Mark, Namespace
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
-from tests.support.cassandra_statements import Statements
+from tests.support.cassandra_statements import Fault, Statements, statements_of
 from tests.support.clock import FakeClock
 
 Stores = tuple[CassandraStore, CassandraStore]
@@ -60,6 +61,31 @@ async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Na
     assert {mark.counter for mark in await marks(store, namespace)} == {"first", *names}
     listed = await store.counters(namespace, prefix="", after=None, limit=1_000)
     assert listed == sorted(["first", *names])
+
+
+async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
+    stores: Stores, namespace: Namespace
+) -> None:
+    """Of a mark and its name either may fail; the others that shared a statement are durable."""
+    store, _ = stores
+    await store.mark(namespace, [Mark(NOW, "first")])
+    some = [Mark(NOW, "a"), Mark(NOW + WINDOW, "b"), Mark(NOW + WINDOW, "first")]
+    down = StoreUnavailableError("a planted fault")
+
+    def fault(of: bytes) -> Fault:
+        return lambda sent: down if any(of in values for values in statements_of(sent)) else None
+
+    with Statements(store, fault(b"a")):
+        # Its name shares a partition with that of the other one.
+        assert await store.mark(namespace, some) == dict.fromkeys(some[:2], down)
+    with Statements(store, fault(NOW.to_bytes(8, "big"))) as sent:
+        assert await store.mark(namespace, some) == {some[0]: down}
+    # Both marks' partitions and the names' together, and then each alone.
+    assert sent.sizes == [5, 1, 2, 2]
+    assert set(await marks(store, namespace)) == {Mark(NOW, "first"), *some[1:]}
+    with Statements(store) as sent:
+        assert await store.mark(namespace, some) == {}
+    assert sum(sent.sizes) == 3
 
 
 async def test_names_that_were_forgotten_are_listed_again(

@@ -111,7 +111,7 @@ async def all_works(store: CassandraStore, namespace: Namespace, number: int) ->
     event = Event(f"c{number}", now_us, number.to_bytes(16, "big"), 0, 1)
     mark = Mark(window_of(now_us, WINDOW), event.counter)
     await told(store.ping)
-    await told(lambda: store.mark(namespace, [mark]))
+    await told(lambda: marked(store, namespace, mark))
     await told(lambda: appended(store, namespace, event))
     assert list(await told(lambda: store.find(namespace, [event]))) == [event]
     assert (await told(lambda: store.lease_tokens(1, now_us))).time_us >= now_us
@@ -119,6 +119,11 @@ async def all_works(store: CassandraStore, namespace: Namespace, number: int) ->
     assert f"{number}" in await told(store.workers)
     assert namespace in await told(store.namespaces)
     await told(store.read_clock)
+
+
+async def marked(store: CassandraStore, namespace: Namespace, mark: Mark) -> None:
+    for error in (await store.mark(namespace, [mark])).values():
+        raise error
 
 
 async def appended(store: CassandraStore, namespace: Namespace, event: Event) -> None:

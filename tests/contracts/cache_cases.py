@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from counter.errors import CacheUnavailableError
-from counter.ports import Cache, PromptCache, PromptCounters
+from counter.ports import Cache
 from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 from tests.contracts.cases import (
     DATASET,
@@ -101,19 +100,6 @@ class UntimedCacheCases:
         await cache.increment(namespace, "d", -3)
         assert list(await cache.best_effort(namespace, ["d", "never", "c", "d"])) == [-3, 0, 8, -3]
 
-    async def test_best_effort_counters_add_up_without_a_task(
-        self, cache: Cache, namespace: Namespace
-    ) -> None:
-        """To the same values, whichever way is taken."""
-        assert isinstance(cache, PromptCounters)
-        values: list[int | CacheUnavailableError] = []
-        for delta in (5, -7):
-            answer: asyncio.Future[int | CacheUnavailableError]
-            answer = asyncio.get_running_loop().create_future()
-            cache.increment_soon(namespace, "c", delta, answer.set_result)
-            values += [await answer, await cache.increment(namespace, "c", 1)]
-        assert values == [5, 6, -1, 0]
-
     async def test_best_effort_counters_have_any_name(
         self, cache: Cache, namespace: Namespace
     ) -> None:
@@ -150,19 +136,6 @@ class UntimedCacheCases:
         again = [clear(number=3)._replace(delta=9), one, add("other"), one._replace(item_key=1)]
         expected = [Guarded.SAME, Guarded.SAME, Guarded.NEW, Guarded.NEW]
         assert list(await cache.guard(namespace, again)) == expected
-
-    async def test_the_guard_tells_the_same_without_a_task(
-        self, cache: Cache, namespace: Namespace
-    ) -> None:
-        """One token at a time, of what was noted either way."""
-        assert isinstance(cache, PromptCache)
-        one, told = add(delta=1), []
-        for event in (one, one, one._replace(delta=2)):
-            answer: asyncio.Future[Guarded] = asyncio.get_running_loop().create_future()
-            cache.guard_soon(namespace, event, answer.set_result)
-            told.append(await answer)
-        assert told == [Guarded.NEW, Guarded.SAME, Guarded.OTHER]
-        assert list(await cache.guard(namespace, [one])) == [Guarded.SAME]
 
     async def test_the_guard_knows_an_atomic_add_by_its_list(
         self, cache: Cache, namespace: Namespace

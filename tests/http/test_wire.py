@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -169,9 +170,10 @@ async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothi
     async with running("memory", tmp_path) as app:
         sleepy, mark = Sleepy(app.clock), app.store.mark
 
-        async def marks(*arguments: object) -> None:
-            await mark(*arguments)
+        async def marks(*arguments: Any) -> Any:
+            left = await mark(*arguments)
             sleepy.armed = True
+            return left
 
         token = fresh(app.clock.now_us())
         with (

@@ -22,13 +22,17 @@ BUGS = (
         "event-before-mark",
         "the event is written before its mark",
         (
-            Edit(_Writer.write_soon, "one.waits_for += 1", "pass"),
-            Edit(_Writer.write_admitted, "marks = self._unmarked(namespace, events)", "marks = []"),
             Edit(
                 _Writer.write_admitted,
-                "self.check_deadline(namespace, began_us)",
-                "self.check_deadline(namespace, began_us)\n"
-                "    await self._leave_marks(namespace, self._unmarked(namespace, events))",
+                "unmarked = await self._leave_marks("
+                "namespace, [events[at] for at in wanted], atomic)",
+                "unmarked = [None] * len(wanted)",
+            ),
+            Edit(
+                _Writer.write_admitted,
+                "self._check_deadline(namespace, began_us)",
+                "self._check_deadline(namespace, began_us)\n"
+                "    await self._leave_marks(namespace, events, atomic)",
             ),
         ),
     ),
@@ -38,20 +42,15 @@ BUGS = (
         (
             Edit(
                 _Writer.write_admitted,
-                "if self.is_late(namespace, event.event_time_us, now_us):",
-                "if False:",
-            ),
-            Edit(
-                writing._One._write,
-                "late = writer.is_late(namespace, event.event_time_us, now_us)",
-                "late = False",
+                "elif self.is_late(namespace, events[at].event_time_us, now_us):",
+                "elif False:",
             ),
         ),
     ),
     Bug(
         "timer-alone",
         "the deadline is left to timers, which a sleeping process does not hear in time",
-        (Edit(_Writer.check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
+        (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
     ),
     Bug(
         "time-out-is-success",
@@ -75,17 +74,10 @@ BUGS = (
         (
             Edit(
                 _Writer.write_admitted,
-                "outcomes[index] = Written.CONFLICT",
-                "outcomes[index] = Written.CONFLICT\n"
-                "        elif told[index] is Guarded.SAME:\n"
-                "            outcomes[index] = Written.REPLAYED",
-            ),
-            Edit(
-                writing._One._go_on,
-                "self._end(Written.CONFLICT)",
-                "self._end(Written.CONFLICT)\n"
-                "    elif self._guard is Guarded.SAME:\n"
-                "        self._end(Written.REPLAYED)",
+                "outcomes[at] = Written.LATE",
+                "outcomes[at] = Written.LATE\n"
+                "        elif guarded[at] is Guarded.SAME:\n"
+                "            outcomes[at] = Written.REPLAYED",
             ),
         ),
     ),
@@ -95,15 +87,9 @@ BUGS = (
         (
             Edit(
                 _Writer._leave_marks,
-                "await self._store.mark(namespace, marks)\n"
-                "        self._marked.remember(namespace.id, marks)",
-                "self._marked.remember(namespace.id, marks)\n"
-                "        await self._store.mark(namespace, marks)",
-            ),
-            Edit(
-                _Writer.write_soon,
-                "one.waits_for += 1",
-                "one.waits_for += 1\n        self.remember(namespace, mark)",
+                "failed = await self._store.mark(namespace, unknown)",
+                "self._marked.remember(namespace.id, unknown)\n"
+                "    failed = await self._store.mark(namespace, unknown)",
             ),
         ),
     ),
@@ -201,7 +187,7 @@ BUGS = (
     Bug(
         "no-recount-mark",
         "a recount is left for readers, and no mark for the worker",
-        (Edit(_Resolver.leave_recounts, "await self._store.mark(namespace, marks)", "pass"),),
+        (Edit(_Resolver.leave_recounts, "await self._store.mark(namespace, marks)", "{}"),),
     ),
     Bug(
         "recount-in-event-window",

@@ -106,8 +106,8 @@ async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> No
     store = late.world.store
     slowly = [then(store.mark, lambda: late.world.clock.advance(CLOSING)), store.mark]
 
-    async def mark(*arguments: Any) -> None:
-        await slowly.pop(0)(*arguments)
+    async def mark(*arguments: Any) -> Any:
+        return await slowly.pop(0)(*arguments)
 
     with patch.object(store, "mark", mark), pytest.raises(TokenTooOldError):
         await late.ask()

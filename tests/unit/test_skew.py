@@ -1,7 +1,7 @@
 """The clock guard: a process whose clock is too far from the store's writes nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock, patch
@@ -13,7 +13,7 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.core.results import Add
 from counter.core.service import CounterService
-from counter.errors import ClockSkewError, StoreUnavailableError
+from counter.errors import ClockSkewError, StoreUnavailableError, UnavailableError
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
 from tests.support.clock import FakeClock
@@ -294,9 +294,12 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
     await world.guard.measure()
     now_us, mark = world.clock.now_us(), world.store.mark
 
-    async def set_meanwhile(of: Namespace, marks: Sequence[Mark]) -> None:
-        await mark(of, marks)
+    async def set_meanwhile(
+        of: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        failed = await mark(of, marks)
         world.clock.step(-MINUTE)
+        return failed
 
     with patch.object(world.store, "mark", set_meanwhile), pytest.raises(ClockSkewError):
         await WRITES[what](world.service, namespace, now_us)

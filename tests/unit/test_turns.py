@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 import pytest_asyncio
@@ -13,9 +13,14 @@ import pytest_asyncio
 from counter.core.admission import Load
 from counter.core.coalescing import Turns
 from counter.core.service import CounterService
-from counter.errors import CounterError, OverloadedError, StoreUnavailableError
+from counter.errors import (
+    CounterError,
+    OverloadedError,
+    SliceMissingError,
+    StoreUnavailableError,
+)
 from counter.limits import MILLISECOND
-from counter.types import CounterType, Event, Namespace, Written
+from counter.types import CounterType, Event, Namespace, PayloadCheck, Written
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import App, running, store_that_fails
 from tests.support.clock import FakeClock
@@ -275,3 +280,36 @@ async def test_a_best_effort_add_is_left_to_the_handler(app: App) -> None:
     assert not counting.add(event("c", 1, app.clock.now_us()))
     await settle()
     assert counting.told == []
+
+
+async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App) -> None:
+    """Compare-and-sets of one counter contend, and no other add waits for them."""
+    counting = Counting(app)
+    settings = replace(counting.namespace.settings, payload_check=PayloadCheck.STRICT)
+    counting.namespace = replace(counting.namespace, settings=settings)
+    with patch.object(app.store, "transactional", False):
+        assert not counting.add(event("c", 1, app.clock.now_us()))
+
+
+async def test_an_add_that_fails_alone_is_told_alone(app: App) -> None:
+    """It is tallied as unknown; a slice that is missing may be missing for it alone, so that each
+    add of the turn is left to the handler."""
+    counting = Counting(app)
+    down = StoreUnavailableError("a planted fault")
+
+    async def append(_: Namespace, events: Sequence[Event]) -> list[Written | CounterError]:
+        return [down if each.counter == "bad" else Written.UNTOLD for each in events]
+
+    with patch.object(app.store, "append", append):
+        for name in ("a", "bad"):
+            assert counting.add(event(name, 1, app.clock.now_us()))
+        assert await counting.all_told(2) == [("a", Written.UNTOLD), ("bad", down)]
+    tally = counting.service.tally
+    assert {outcome: number for outcome, number in tally.items() if number} == {
+        "untold": 1,
+        "unknown": 1,
+    }
+    with patch.object(app.store, "append", AsyncMock(side_effect=SliceMissingError("planted"))):
+        assert counting.add(event("c", 1, app.clock.now_us()))
+        assert (await counting.all_told(3))[-1] == ("c", Written.LATE)
+    assert sum(tally.values()) == 2

@@ -17,7 +17,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from cassandra import ConsistencyLevel
 
-from counter.errors import NamespaceUnknownError, SliceMissingError, StoreUnavailableError
+from counter.errors import (
+    NamespaceUnknownError,
+    SliceMissingError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from counter.limits import MILLISECOND, TIME_MAX_US
 from counter.partitions import slice_of
 from counter.ports import Clock
@@ -179,11 +184,6 @@ class CassandraBase:
             self._statements[key] = known
         return known
 
-    def _write_at_hand(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any | None:
-        """What :meth:`_to_write` gives, if it is prepared."""
-        shelf = self._shelves[dataset.id]
-        return self._statements.get((dataset.id, cql, start_us, shelf.write_consistency))
-
     # Datasets and their slices.
 
     def _shelf(self, dataset: Dataset) -> Shelf:
@@ -233,16 +233,6 @@ class CassandraBase:
             await shelf.reload()
             return slice_of(shelf.slices, time_us)
 
-    def _slice_at_hand(self, dataset: Dataset, time_us: int) -> Slice | None:
-        """The slice that holds *time_us*, if it is known."""
-        shelf = self._shelves.get(dataset.id)
-        if shelf is not None:
-            # Nearly always one of the last, which are made ahead.
-            for each in reversed(shelf.slices):
-                if each.start_us <= time_us:
-                    return each if time_us < each.end_us else None
-        return None
-
     async def _reload_slices(self, dataset: Dataset) -> Shelf:
         """Read the dataset's slices anew: a table turned out to be missing."""
         shelf = self._shelf(dataset)
@@ -290,6 +280,13 @@ class CassandraBase:
         """
         if namespace.id in self._gone:
             raise unknown(namespace)
+
+
+def unavailable(result: BaseException | None) -> UnavailableError | None:
+    """The error that one row was not written with, if any. Raises what is no fault of the store."""
+    if result is None or isinstance(result, UnavailableError):
+        return result
+    raise result
 
 
 def unknown(namespace: Namespace) -> NamespaceUnknownError:

@@ -17,7 +17,7 @@ from counter.errors import (
     WriteTimeoutError,
     invariant,
 )
-from counter.ports import Clock, Told
+from counter.ports import Clock
 from counter.storage.cassandra.base import CassandraWrites, Lane
 from counter.storage.cassandra.driver import within
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, EventFolds, EventScans
@@ -232,41 +232,24 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             inserted = await self._insert_new(namespace, places, events)
             return [_told(outcome) for outcome in inserted]
-        if len(events) == 1:
-            row = await self._row_of(namespace, places[0], events[0])
-            return [_told(result) for result in await self._rows.put((row,))]
-        firsts = {(event.counter, *event[1:4]): at for at, event in reversed([*enumerate(events)])}
+        firsts: dict[tuple[Any, ...], int] = {}
+        for at, event in enumerate(events):
+            firsts.setdefault(event[:4], at)
         alone = list(firsts.values())
         results = await self._rows.put(
             [await self._row_of(namespace, places[at], events[at]) for at in alone]
         )
-        outcomes = dict(zip(alone, map(_told, results), strict=True))
+        outcomes = [_told(result) for result in results]
+        if len(alone) == len(events):
+            return outcomes
+        found = dict(zip(firsts, outcomes, strict=True))
         answers: list[Written | UnavailableError] = []
         for event in events:
-            first = firsts[(event.counter, *event[1:4])]
-            outcome = outcomes[first]
-            if outcome is Written.UNTOLD and not event.same_payload(events[first]):
+            outcome = found[event[:4]]
+            if outcome is Written.UNTOLD and not event.same_payload(events[firsts[event[:4]]]):
                 outcome = Written.CONFLICT
             answers.append(outcome)
         return answers
-
-    def append_soon(self, namespace: Namespace, event: Event, told: Told) -> bool:
-        """See :class:`counter.ports.PromptStore`."""
-        dataset = namespace.dataset
-        each = self._slice_at_hand(dataset, event.event_time_us)
-        if (
-            each is None
-            or namespace.id in self._gone
-            or namespace.settings.payload_check is PayloadCheck.STRICT
-        ):
-            return False
-        insert = self._write_at_hand(dataset, INSERT[form_of(event)], each.start_us)
-        if insert is None:
-            return False
-        place = place_of(each, namespace.id, event)
-        lane = (dataset.write_timeout_us, *place)
-        self._rows.begin(lane, insert_of(insert, place, event), _Sink(told))
-        return True
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._must_stand(namespace)
@@ -390,18 +373,6 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
                 identity = (*token[-2:], item_key)
                 found[(counter, *identity)] = event_of(counter, identity, *cells)
         return [found.get(event[:4]) for event in events]
-
-
-class _Sink:
-    """Tells what became of one event."""
-
-    __slots__ = ("_told",)
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-
-    def settle(self, _index: int, result: BaseException | None) -> None:
-        self._told(Written.UNTOLD if result is None else result)
 
 
 def _is_strict(namespace: Namespace, event: Event) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from cassandra.query import BatchStatement, BatchType
 
@@ -21,13 +21,6 @@ ROWS_MAX: Final = 100
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_Told_contra = TypeVar("_Told_contra", contravariant=True)
-
-
-class Sink(Protocol[_Told_contra]):
-    """Is told what became of an item: its result, an error, or None."""
-
-    def settle(self, index: int, result: _Told_contra | BaseException | None) -> None: ...
 
 
 class _Call(Generic[_R]):
@@ -56,7 +49,7 @@ class Batch(Generic[_K, _T, _R]):
         self,
         key: _K,
         lane: _Lane[_K, _T, _R],
-        rows: Sequence[tuple[_T, Sink[_R], int]],
+        rows: Sequence[tuple[_T, _Call[_R], int]],
         ended: Callable[[_Lane[_K, _T, _R]], None],
     ) -> None:
         self.key = key
@@ -85,7 +78,7 @@ class _Lane(Generic[_K, _T, _R]):
 
     def __init__(self, key: _K) -> None:
         self.key = key
-        self.waiting: deque[tuple[_T, Sink[_R], int]] = deque()
+        self.waiting: deque[tuple[_T, _Call[_R], int]] = deque()
         self.running = 0
         self.is_ready = False
 
@@ -122,16 +115,15 @@ class Gatherer(Generic[_K, _T, _R]):
             return []
         call: _Call[_R] = _Call(len(items))
         for index, (key, item) in enumerate(items):
-            self.begin(key, item, call, index)
+            self._add(key, item, call, index)
         await call.future
         return call.results
 
-    def begin(self, key: _K, item: _T, sink: Sink[_R], index: int = 0) -> None:
-        """Have *item* committed under *key*, and *sink* told, later, what became of it."""
+    def _add(self, key: _K, item: _T, call: _Call[_R], index: int) -> None:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(key)
-        lane.waiting.append((item, sink, index))
+        lane.waiting.append((item, call, index))
         if not lane.is_ready and self._may_go(lane):
             self._make_ready(lane)
 

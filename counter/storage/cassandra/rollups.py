@@ -12,16 +12,22 @@ from __future__ import annotations
 import random
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from counter.errors import invariant
+from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
 from counter.partitions import shard_of
 from counter.ports import Clock
-from counter.storage.cassandra.base import CassandraBase, CassandraWrites, Coalesced, Lane, unknown
+from counter.storage.cassandra.base import (
+    CassandraBase,
+    CassandraWrites,
+    Coalesced,
+    Lane,
+    unavailable,
+    unknown,
+)
 from counter.storage.cassandra.gathering import batch_of
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
@@ -167,7 +173,9 @@ class CassandraMarks(CassandraWrites):
         self._looks = 0
         self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
 
-    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
         dataset = namespace.dataset
         for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
             await self._slice_of(dataset, window_us)
@@ -180,31 +188,15 @@ class CassandraMarks(CassandraWrites):
             row = bound(insert, _MARK_PACKERS, values)
             rows.append((lane, row))
         self.tally.mark(mark.recount_us for mark in marks)
-        await self._write_listed(namespace, rows, [mark.counter for mark in marks])
-
-    def mark_soon(
-        self, namespace: Namespace, mark: Mark, told: Callable[[BaseException | None], None]
-    ) -> bool:
-        """See :class:`counter.ports.PromptStore`."""
-        dataset, (window_us, counter, recount_us) = namespace.dataset, mark
-        if self._slice_at_hand(dataset, window_us) is None:
-            return False
-        insert = self._write_at_hand(dataset, _MARK)
-        insert_name = self._write_at_hand(dataset, _NAME)
-        if insert is None or insert_name is None:
-            return False
-        name = (namespace.id, counter)
-        is_new = name not in self._listed
-        sink = _Marked(told, 1 + is_new, partial(self._list, name) if is_new else None)
-        shard = shard_of(counter, namespace.settings.shards)
-        timeout_us, partition = dataset.write_timeout_us, (namespace.id, shard, window_us)
-        self.tally.mark((recount_us,))
-        row = bound(insert, _MARK_PACKERS, (*partition, counter, recount_us, self._stamp()))
-        self._rows.begin((timeout_us, "dirty", *partition), row, sink)
-        if is_new:
-            row = bound(insert_name, _NAME_PACKERS, (*partition[:2], counter, self._stamp()))
-            self._rows.begin((timeout_us, "names", *partition[:2]), row, sink)
-        return True
+        errors, unlisted = await self._write_listed(
+            namespace, rows, [mark.counter for mark in marks]
+        )
+        failed: dict[Mark, UnavailableError] = {}
+        for mark, of_row in zip(marks, errors, strict=True):
+            error = of_row or unlisted.get(mark.counter)
+            if error is not None:
+                failed[mark] = error
+        return failed
 
     def _list(self, name: tuple[int, str]) -> None:
         """Know that *name* is listed."""
@@ -225,24 +217,36 @@ class CassandraMarks(CassandraWrites):
             values = (*lane[2:], *token, items, self._stamp())
             rows.append((lane, insert.bind(values)))
         self.tally.marks["atomic"] += len(rows)
-        await self._write_listed(namespace, rows, [event.counter for event in events])
+        errors, unlisted = await self._write_listed(
+            namespace, rows, [event.counter for event in events]
+        )
+        for error in (*errors, *unlisted.values()):
+            if error is not None:
+                raise error
 
     async def _write_listed(
-        self, namespace: Namespace, rows: list[tuple[Lane, Any]], counters: Iterable[str]
-    ) -> None:
-        """Write *rows*, and with them the names of those *counters* that may not be listed yet."""
+        self, namespace: Namespace, rows: Sequence[tuple[Lane, Any]], counters: Iterable[str]
+    ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError]]:
+        """Write *rows*, and with them the names of those *counters* that may not be listed yet.
+        Return the error of each row, and those of names."""
         dataset, listed = namespace.dataset, self._listed
         new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
+        names: list[tuple[Lane, Any]] = []
         if new:
             insert = await self._to_write(dataset, _NAME)
             for counter in new:
                 bucket = shard_of(counter, namespace.settings.shards)
                 lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
                 values = (namespace.id, bucket, counter, self._stamp())
-                rows.append((lane, bound(insert, _NAME_PACKERS, values)))
-        await self._write(rows)
-        for counter in new:
-            self._list((namespace.id, counter))
+                names.append((lane, bound(insert, _NAME_PACKERS, values)))
+        errors = [unavailable(each) for each in await self._rows.put([*rows, *names])]
+        unlisted: dict[str, UnavailableError] = {}
+        for counter, error in zip(new, errors[len(rows) :], strict=True):
+            if error is None:
+                self._list((namespace.id, counter))
+            else:
+                unlisted[counter] = error
+        return errors[: len(rows)], unlisted
 
     async def fence(self) -> int:
         return self._clock.now_us()
@@ -381,31 +385,6 @@ class CassandraMarks(CassandraWrites):
         """Remember where there is something to drop."""
         seen = self._seen.setdefault((namespace.id, shard), set())
         seen.update(mark.window_us for mark in marks)
-
-
-class _Marked:
-    """Tells when a mark stands, and its counter's name where that is new."""
-
-    __slots__ = ("_error", "_left", "_stands", "_told")
-
-    def __init__(
-        self,
-        told: Callable[[BaseException | None], None],
-        rows: int,
-        stands: Callable[[], None] | None,
-    ) -> None:
-        self._told = told
-        self._left = rows
-        self._stands = stands
-        self._error: BaseException | None = None
-
-    def settle(self, _index: int, result: BaseException | None) -> None:
-        self._error = self._error or result
-        self._left -= 1
-        if not self._left:
-            if self._error is None and self._stands is not None:
-                self._stands()
-            self._told(self._error)
 
 
 def _window(mark: Mark | AtomicMark) -> int:

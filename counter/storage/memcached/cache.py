@@ -112,16 +112,6 @@ class MemcachedCache:
         answers = await self._ask(self._notes, notes, [each.key for each in notes])
         return [Guarded.UNTOLD if isinstance(each, Unreachable) else each for each in answers]
 
-    def guard_soon(
-        self, namespace: Namespace, event: Event, told: Callable[[Guarded], None]
-    ) -> None:
-        note = self._note(namespace, event, _guard_ttl_s(namespace))
-
-        def answered(answers: Sequence[Guarded] | Unreachable) -> None:
-            told(Guarded.UNTOLD if isinstance(answers, Unreachable) else answers[0])
-
-        self._lane_of(self._notes, note.key).ask_soon((note,), answered)
-
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> Sequence[Checkpoint | None]:
@@ -146,23 +136,6 @@ class MemcachedCache:
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
         return await self._change(namespace, counter, delta)
 
-    def increment_soon(
-        self,
-        namespace: Namespace,
-        counter: str,
-        delta: int,
-        told: Callable[[int | CacheUnavailableError], None],
-    ) -> None:
-        key = value_key(self._prefix, namespace.id, counter)
-
-        def answered(answers: Sequence[int] | Unreachable) -> None:
-            told(_unchanged(answers) if isinstance(answers, Unreachable) else answers[0])
-
-        lane = self._lane_of(self._changes, key)
-        if lane.is_out and not (spare := self._lane_of(self._more_changes, key)).is_out:
-            lane = spare
-        lane.ask_soon((commands.Change(key, delta),), answered)
-
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
         keys = [value_key(self._prefix, namespace.id, counter) for counter in counters]
         values: list[int] = []
@@ -181,7 +154,11 @@ class MemcachedCache:
 
     async def _change(self, namespace: Namespace, counter: str, delta: int | None) -> int:
         key = value_key(self._prefix, namespace.id, counter)
-        [answer] = await self._ask(self._changes, [commands.Change(key, delta)], [key])
+        index = self._server_of(key) if len(self._servers) > 1 else 0
+        lane, spare = self._changes[index], self._more_changes[index]
+        if lane.is_out and not spare.is_out:
+            lane = spare
+        [answer] = await _ask_one(lane, [commands.Change(key, delta)])
         if isinstance(answer, Unreachable):
             raise _unchanged(answer)
         return answer
@@ -213,9 +190,6 @@ class MemcachedCache:
     def _server_of(self, key: bytes) -> int:
         """The place of the server that *key* lives on."""
         return self._index[self._hashing.get_node(key.decode("ascii"))]
-
-    def _lane_of(self, lanes: Sequence[Lane[_Item, _Answer]], key: bytes) -> Lane[_Item, _Answer]:
-        return lanes[self._server_of(key)] if len(lanes) > 1 else lanes[0]
 
     def _lanes(
         self, work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]], operation: str

@@ -30,8 +30,8 @@ _OVERDUE: Final = "it does not answer at all"
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: The requests of a batch: each one's items, and who is told its answers.
-_Batch = list[tuple[Sequence[Any], Callable[[Any], None]]]
+#: The requests of a batch: each one's items, and the future of its answers.
+_Batch = list[tuple[Sequence[Any], asyncio.Future[Any]]]
 
 
 class Unreachable:
@@ -111,39 +111,27 @@ class Lane(Generic[_Item, _Answer]):
     ) -> Sequence[_Answer] | Unreachable:
         """An answer for each item, or why there is none. *insist* asks a server that is left
         alone, too."""
-        answer: asyncio.Future[Sequence[_Answer] | Unreachable]
-        answer = asyncio.get_running_loop().create_future()
-
-        def told(answers: Sequence[_Answer] | Unreachable) -> None:
-            if not answer.done():
-                answer.set_result(answers)
-
-        self.ask_soon(items, told, insist=insist)
-        return await answer
-
-    def ask_soon(
-        self,
-        items: Sequence[_Item],
-        told: Callable[[Sequence[_Answer] | Unreachable], None],
-        *,
-        insist: bool = False,
-    ) -> None:
-        """The same; *told*, which must not raise, gets the answers, at once where there are none
-        to wait for."""
         server = self._server
         if self._shut is not None:
-            self._refuse(told, self._unreachable(self._shut, sent=False))
-        elif not insist and not server.may_be_asked():
-            self._refuse(told, Unreachable(server.trouble or server.name, sent=False))
-        elif self._waiting_items + len(items) > _WAITING_MAX:
-            said = f"{self._waiting_items} requests wait already"
-            self._refuse(told, self._unreachable(said, sent=False))
-        else:
-            self._waiting.append((items, told))
-            self._waiting_items += len(items)
-            if self._out is None and not self._leaving:
-                self._leaving = True
-                asyncio.get_running_loop().call_soon(self._leave)
+            return self._failure(self._shut)
+        if not insist and not server.may_be_asked():
+            self._calls.errors += 1
+            return Unreachable(server.trouble or server.name, sent=False)
+        if self._waiting_items + len(items) > _WAITING_MAX:
+            return self._failure(f"{self._waiting_items} requests wait already")
+        answer: asyncio.Future[Sequence[_Answer] | Unreachable]
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, answer))
+        self._waiting_items += len(items)
+        if self._out is None and not self._leaving:
+            self._leaving = True
+            asyncio.get_running_loop().call_soon(self._leave)
+        return await answer
+
+    def _failure(self, reason: str) -> Unreachable:
+        """What a request is answered that is not sent."""
+        self._calls.errors += 1
+        return self._unreachable(reason, sent=False)
 
     @property
     def waiting(self) -> int:
@@ -223,9 +211,10 @@ class Lane(Generic[_Item, _Answer]):
             return
         self._server.answered()
         start = 0
-        for part, told in batch:
+        for part, answer in batch:
             end = start + len(part)
-            told(result[start:end])
+            if not answer.done():
+                answer.set_result(result[start:end])
             start = end
 
     def _overdue(self, batch: _Batch) -> None:
@@ -241,12 +230,10 @@ class Lane(Generic[_Item, _Answer]):
         self._tell_all(waiting, answer)
 
     def _tell_all(self, batch: _Batch, answer: Unreachable) -> None:
-        for _, told in batch:
-            self._refuse(told, answer)
-
-    def _refuse(self, told: Callable[[Any], None], answer: Unreachable) -> None:
-        self._calls.errors += 1
-        told(answer)
+        self._calls.errors += len(batch)
+        for _, future in batch:
+            if not future.done():
+                future.set_result(answer)
 
     def _unreachable(self, reason: str, *, sent: bool) -> Unreachable:
         return Unreachable(f"memcached at {self._server.name}: {reason}", sent=sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from counter.folds import fingerprint
@@ -46,14 +46,6 @@ class MemoryCache:
         """Do nothing: the memory is always reachable."""
 
     async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
-        return self._guard(namespace, events)
-
-    def guard_soon(
-        self, namespace: Namespace, event: Event, told: Callable[[Guarded], None]
-    ) -> None:
-        told(self._guard(namespace, (event,))[0])
-
-    def _guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
         answers = []
         for event in events:
             payload = event.atom or fingerprint((event,))
@@ -90,14 +82,6 @@ class MemoryCache:
             self._entries.popitem(last=False)
 
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        return self._increment(namespace, counter, delta)
-
-    def increment_soon(
-        self, namespace: Namespace, counter: str, delta: int, told: Callable[[int], None]
-    ) -> None:
-        told(self._increment(namespace, counter, delta))
-
-    def _increment(self, namespace: Namespace, counter: str, delta: int) -> int:
         key = (namespace.id, counter)
         value = self._values[key] = self._values.get(key, 0) + delta
         self._values.move_to_end(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from counter.errors import SliceMissingError
+from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
 from counter.partition_sizes import Counted
 from counter.partitions import shard_of, slice_of
@@ -19,7 +19,9 @@ class MemoryEvents(Part):
 
     transactional = False
 
-    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
         space, slices = self._space(namespace), self._shelf(namespace.dataset).slices
         for mark in marks:
             if mark.recount_us == 0:
@@ -28,6 +30,7 @@ class MemoryEvents(Part):
             shard = shard_of(mark.counter, len(space.shards))
             insert_once(space.shards[shard].marks, mark)
             insert_once(space.names, mark.counter)
+        return {}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
         space, slices = self._space(namespace), self._shelf(namespace.dataset).slices

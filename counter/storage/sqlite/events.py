@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from counter.errors import SliceMissingError
+from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import INT64_MAX
 from counter.partition_sizes import Counted
 from counter.partitions import shard_of, slice_of
@@ -30,8 +30,11 @@ class SqliteEvents(SqliteAppends):
 
     transactional = True
 
-    async def mark(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
         await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
+        return {}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
         """Do nothing: one transaction writes all of an atomic add or nothing."""
