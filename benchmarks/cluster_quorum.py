@@ -29,7 +29,7 @@ _METHOD: Final = (
     f" Cassandra nodes that all keep all data, at QUORUM, from {_CONNECTIONS} connections by wrk,"
     " all on the same machine; no rollup worker runs. *Many counters*: "
     f"{MANY:,}, a few hot, most rare. *One counter*: all adds go to it. The other ways to count are"
-    " the servers of cluster-adds, with no task an add, as the service has none: each add an event"
+    " the servers of cluster-adds: each add an event"
     " by `IF NOT EXISTS`, which takes four round"
     " trips of Paxos among the nodes, or `n = n + 1` on a native counter column, which counts a"
     " retried add twice. A request that fails, as LWTs on one partition do when they contend, is"

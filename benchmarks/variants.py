@@ -46,7 +46,7 @@ from counter.core.service import CounterService
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.storage.cassandra.options import options_of
 from counter.telemetry.metrics import Histogram, StoreTally
-from counter.types import Event, Namespace, Scope, Token, Written
+from counter.types import CounterType, Event, Namespace, Scope, Token, Written
 
 
 class UnstoredService(CounterService):
@@ -56,6 +56,9 @@ class UnstoredService(CounterService):
         self, namespace: Namespace, counter: str, delta: int, credential: Credential
     ) -> Added:
         """Answer as if *delta* had been counted."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            self.tally["original"] += 1
+            return Added(counter, delta, self._clock.now_us(), None)
         added = self._unstored(namespace, Add(counter, delta, credential), self._clock.now_us())
         if isinstance(added, CounterError):
             raise added
