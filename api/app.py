@@ -39,7 +39,7 @@ from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
 from counter.security.keys import KeyRing
 from counter.storage import open_cache, open_store
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from counter.telemetry.tracing import Tracing, open_tracing
 from counter.types import Dataset, Scope
@@ -86,14 +86,14 @@ class Application:
         up if asked. Raises StartupError, and UnavailableError if the store stays unavailable."""
         self.health.rolls_up = rollup
         # Waiting does not repair a local store.
-        patience = Patience(0 if self.store.transactional else self.settings.start_timeout)
+        retry = StartupRetry(0 if self.store.transactional else self.settings.start_timeout)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.tracing.close)
-            await patience.through(self.store.open)
+            await retry.run(self.store.open)
             stack.push_async_callback(self.store.close)
             await self.cache.open()
             stack.push_async_callback(self.cache.close)
-            await patience.through(self._prepare)
+            await retry.run(self._prepare)
             stop = asyncio.Event()
             tasks = [
                 asyncio.create_task(self.keys.run(stop)),

@@ -26,7 +26,7 @@ from counter.errors import StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.security.host_rule import HostRule
 from counter.storage import open_cache, open_store
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry.tracing import open_tracing
 from rollup.audits import audits_of
 from rollup.health import Health, listening
@@ -74,7 +74,7 @@ async def _run(settings: Settings) -> int:
     store, cache = tracing.watched(open_store(settings, clock)), open_cache(settings, clock)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(tracing.close)
-        await Patience(settings.start_timeout).through(store.open)
+        await StartupRetry(settings.start_timeout).run(store.open)
         stack.push_async_callback(store.close)
         await cache.open()
         stack.push_async_callback(cache.close)

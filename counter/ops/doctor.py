@@ -32,7 +32,7 @@ from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.ports import Clock
 from counter.quantities import format_bytes
 from counter.storage import open_cache, open_store, opened_keys
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 
 State = Literal["ok", "warning", "wrong"]
 
@@ -87,7 +87,7 @@ async def _store(settings: Settings, clock: Clock) -> list[Finding]:
         return [*_directory(settings, clock), *_disk(settings.data)]
     try:
         store = open_store(settings, clock)
-        await Patience(settings.start_timeout).through(store.open)
+        await StartupRetry(settings.start_timeout).run(store.open)
     except (CounterError, StartupError) as error:
         do = "set --contact-points right, start Cassandra, or run counter schema apply as it says"
         return [Finding("store", "wrong", _text(error), do)]

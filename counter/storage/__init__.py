@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from counter.core.clock_guard import ClockGuard
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -41,7 +41,7 @@ async def opened_keys(
         from counter.storage.cassandra import KeysAlone, options_of
 
         keys = KeysAlone(options_of(settings), clock)
-        await Patience(settings.start_timeout).through(keys.open)
+        await StartupRetry(settings.start_timeout).run(keys.open)
         try:
             yield keys, ClockGuard(keys, clock)
         finally:

@@ -18,7 +18,7 @@ from counter.storage.cassandra.tables import (
     create_table,
     events_of,
 )
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import ApiKey, Placement, Scope, Slice
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import (
@@ -173,7 +173,7 @@ async def test_replicas_that_the_cluster_cannot_have(
 ) -> None:
     """Nothing is made then."""
     with pytest.raises(StartupError, match=message):
-        await have_schema(with_dataset(options, placement=Placement(replication)), Patience(0))
+        await have_schema(with_dataset(options, placement=Placement(replication)), StartupRetry(0))
     async with connected(options) as connection:
         assert not await tables(connection, options.keyspace)
 

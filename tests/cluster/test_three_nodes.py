@@ -27,7 +27,7 @@ from counter.storage.cassandra.tables import (
     SCHEMA_VERSION,
     table_id,
 )
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Event, Mark, Namespace, Placement, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
@@ -203,7 +203,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
         start_us = slice_of_now().end_us
         ahead = Slice(start_us, start_us + DATASET.slice_us, DATASET.time_bucket_us, 4)
         await told(lambda: store.make_slices(namespace.dataset, ahead))
-        async with opened(options, patience=Patience(_START_US)) as other:
+        async with opened(options, retry=StartupRetry(_START_US)) as other:
             await all_works(other, namespace, 3)
             assert ahead in await told(lambda: other.slices(namespace.dataset))
 
@@ -237,7 +237,7 @@ async def test_a_node_that_says_nothing_holds_up_nobody(
         breakable.cassandra[1].pause()
         for number in range(2, 5):
             await all_works(store, namespace, number)
-        async with opened(options, patience=Patience(_START_US)) as other:
+        async with opened(options, retry=StartupRetry(_START_US)) as other:
             await all_works(other, namespace, 5)
         breakable.cassandra[1].resume()
         await all_works(store, namespace, 6)

@@ -16,7 +16,7 @@ from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import NO_OP, slice_text
 from counter.storage.cassandra.schema import apply
 from counter.storage.cassandra.slices import FORGET
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Placement, Slice
 from scripts.cluster_nodes import Cluster
 
@@ -60,19 +60,21 @@ async def connected(options: CassandraOptions) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-async def have_schema(options: CassandraOptions, patience: Patience | None = None) -> Sequence[str]:
+async def have_schema(
+    options: CassandraOptions, retry: StartupRetry | None = None
+) -> Sequence[str]:
     """Apply the schema; what it told."""
     async with connected(options) as connection:
-        return await apply(connection, options, patience)
+        return await apply(connection, options, retry)
 
 
 @asynccontextmanager
 async def opened(
-    options: CassandraOptions, clock: Clock | None = None, patience: Patience | None = None
+    options: CassandraOptions, clock: Clock | None = None, retry: StartupRetry | None = None
 ) -> AsyncIterator[CassandraStore]:
-    """An open store; with *patience*, opened as a process does at its start."""
+    """An open store; with *retry*, opened as a process does at its start."""
     store = CassandraStore(options, clock or SystemClock())
-    await (patience or Patience(0)).through(store.open)
+    await (retry or StartupRetry(0)).run(store.open)
     try:
         yield store
     finally:

@@ -7,7 +7,7 @@ import pytest
 
 from counter.errors import CounterError, StartupError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from tests.support.virtual import virtually
 
 
@@ -34,7 +34,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_store_that_is_well_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     store = Store(0)
-    assert virtually(Patience(30 * SECOND).through(store.open)) == "open"
+    assert virtually(StartupRetry(30 * SECOND).run(store.open)) == "open"
     assert store.tries == [0]
     assert lines(caplog) == []
 
@@ -42,7 +42,7 @@ def test_a_store_that_is_well_is_asked_once(caplog: pytest.LogCaptureFixture) ->
 def test_short_trouble_is_waited_for_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """With its cause, and at a level that is logged where nothing else was asked for."""
     store = Store(20)
-    assert virtually(Patience(30 * SECOND).through(store.open)) == "open"
+    assert virtually(StartupRetry(30 * SECOND).run(store.open)) == "open"
     assert lines(caplog) == ["waiting up to 30s for the store: in trouble, try 1"]
     assert caplog.records[0].levelno == logging.WARNING
 
@@ -50,7 +50,7 @@ def test_short_trouble_is_waited_for_and_told_once(caplog: pytest.LogCaptureFixt
 def test_tries_are_many_and_grow_rare() -> None:
     """Soon after short trouble is over, the start goes on; a long one is not made worse."""
     store = Store(20)
-    virtually(Patience(30 * SECOND).through(store.open))
+    virtually(StartupRetry(30 * SECOND).run(store.open))
     assert len([at for at in store.tries if at < 1]) > 3
     assert len(store.tries) < 40
     assert store.tries[-1] < 22
@@ -62,7 +62,7 @@ def test_trouble_that_does_not_end_is_raised_in_the_end() -> None:
 
     async def ends() -> float:
         with pytest.raises(StoreUnavailableError) as caught:
-            await Patience(30 * SECOND).through(store.open)
+            await StartupRetry(30 * SECOND).run(store.open)
         assert caught.value.detail == f"in trouble, try {len(store.tries)}"
         return asyncio.get_running_loop().time()
 
@@ -75,10 +75,10 @@ def test_patience_counts_from_the_first_trouble_on_and_is_one_for_all() -> None:
     slow, again = Store(40, try_s=25), Store(1_000)
 
     async def both() -> float:
-        patience = Patience(30 * SECOND)
-        await patience.through(slow.open)
+        retry = StartupRetry(30 * SECOND)
+        await retry.run(slow.open)
         with pytest.raises(StoreUnavailableError):
-            await patience.through(again.open)
+            await retry.run(again.open)
         return asyncio.get_running_loop().time()
 
     assert virtually(both()) == 25 + 30
@@ -89,7 +89,7 @@ def test_patience_counts_from_the_first_trouble_on_and_is_one_for_all() -> None:
 def test_without_patience_the_first_trouble_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     store = Store(1)
     with pytest.raises(StoreUnavailableError):
-        virtually(Patience(0).through(store.open))
+        virtually(StartupRetry(0).run(store.open))
     assert store.tries == [0]
     assert lines(caplog) == []
 
@@ -104,5 +104,5 @@ def test_what_no_waiting_mends_is_raised_at_once(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        virtually(Patience(30 * SECOND).through(work))
+        virtually(StartupRetry(30 * SECOND).run(work))
     assert tries == 1

@@ -12,7 +12,7 @@ from counter.consistency import gap_of, strict_gap_of
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra.schema import Replicas, check_overlap, replicas_in, replicas_of
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Placement
 from tests.support.virtual import virtually
 
@@ -30,7 +30,7 @@ def test_nodes_that_are_still_joining_are_waited_for() -> None:
         joined = 1 + int(asyncio.get_running_loop().time() // 10)
         return replicas_of("default", THREE, {"dc1": joined})
 
-    assert virtually(Patience(30 * SECOND).through(place)) == {"dc1": 3}
+    assert virtually(StartupRetry(30 * SECOND).run(place)) == {"dc1": 3}
 
 
 def test_too_few_nodes_are_told_in_the_end() -> None:
@@ -38,7 +38,7 @@ def test_too_few_nodes_are_told_in_the_end() -> None:
         return replicas_of("default", THREE, {"dc1": 1})
 
     with pytest.raises(StoreUnavailableError, match=r"1 of the 2 nodes .* smaller --replication"):
-        virtually(Patience(30 * SECOND).through(place))
+        virtually(StartupRetry(30 * SECOND).run(place))
 
 
 def test_a_data_center_that_is_not_there_is_not_waited_for() -> None:

@@ -37,7 +37,7 @@ from counter.ports import Clock, Store
 from counter.quantities import parse_rate
 from counter.security.audit_log import AdminLog, os_user
 from counter.storage import open_store
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import CounterType, Namespace
 from counter.windows import closes_at
 
@@ -237,7 +237,7 @@ async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int |
 async def _open(store: Store, settings: Settings) -> None:
     """Open *store*. Raises StartupError, with the fix if another process holds it."""
     if settings.store != "sqlite":
-        await Patience(settings.start_timeout).through(store.open)
+        await StartupRetry(settings.start_timeout).run(store.open)
         return
     if not (settings.data / "counter.db").exists():
         raise StartupError(

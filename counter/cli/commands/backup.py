@@ -24,7 +24,7 @@ from counter.errors import StartupError
 from counter.ops import backup as backups
 from counter.quantities import format_bytes, parse_size
 from counter.security.audit_log import Act, AdminLog, os_user
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 
 _Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
@@ -116,7 +116,7 @@ async def _begin_new_life(settings: Settings) -> None:
 
     clock = SystemClock()
     store = CassandraStore(options_of(settings), clock)
-    await Patience(settings.start_timeout).through(store.open)
+    await StartupRetry(settings.start_timeout).run(store.open)
     try:
         log = AdminLog(settings.audit_log, clock)
         async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):

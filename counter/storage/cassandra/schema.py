@@ -37,7 +37,7 @@ from counter.storage.cassandra.tables import (
     is_keyspace,
     keyspace_of,
 )
-from counter.storage.shared.startup_retry import Patience
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Placement
 
 if TYPE_CHECKING:
@@ -74,26 +74,26 @@ async def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema where *settings* point; what was done, a line each. Raises StartupError."""
     options = options_of(settings)
     connection = Connection(options)
-    patience = Patience(settings.start_timeout)
-    await patience.through(connection.open)
+    retry = StartupRetry(settings.start_timeout)
+    await retry.run(connection.open)
     try:
-        return await apply(connection, options, patience)
+        return await apply(connection, options, retry)
     finally:
         await connection.close()
 
 
 async def apply(
-    connection: Connection, options: CassandraOptions, patience: Patience | None = None
+    connection: Connection, options: CassandraOptions, retry: StartupRetry | None = None
 ) -> list[str]:
     """The same over an open connection.
 
     Where another process does the same, a table may be known and not usable yet, for a moment and
     in ways that no error tells from others. So whatever fails is begun again.
     """
-    patience = patience or Patience(START_TIMEOUT_US)
+    retry = retry or StartupRetry(START_TIMEOUT_US)
     applying = _Applying(connection, options)
     try:
-        return await patience.through(applying.run)
+        return await retry.run(applying.run)
     except UnavailableError as error:
         raise StartupError(f"the schema cannot be applied: {error.detail}") from error
 

@@ -21,14 +21,14 @@ _PAUSE_MAX_S: Final = 2.0
 _T = TypeVar("_T")
 
 
-class Patience:
+class StartupRetry:
     """Retry the steps of one startup for at most *within_us* after the first failure."""
 
     def __init__(self, within_us: int) -> None:
         self._within_us = within_us
         self._until_s: float | None = None
 
-    async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def run(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of *work*, retried while it raises UnavailableError.
 
         When the time is over, the last UnavailableError is raised. Others are raised at once."""
