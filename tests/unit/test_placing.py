@@ -95,7 +95,7 @@ def test_a_dataset_of_one_data_center_is_refused_in_another() -> None:
     placement = Placement((("", 3),), datacenter="dc1")
     check_overlap("d", placement, {"dc1": 3, "dc2": 3}, "dc1")
     check_overlap("d", placement, {"dc2": 3}, "dc2")
-    with pytest.raises(StartupError, match="this one is in 'dc2'"):
+    with pytest.raises(StartupError, match="this process is in 'dc2'"):
         check_overlap("d", placement, {"dc1": 3, "dc2": 3}, "dc2")
     everywhere = Placement((("", 3),), "EACH_QUORUM", "LOCAL_QUORUM", "dc1")
     check_overlap("d", everywhere, {"dc1": 3, "dc2": 3}, "dc2")
