@@ -81,7 +81,7 @@ _DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
 
 
 @dataclass(slots=True)
-class Shelf:
+class DatasetState:
     """A dataset, where its data lie, and its slices as this process last saw them.
 
     *slices* and *dropped_before_us* were read together: what the one does not hold and the other
@@ -109,7 +109,7 @@ class CassandraBase:
         self._connection = Connection(options)
         self.tally = self._connection.tally
         self._control = ControlKeyspace(self._connection, options.keyspace)
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, DatasetState] = {}
         self._statements: dict[tuple[int, str, int, int], Any] = {}
         #: Ids of namespaces that this process saw standing, and then saw gone.
         self._standing: set[int] = set()
@@ -169,7 +169,7 @@ class CassandraBase:
 
     async def _prepared(
         self,
-        shelf: Shelf,
+        shelf: DatasetState,
         cql: str,
         start_us: int,
         consistency: int,
@@ -186,7 +186,7 @@ class CassandraBase:
 
     # Datasets and their slices.
 
-    def _shelf(self, dataset: Dataset) -> Shelf:
+    def _shelf(self, dataset: Dataset) -> DatasetState:
         shelf = self._shelves.get(dataset.id)
         if shelf is None:
             raise StoreUnavailableError(
@@ -200,7 +200,7 @@ class CassandraBase:
         for name, dataset_id, text in await self._control.read(_DATASETS):
             if dataset_id not in self._shelves:
                 dataset, placement = dataset_of(name, dataset_id, text)
-                shelf = Shelf(
+                shelf = DatasetState(
                     dataset,
                     placement,
                     keyspace_of(self._options.keyspace, name),
@@ -211,7 +211,7 @@ class CassandraBase:
                 await shelf.reload()
                 self._shelves[dataset_id] = shelf
 
-    async def _load_slices(self, shelf: Shelf) -> None:
+    async def _load_slices(self, shelf: DatasetState) -> None:
         rows = await self._control.read(_SLICES, shelf.dataset.id)
         # A partition without slices still gives a row, for its static column.
         slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
@@ -233,13 +233,13 @@ class CassandraBase:
             await shelf.reload()
             return slice_of(shelf.slices, time_us)
 
-    async def _reload_slices(self, dataset: Dataset) -> Shelf:
+    async def _reload_slices(self, dataset: Dataset) -> DatasetState:
         """Read the dataset's slices anew: a table turned out to be missing."""
         shelf = self._shelf(dataset)
         await shelf.reload()
         return shelf
 
-    async def _shelf_until(self, dataset: Dataset, until_us: int | None) -> Shelf:
+    async def _shelf_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
         """The dataset with all slices that an event before *until_us* can lie in; all that there
         are by now where that is None.
 

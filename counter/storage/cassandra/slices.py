@@ -19,7 +19,7 @@ from counter.errors import CounterError, StoreUnavailableError, invariant
 from counter.limits import HOUR, SECOND
 from counter.partition_sizes import CROWDS_KEPT_SLICES, Crowd
 from counter.ports import Clock
-from counter.storage.cassandra.base import FOR_EVER, CassandraBase, Shelf
+from counter.storage.cassandra.base import FOR_EVER, CassandraBase, DatasetState
 from counter.storage.cassandra.control_keyspace import (
     NO_OP,
     dataset_id_in,
@@ -64,7 +64,7 @@ class CassandraSlices(CassandraBase):
                 await self._make_slice(shelf, each)
         await shelf.reload()
 
-    async def _make_slice(self, shelf: Shelf, each: Slice) -> None:
+    async def _make_slice(self, shelf: DatasetState, each: Slice) -> None:
         dataset = shelf.dataset
         table = events_table(each.start_us)
         await self._connection.ddl(create_table(shelf.keyspace, table, events_of(dataset)))
@@ -124,7 +124,7 @@ class CassandraSlices(CassandraBase):
         # In any case: whoever moved it may not have come any further.
         await self._sweep(shelf)
 
-    async def _sweep(self, shelf: Shelf) -> None:
+    async def _sweep(self, shelf: DatasetState) -> None:
         """Drop every table that ``dropped_before`` has passed, and then its row.
 
         Tables without a row are found too: of a process that made one anew while another dropped
@@ -149,7 +149,7 @@ class CassandraSlices(CassandraBase):
                 key = (number, start_us)
                 await self._control.compare(_FORGET, key, seen_by=(_ROW, key), mine=NO_OP, at=1)
 
-    async def _drop_table(self, shelf: Shelf, start_us: int) -> None:
+    async def _drop_table(self, shelf: DatasetState, start_us: int) -> None:
         table = events_table(start_us)
         await self._connection.ddl(f"DROP TABLE IF EXISTS {shelf.keyspace}.{table}")
 

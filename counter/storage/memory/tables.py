@@ -85,7 +85,7 @@ class Partition:
 
 
 @dataclass(slots=True)
-class Shelf:
+class DatasetState:
     """A dataset's slices, in order of start, and each slice's table by namespace id."""
 
     dataset: Dataset
@@ -169,7 +169,7 @@ class Part:
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset]) -> None:
         self._clock = clock
-        self._shelves = {dataset.id: Shelf(dataset) for dataset in datasets}
+        self._shelves = {dataset.id: DatasetState(dataset) for dataset in datasets}
         self._namespaces: dict[str, Namespace] = {}
         self._spaces: dict[int, Space] = {}
         self._deleted: list[tuple[int, Dataset]] = []
@@ -177,7 +177,7 @@ class Part:
         self._next_sequence = 1
         self._issued_us = 0
 
-    def _shelf(self, dataset: Dataset) -> Shelf:
+    def _shelf(self, dataset: Dataset) -> DatasetState:
         return self._shelves[dataset.id]
 
     def _space(self, namespace: Namespace) -> Space:
