@@ -10,18 +10,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from fastapi import FastAPI
+
 from api.http.auth import Gate
-from api.http.call import AsgiScope, Receive, Route, Send
+from api.http.call import AsgiScope, Receive, Send
 from api.http.connections import Connections
 from api.http.hooks import Observer
 from api.http.load_shedding import Door
-from api.http.router import Front
+from api.http.middleware import Front
+from api.http.routing import Route
 from api.routes.counters import CounterRoutes
 from api.routes.insight import InsightRoutes
 from api.routes.live import LiveRoutes
 from api.routes.namespaces import NamespaceRoutes
 from api.routes.reports import ReportRoutes
-from api.routes.site import Site
+from api.routes.site import site_of
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
 from api.telemetry.metrics import Metrics
@@ -42,7 +45,7 @@ from counter.storage import open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from counter.telemetry.tracing import Tracing, open_tracing
-from counter.types import Dataset, Scope
+from counter.types import Dataset
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
@@ -50,7 +53,6 @@ from rollup.worker import RollupWorker
 
 #: Least time for background work to end, even if draining requests took all of the drain time.
 _END_S_MIN: Final = 1.0
-_COUNTER: Final = "/v1/namespaces/{ns}/counters/{c}"
 _log = logging.getLogger("counter.api")
 
 
@@ -59,6 +61,8 @@ class Application:
     """An ASGI application and the parts that a process or a test uses."""
 
     front: Front
+    #: FastAPI's application, behind the front.
+    site: FastAPI
     service: CounterService
     worker: RollupWorker
     store: Store
@@ -240,8 +244,8 @@ def create_app(
     )
     live = LiveRoutes(service, gate, shares_by_address=not settings.tls_in_front)
     routes = _routes(settings, service, store, clock)
-    routes += _insight_routes(service, store, clock, health, exposition, live)
-    site = Site(routes, health, exposition, lifespan)
+    routes += [*live.routes(), *_insight(service, store, clock, health, exposition).routes()]
+    site = site_of(routes, health, exposition, lifespan)
     front = Front(
         routes,
         service.namespaces,
@@ -253,7 +257,7 @@ def create_app(
         tally=requests,
     )
     application = Application(
-        *(front, service, worker, store, cache, settings, clock, guard, health),
+        *(front, site, service, worker, store, cache, settings, clock, guard, health),
         requests=requests,
         exposition=exposition,
         connections=connections,
@@ -307,10 +311,22 @@ def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:
     return observers
 
 
+def _insight(
+    service: CounterService, store: Store, clock: Clock, health: Health, exposition: Exposition
+) -> InsightRoutes:
+    name = worker_id()
+    return InsightRoutes(
+        service,
+        store,
+        clock,
+        lambda: exposition.adds(service.tally),
+        lambda: name if health.rolls_up else None,
+    )
+
+
 def _routes(settings: Settings, service: CounterService, store: Store, clock: Clock) -> list[Route]:
-    counters = CounterRoutes(service, batch_items_max=settings.batch_items_max)
+    """The routes that need nothing but these; the hottest come first, because they are tried so."""
     admin_log = AdminLog(settings.audit_log, clock)
-    reports = ReportRoutes(service, store, clock, admin_log)
     namespaces = NamespaceRoutes(
         service,
         settings.default_namespace(),
@@ -320,48 +336,8 @@ def _routes(settings: Settings, service: CounterService, store: Store, clock: Cl
         namespaces_max=settings.namespaces_max,
         shards_max=settings.shards_max,
     )
-    read, write, admin = Scope
-    one = _COUNTER
     return [
-        Route("POST", f"{one}/add", counters.add, write, writes=True, adds=1),
-        Route("POST", f"{one}/add-and-get", counters.add_and_get, write, writes=True, adds=1),
-        Route("POST", f"{one}/clear", counters.clear, write, writes=True, adds=1),
-        Route("GET", one, counters.get, read),
-        Route("GET", f"{one}/events", reports.events, read),
-        Route("GET", f"{one}/history", reports.history, read),
-        Route("POST", f"{one}/recount", reports.recount, admin, writes=True),
-        Route("GET", "/v1/namespaces/{ns}/counters", reports.counters, read),
-        Route("POST", "/v1/namespaces/{ns}/batch/add", counters.batch_add, write, writes=True),
-        Route("POST", "/v1/namespaces/{ns}/batch/get", counters.batch_get, read),
-        Route("POST", "/v1/namespaces/{ns}/atomic/add", counters.atomic_add, write, writes=True),
-        Route("GET", "/v1/namespaces", namespaces.list, read, latest=True),
-        Route("GET", "/v1/namespaces/{ns}", namespaces.get, read, latest=True),
-        Route("PUT", "/v1/namespaces/{ns}", namespaces.put, admin, latest=True),
-        Route("DELETE", "/v1/namespaces/{ns}", namespaces.delete, admin, latest=True),
-        Route("POST", "/v1/tokens", namespaces.tokens, write),
-    ]
-
-
-def _insight_routes(
-    service: CounterService,
-    store: Store,
-    clock: Clock,
-    health: Health,
-    exposition: Exposition,
-    live: LiveRoutes,
-) -> list[Route]:
-    """Return the routes that report the service's state."""
-    name = worker_id()
-    insight = InsightRoutes(
-        service,
-        store,
-        clock,
-        lambda: exposition.adds(service.tally),
-        lambda: name if health.rolls_up else None,
-    )
-    return [
-        Route("GET", f"{_COUNTER}/live", live.live, Scope.READ),
-        Route("GET", "/v1/namespaces/{ns}/shards", insight.shards, Scope.READ),
-        Route("GET", "/v1/namespaces/{ns}/busiest", insight.busiest, Scope.READ),
-        Route("GET", "/v1/outcomes", insight.outcomes, Scope.READ),
+        *CounterRoutes(service, batch_items_max=settings.batch_items_max).routes(),
+        *ReportRoutes(service, store, clock, admin_log).routes(),
+        *namespaces.routes(),
     ]

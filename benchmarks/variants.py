@@ -29,9 +29,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from api import serve
 from api.app import Application, create_app
-from api.http.call import Call, Reply, Route
+from api.http.call import Reply
 from api.http.connections import Connections
-from api.http.router import Front
+from api.http.middleware import Front
+from api.http.routing import COUNTER, CallOf, Route
+from api.routes.site import site_of
 from api.server.protocol import TimedProtocol, timed_protocol
 from api.telemetry.metrics import Metrics
 from api.telemetry.request_metrics import RequestMetrics
@@ -111,15 +113,17 @@ def bare_app(settings: Settings, body: bytes) -> Application:
     application = create_app(settings)
     reply = Reply(200, body)
 
-    async def constant(_call: Call) -> Reply:
+    async def constant(_call: CallOf) -> Reply:
         return reply
 
+    routes = [Route("GET", COUNTER, constant, Scope.READ)]
+    front = application.front
     application.front = Front(
-        [Route("GET", "/v1/namespaces/{ns}/counters/{c}", constant, Scope.READ)],
+        routes,
         application.service.namespaces,
-        application.front,
-        application.front.gate,
-        application.front.door,
+        site_of(routes, application.health, application.exposition, None),
+        front.gate,
+        front.door,
         body_bytes_max=settings.body_bytes_max,
     )
     return application

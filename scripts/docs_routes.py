@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from api.app import create_app
-from api.document.documents import documents_of
-from api.document.schemas import DURATION, PROBLEM
-from api.http.call import Route
+from api.document.openapi import document_of
+from api.http.models import DurationOut
 from api.http.problems import problem_types
 from counter.clock import SystemClock
 from counter.limits import INT64_MAX, INT64_MIN
@@ -29,6 +29,7 @@ not 2xx is a [problem](errors.md).
 | route | what it does |
 |---|---|
 """
+_DURATION: Final = TypeAdapter(DurationOut).json_schema()["pattern"]
 _FORMS: Final[Mapping[str, str]] = {"date-time": "RFC 3339 time", "uuid": "UUID"}
 #: The least and the most of it, and what is counted so.
 _BOUNDS: Final = (
@@ -40,26 +41,26 @@ _BOUNDS: Final = (
 _DEPTH_MAX: Final = 4
 
 
-def openapi() -> tuple[Sequence[Route], Mapping[str, Any]]:
-    """The routes under ``/v1``, and the document of all of them, as a service has it."""
+def openapi() -> Mapping[str, Any]:
+    """The document of all routes, as a service has it."""
     settings, clock = Defaults(), SystemClock()
     store = MemoryStore(clock, (settings.dataset(),))
-    routes = create_app(settings, store=store, clock=clock).front.routes
-    return routes, documents_of(routes, nullcontext).openapi()
+    return document_of(create_app(settings, store=store, clock=clock).site)
 
 
 def routes_page() -> str:
     """The page, in Markdown."""
-    routes, document = openapi()
-    scopes = {each.name: each.scope.name.lower() for each in routes}
+    document = openapi()
+    document = _inlined(document, document["components"])
     found = {
         f"{method.upper()} {path}": operation
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     }
     listed = [f"| [`{name}`](#{anchor(name)}) | {found[name]['summary']} |" for name in found]
-    sections = [_section(name, each, scopes.get(name)) for name, each in found.items()]
-    return _HEAD + "\n".join([*listed, "", *sections, *_problems()])
+    sections = [_section(name, each) for name, each in found.items()]
+    problem = document["components"]["schemas"]["Problem"]
+    return _HEAD + "\n".join([*listed, "", *sections, *_problems(problem)])
 
 
 def anchor(name: str) -> str:
@@ -68,12 +69,24 @@ def anchor(name: str) -> str:
     return "-".join(words)
 
 
-def _section(name: str, operation: Schema, scope: str | None) -> str:
-    label = name.replace("/v1/namespaces/{ns}/", "…/")
+def _inlined(part: Any, components: Schema) -> Any:
+    """*part* with everything that it refers to in its place."""
+    if isinstance(part, list):
+        return [_inlined(each, components) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if isinstance(part.get("$ref"), str):
+        _, _, kind, name = part["$ref"].split("/")
+        return _inlined({**components[kind][name], **part, "$ref": None}, components)
+    return {key: _inlined(each, components) for key, each in part.items()}
+
+
+def _section(name: str, operation: Schema) -> str:
+    label = name.replace("/v1/namespaces/{namespace}/", "…/")
     heading = f'## `{name}` {{ #{anchor(name)} data-toc-label="{label}" }}'
     parts = [heading, f"{operation['summary']}."]
-    if scope is not None:
-        parts.append(f"Scope: `{scope}`.")
+    if taken := operation.get("security"):
+        parts.append(f"Scope: `{taken[0]['key'][0]}`.")
     elif name == "GET /metrics":
         parts.append("Scope: `read`, of a key for all namespaces.")
     if given := operation.get("parameters"):
@@ -94,12 +107,12 @@ def _section(name: str, operation: Schema, scope: str | None) -> str:
     return "\n\n".join([*parts, ""])
 
 
-def _problems() -> Iterator[str]:
+def _problems(problem: Schema) -> Iterator[str]:
     """What every problem has, and which there are of each status."""
     yield "## Problems { #problems }\n"
-    members = {key: each for key, each in PROBLEM["properties"].items() if key != "code"}
+    members = {key: each for key, each in problem["properties"].items() if key != "code"}
     code = {"type": "string", "description": "Which one: below, by their status."}
-    schema = {**PROBLEM, "properties": {"code": code, **members}}
+    schema = {**problem, "examples": [], "properties": {"code": code, **members}}
     yield "\n\n".join(_contents({"application/problem+json": {"schema": schema}}))
     yield "\n| status | codes |\n|---|---|"
     kinds = problem_types()
@@ -124,7 +137,7 @@ def _contents(content: Mapping[str, Schema]) -> Iterator[str]:
         yield f"`{media}`"
         if rows := list(_members(each.get("schema", {}))):
             yield "\n".join(["| member | kind | meaning |", "|---|---|---|", *rows])
-        example = each.get("example")
+        example = each.get("example") or next(iter(each["schema"].get("examples", ())), None)
         if isinstance(example, str):
             yield f"```text\n{example.rstrip()}\n```"
         elif example is not None:
@@ -161,7 +174,7 @@ def _kind(schema: Schema) -> str:
     if "anyOf" in schema:
         kinds = dict.fromkeys(_kind(each) for each in schema["anyOf"])
         return " or ".join(kinds)
-    if schema.get("pattern") == DURATION["pattern"] or schema.get("examples") == ["5s"]:
+    if schema.get("pattern") == _DURATION or schema.get("examples") == ["5s"]:
         return "duration such as `5s`"
     types = schema.get("type", "anything")
     types = [types] if isinstance(types, str) else types

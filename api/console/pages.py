@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from api.http.answers import problem_reply
-from api.http.call import AsgiScope, Reply, header_of
+from api.http.call import AsgiScope, Receive, Reply, Send, header_of
 from counter.errors import MethodNotAllowedError, NotFoundError
 
 PATH: Final = "/console"
@@ -28,9 +28,11 @@ _TYPES: Final[Mapping[str, bytes]] = {
 _INDEX: Final = "index.html"
 
 
-def is_of_console(path: str) -> bool:
-    """Whether *path* belongs to the console."""
-    return path == PATH or path.startswith(f"{PATH}/")
+class Console:
+    """The ASGI application of the page and its files."""
+
+    async def __call__(self, scope: AsgiScope, _: Receive, send: Send) -> None:
+        await console_reply(scope).send(send)
 
 
 def console_reply(scope: AsgiScope) -> Reply:

@@ -295,7 +295,8 @@ EXPLAINED: Final[Mapping[str, Explained]] = {
     "uri_too_long": Explained(
         "the path and query have more than 8 KiB",
         "ask for less, or send it in a body",
-        "`POST /v1/namespaces/{ns}/batch/get` reads many counters whose names are in its body.",
+        "`POST /v1/namespaces/{namespace}/batch/get` reads many counters whose names are in its"
+        " body.",
         "the path and query have 9001 bytes; at most 8192 are allowed",
     ),
     "rate_limited": Explained(

@@ -24,8 +24,9 @@ from api.http.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
 from api.http.connections import Connections
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
+from api.http.middleware import Front
 from api.http.response_headers import LABEL
-from api.http.router import Front
+from api.http.routing import Route
 from api.server.protocol import TimedProtocol
 from counter.core.results import REPLAYED, Added
 from counter.core.service import CounterService
@@ -51,8 +52,8 @@ _OK: Final = (
 )
 _SCOPES: Final[Mapping[bool, Scope]] = {True: Scope.WRITE, False: Scope.READ}
 _NAMES: Final[Mapping[bool, str]] = {
-    True: "POST /v1/namespaces/{ns}/counters/{c}/add",
-    False: "GET /v1/namespaces/{ns}/counters/{c}",
+    True: "POST /v1/namespaces/{namespace}/counters/{counter}/add",
+    False: "GET /v1/namespaces/{namespace}/counters/{counter}",
 }
 _STATUS_LINES: Final[Mapping[int, bytes]] = {
     each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
@@ -217,16 +218,20 @@ class DirectCycle:
         """Answer with *error*; observers see it if it is a server error."""
         reply = problem_reply(error)
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.protocol.front.show_failure(self._call(), self._parts, reply)
+            self.protocol.front.show_failure(self._call(), self._route, self._names, reply)
         self.answer(reply)
 
     @property
-    def _parts(self) -> list[bytes]:
-        return self.target.path.split(b"/")[2:]
+    def _route(self) -> Route:
+        return self.protocol.front.routes[_NAMES[self.target.adds]]
+
+    @property
+    def _names(self) -> Mapping[str, str]:
+        return {"namespace": self.target.namespace, "counter": self.target.counter}
 
     async def _handle(self) -> None:
         """Answer with the route's handler."""
-        reply = await self.protocol.front.reply(self._call(), self._parts)
+        reply = await self.protocol.front.reply(self._call(), self._route, self._names)
         if reply is not None:
             self.answer(reply)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from api.http.models import Body, read_body
@@ -24,7 +23,7 @@ from counter.errors import (
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.names import check_counter_name
 from counter.tokens import token_of_uuid7
-from counter.types import Scope, Token
+from counter.types import Token
 
 if TYPE_CHECKING:
     from api.http.auth import Caller
@@ -69,6 +68,14 @@ class Reply(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
+class Found(Protocol):
+    """The route of a request, as logs and traces know it."""
+
+    name: str
+    path: str
+    writes: bool
+
+
 def _free(_adds: int) -> None:
     """Where nothing is limited."""
 
@@ -104,7 +111,7 @@ class Call:
         self.counter = ""
         #: Who sent it; None until that is known.
         self.caller: Caller | None = None
-        self.route: Route | None = None
+        self.route: Found | None = None
         #: Whether what it takes of the caller's rates is taken already.
         self.admitted = False
         #: Takes so many adds of what the caller may have. Raises RateLimitedError.
@@ -274,26 +281,3 @@ def json_text(text: str) -> str:
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route: ``path`` with ``{ns}`` and ``{c}`` for a namespace and a counter.
-
-    One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
-    changes them, the *latest*. *adds* are those that any request to it makes; a batch's handler
-    says for itself how many it brings.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    scope: Scope
-    writes: bool = False
-    latest: bool = False
-    adds: int = 0
-
-    @property
-    def name(self) -> str:
-        """As tallies and logs call it."""
-        return f"{self.method} {self.path}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from api.http.call import NO_CONTENT, Message, Receive, Reply, Send
-from api.http.router import App
+from api.http.middleware import App
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Final, NotRequired, TypeVar, get_args, get_origin, get_type_hints
@@ -58,7 +58,22 @@ DurationText = Annotated[
 ]
 
 
+#: The same in answers.
+DurationOut = Annotated[str, Field(pattern="^([0-9]+(us|ms|s|m|h|d))+$")]
+TimeOut = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+TOKEN_EXAMPLE: Final[Mapping[str, str]] = {
+    "token": "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b",
+    "generation_time": "2026-01-31T08:15:30.000250Z",
+}
+_ADD_EXAMPLE: Final[Mapping[str, Any]] = {"delta": 1, "idempotency_token": TOKEN_EXAMPLE}
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+def example(value: Mapping[str, Any]) -> ConfigDict:
+    """The configuration of a model that looks like *value*."""
+    return ConfigDict(json_schema_extra={"examples": [dict(value)]})
 
 
 class Body(BaseModel):
@@ -80,7 +95,7 @@ class TokenBody(TypedDict):
         Field(
             max_length=36,
             description="A nonce of 128 bits: a UUID, or 32 hexadecimal digits.",
-            examples=["5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b"],
+            examples=[TOKEN_EXAMPLE["token"]],
         ),
     ]
     generation_time: Annotated[
@@ -88,18 +103,22 @@ class TokenBody(TypedDict):
         Field(
             max_length=40,
             description="When the token was made: RFC 3339 with an offset, up to microseconds.",
-            examples=["2026-01-31T08:15:30.000250Z"],
+            examples=[TOKEN_EXAMPLE["generation_time"]],
             json_schema_extra={"format": "date-time"},
         ),
     ]
 
 
 class AddBody(Body):
+    model_config = example(_ADD_EXAMPLE)
+
     delta: Delta
     idempotency_token: TokenBody | None = None
 
 
 class ClearBody(Body):
+    model_config = example({"idempotency_token": TOKEN_EXAMPLE})
+
     idempotency_token: TokenBody | None = None
 
 
@@ -111,6 +130,8 @@ class BatchAddItem(TypedDict):
 
 
 class BatchAddBody(Body):
+    model_config = example({"items": [{"counter": "views", **_ADD_EXAMPLE}]})
+
     # At the first bad item each is looked at by itself.
     items: Annotated[list[BatchAddItem], FailFast()] = Field(
         description="The adds, a token each: at most `batch_items_max` of them."
@@ -123,6 +144,10 @@ class AtomicItem(Body):
 
 
 class AtomicAddBody(Body):
+    model_config = example(
+        {"idempotency_token": TOKEN_EXAMPLE, "items": [{"counter": "views", "delta": 1}]}
+    )
+
     idempotency_token: TokenBody | None = None
     items: list[AtomicItem] = Field(
         min_length=1,
@@ -132,6 +157,8 @@ class AtomicAddBody(Body):
 
 
 class BatchGetBody(Body):
+    model_config = example({"counters": ["views"], "max_staleness": "0s"})
+
     counters: Annotated[list[str], FailFast()] = Field(
         description="The names, at most `batch_items_max` of them."
     )
@@ -141,6 +168,8 @@ class BatchGetBody(Body):
 
 
 class RecountBody(Body):
+    model_config = example({"from": "2026-01-31T00:00:00Z", "to": "2026-02-01T00:00:00Z"})
+
     from_: AwareDatetime | None = Field(
         default=None, alias="from", description="The first instant; all there is without it."
     )
@@ -148,6 +177,8 @@ class RecountBody(Body):
 
 
 class TokensBody(Body):
+    model_config = example({"count": 1})
+
     count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX, description="How many.")
 
 
@@ -170,6 +201,8 @@ class ClientsBody(Body):
 
 class NamespaceBody(Body):
     """A namespace's settings. What an update leaves out stays as it is."""
+
+    model_config = example({"counter_type": "EVENTUAL"})
 
     # Enumerations come as text; strict mode would refuse it outside of JSON.
     counter_type: CounterType | None = Field(

@@ -6,6 +6,7 @@ The request id stands in the answer and in every log: the client's own, or one m
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from itertools import count
 from typing import Final
 
@@ -51,19 +52,20 @@ class RequestIds:
 class Label:
     """The label of one answer."""
 
-    __slots__ = ("request_id", "status")
+    __slots__ = ("request_id", "route")
 
-    def __init__(self, request_id: bytes) -> None:
+    def __init__(self, request_id: bytes, route: str) -> None:
         self.request_id = request_id
-        #: What was answered; 0 while nothing was.
-        self.status = 0
+        #: What the request is counted as.
+        self.route = route
 
-    def put_on(self, send: Send, path: str) -> Send:
-        """*send* with the label on the head of the answer; what stands there already stays."""
+    def put_on(self, send: Send, path: str, answered: Callable[[str, int], None]) -> Send:
+        """*send* with the label on the head of the answer; headers that are there already stay.
+        *answered* is called with the route and the status."""
 
         async def send_labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.status = message["status"]
+                answered(self.route, message["status"])
                 headers = list(message["headers"])
                 given = {name for name, _ in headers}
                 ours = [(b"x-request-id", self.request_id), *PLAIN]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
+from api.http.answer_models import (
+    AddAndGetAnswer,
+    AddAnswer,
+    AtomicAddAnswer,
+    BatchAddAnswer,
+    BatchGetAnswer,
+    ClearAnswer,
+    CountAnswer,
+)
 from api.http.answers import (
     added_reply,
     added_text,
@@ -28,6 +38,7 @@ from api.http.models import (
     check_size,
 )
 from api.http.problems import body_error, problem_bytes
+from api.http.routing import COUNTER, NAMESPACE, REPLAYED, CallOf, Doc, Route, keyed, staleness
 from api.telemetry.request_log import LoggedWrite
 from counter.clock import to_rfc3339
 from counter.core.results import Add, Credential
@@ -36,19 +47,88 @@ from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
 from counter.tokens import parse_generation_time, parse_nonce
-from counter.types import Token
+from counter.types import Scope, Token
 
+_NDJSON: Final = NDJSON.decode()
+_LINES: Final[Mapping[str, Any]] = {"schema": {"type": "string"}}
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 
 
 class CounterRoutes:
-    """Handlers of ``/v1/namespaces/{ns}/counters/{c}`` and of the batches."""
+    """``/v1/namespaces/{namespace}/counters/{counter}`` and the batches."""
 
     def __init__(self, service: CounterService, *, batch_items_max: int) -> None:
         self._service = service
         self._batch_items_max = batch_items_max
 
-    async def add(self, call: Call) -> Reply:
+    def routes(self) -> list[Route]:
+        """The routes, the hottest first."""
+        adds_one: Any = {"headers": (REPLAYED,), "reads": (keyed,), "problems": (409, 410)}
+        return [
+            Route(
+                *("POST", f"{COUNTER}/add", self.add, Scope.WRITE),
+                Doc(
+                    *("addToCounter", "Add to a counter, once for the token", "counters"),
+                    *(AddAnswer, AddBody),
+                    **adds_one,
+                ),
+                writes=True,
+                adds=1,
+            ),
+            Route(
+                *("GET", COUNTER, self.get, Scope.READ),
+                Doc("getCounter", "Read a counter", "counters", CountAnswer, reads=(staleness,)),
+            ),
+            Route(
+                *("POST", f"{NAMESPACE}/batch/add", self.batch_add, Scope.WRITE),
+                Doc(
+                    "batchAdd",
+                    "Add to many counters, a token each; an outcome for each item, in order",
+                    *("batches", BatchAddAnswer, BatchAddBody),
+                    # One item a line in, one outcome a line out.
+                    responses={200: {"content": {_NDJSON: _LINES}}},
+                    extra={"requestBody": {"content": {_NDJSON: _LINES}}},
+                ),
+                writes=True,
+            ),
+            Route(
+                *("POST", f"{NAMESPACE}/batch/get", self.batch_get, Scope.READ),
+                Doc("batchGet", "Read many counters", "batches", BatchGetAnswer, BatchGetBody),
+            ),
+            Route(
+                *("POST", f"{COUNTER}/add-and-get", self.add_and_get, Scope.WRITE),
+                Doc(
+                    "addToCounterAndGet",
+                    "Add, and read the count with the add in it",
+                    *("counters", AddAndGetAnswer, AddBody),
+                    **adds_one,
+                ),
+                writes=True,
+                adds=1,
+            ),
+            Route(
+                *("POST", f"{NAMESPACE}/atomic/add", self.atomic_add, Scope.WRITE),
+                Doc(
+                    "atomicAdd",
+                    "Add to many counters under one token: all of them or none",
+                    *("batches", AtomicAddAnswer, AtomicAddBody),
+                    **adds_one,
+                ),
+                writes=True,
+            ),
+            Route(
+                *("POST", f"{COUNTER}/clear", self.clear, Scope.WRITE),
+                Doc(
+                    *("clearCounter", "Set a counter to 0 as of the token's time", "counters"),
+                    *(ClearAnswer, ClearBody),
+                    **adds_one,
+                ),
+                writes=True,
+                adds=1,
+            ),
+        ]
+
+    async def add(self, call: CallOf) -> Reply:
         """Add to one counter under one token."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
@@ -58,7 +138,7 @@ class CounterRoutes:
         call.told["results"] = (added,)
         return added_reply(namespace, added)
 
-    async def add_and_get(self, call: Call) -> Reply:
+    async def add_and_get(self, call: CallOf) -> Reply:
         """Add, then read the count with the add in it."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AddBody)
@@ -70,7 +150,7 @@ class CounterRoutes:
         extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
         return added_reply(namespace, added, extra)
 
-    async def clear(self, call: Call) -> Reply:
+    async def clear(self, call: CallOf) -> Reply:
         """Set a counter to 0 as of the token's time."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(ClearBody)
@@ -80,7 +160,7 @@ class CounterRoutes:
         call.told["results"] = (cleared,)
         return cleared_reply(namespace, cleared)
 
-    async def get(self, call: Call) -> Reply:
+    async def get(self, call: CallOf) -> Reply:
         """Read one counter."""
         namespace = self._service.namespaces.get(call.namespace)
         max_staleness_us = _staleness(call)
@@ -90,7 +170,7 @@ class CounterRoutes:
         count = await self._service.get_one(namespace, call.counter, max_staleness_us)
         return Reply(200, count_text(namespace.name, count).encode())
 
-    async def batch_get(self, call: Call) -> Reply:
+    async def batch_get(self, call: CallOf) -> Reply:
         """Read many counters."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(BatchGetBody)
@@ -103,7 +183,7 @@ class CounterRoutes:
         ]
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
-    async def batch_add(self, call: Call) -> Reply:
+    async def batch_add(self, call: CallOf) -> Reply:
         """Add to many counters, a token each; an outcome for each, in order."""
         namespace = self._service.namespaces.get(call.namespace)
         ndjson = call.content_type(JSON, NDJSON) == NDJSON
@@ -134,7 +214,7 @@ class CounterRoutes:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
         return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
-    async def atomic_add(self, call: Call) -> Reply:
+    async def atomic_add(self, call: CallOf) -> Reply:
         """Add to many counters under one token: all of them or none."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json(AtomicAddBody)

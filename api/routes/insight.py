@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from api.http.answer_models import BusiestAnswer, OutcomesAnswer, ShardsAnswer
 from api.http.answers import json_reply
-from api.http.call import Call, Reply
+from api.http.call import Reply
+from api.http.routing import NAMESPACE, CallOf, Doc, Route, busy
 from api.routes.reports import limit_of
 from counter.clock import to_rfc3339
 from counter.core.hot_counters import Busiest, busiest
@@ -16,7 +18,7 @@ from counter.durations import parse_duration
 from counter.errors import InvalidParameterError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Clock, Store
-from counter.types import Namespace
+from counter.types import Namespace, Scope
 from counter.windows import closed_through
 from rollup.leases import owners_of, slot_of
 
@@ -46,7 +48,35 @@ class InsightRoutes:
         self._busy: tuple[tuple[int, int], int, Busiest] | None = None
         self._looking = asyncio.Lock()
 
-    async def shards(self, call: Call) -> Reply:
+    def routes(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route(
+                *("GET", f"{NAMESPACE}/shards", self.shards, Scope.READ),
+                Doc(
+                    "listShards",
+                    "How far the rollup of each shard has come, and who does it",
+                    *("insight", ShardsAnswer),
+                ),
+            ),
+            Route(
+                *("GET", f"{NAMESPACE}/busiest", self.busiest, Scope.READ),
+                Doc(
+                    *("listBusiest", "The counters that are added to the most just now"),
+                    *("insight", BusiestAnswer),
+                    reads=(busy,),
+                ),
+            ),
+            Route(
+                *("GET", "/v1/outcomes", self.outcomes, Scope.READ),
+                Doc(
+                    *("getOutcomes", "Adds and clears by what became of them", "insight"),
+                    OutcomesAnswer,
+                ),
+            ),
+        ]
+
+    async def shards(self, call: CallOf) -> Reply:
         """How far the rollup of each of a namespace's shards has come, and who does it."""
         call.query()
         namespace = self._service.namespaces.get(call.namespace)
@@ -70,7 +100,7 @@ class InsightRoutes:
             {"namespace": namespace.name, "as_of": to_rfc3339(now_us), "shards": shards}
         )
 
-    async def busiest(self, call: Call) -> Reply:
+    async def busiest(self, call: CallOf) -> Reply:
         """The counters that are added to the most just now."""
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "what is busy")
@@ -105,7 +135,7 @@ class InsightRoutes:
             self._busy = (key, now_us, found)
             return found
 
-    async def outcomes(self, call: Call) -> Reply:
+    async def outcomes(self, call: CallOf) -> Reply:
         """Adds and clears by what became of them, since the processes on this port began."""
         call.query()
         if call.caller is not None:

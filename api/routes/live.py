@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final
 
 from api.http.answers import count_text
 from api.http.auth import Gate
 from api.http.call import Call, Reply
 from api.http.connections import peer_of
 from api.http.problems import problem_bytes
+from api.http.routing import COUNTER, CallOf, Doc, EventStream, Route
 from api.http.streaming import StreamReply
 from counter import limits
 from counter.core.admission import Shares
@@ -31,6 +32,14 @@ _HEARTBEAT_S: Final = 15.0
 #: A count that stays the same is told so often, for its instant.
 _AGAIN_S: Final = 5.0
 _BEAT: Final = b": still here\n\n"
+_EVENT: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["count", "problem", "end"]},
+        "data": {"type": "string", "description": "JSON; of a `count` it is what a GET answers."},
+    },
+    "required": ["event", "data"],
+}
 _BYE: Final = b"event: end\ndata: {}\n\n"
 
 
@@ -72,7 +81,22 @@ class LiveRoutes:
         self._watches: dict[tuple[int, str], _Watch] = {}
         self._is_closed = False
 
-    async def live(self, call: Call) -> Reply:
+    def routes(self) -> list[Route]:
+        """The route."""
+        return [
+            Route(
+                *("GET", f"{COUNTER}/live", self.live, Scope.READ),
+                Doc(
+                    "watchCounter",
+                    "A counter's count as it changes, by server-sent events",
+                    "counters",
+                    response_class=EventStream,
+                    responses={200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
+                ),
+            )
+        ]
+
+    async def live(self, call: CallOf) -> Reply:
         """A counter's count now, and whenever it changes."""
         call.query()
         namespace = self._service.namespaces.get(call.namespace)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
+from api.http.answer_models import (
+    NamespaceAnswer,
+    NamespacePutAnswer,
+    NamespacesAnswer,
+    TokensAnswer,
+)
 from api.http.answers import json_reply, namespace_body, namespace_reply
 from api.http.call import Call, Reply
 from api.http.models import ClientsBody, NamespaceBody, TokensBody
+from api.http.routing import ETAG, NAMESPACE, CallOf, Doc, Route, created, matched
 from api.routes.acts import who_of
 from counter.clock import to_rfc3339
 from counter.config.namespace_rules import Clients, creation_warnings
@@ -26,7 +33,7 @@ from counter.errors import (
 from counter.limits import LEASE_TIME_US, NAMESPACES_MAX, SHARDS_TOTAL_MAX
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Namespace, NamespaceSettings
+from counter.types import Namespace, NamespaceSettings, Scope
 
 _log = logging.getLogger("counter.namespaces")
 _DURATIONS: Final = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
@@ -56,18 +63,70 @@ class NamespaceRoutes:
         #: Held while a namespace is created: two at once could both pass the quota.
         self._creating = asyncio.Lock()
 
-    async def list(self, call: Call) -> Reply:
+    def routes(self) -> Sequence[Route]:
+        """The routes."""
+        also = {201: {"model": NamespacePutAnswer, "description": "Created"}}
+        return (
+            Route(
+                *("GET", "/v1/namespaces", self.list, Scope.READ),
+                Doc("listNamespaces", "All namespaces", "namespaces", NamespacesAnswer),
+                latest=True,
+            ),
+            Route(
+                *("GET", NAMESPACE, self.get, Scope.READ),
+                Doc(
+                    *("getNamespace", "A namespace, with its ETag", "namespaces"),
+                    NamespaceAnswer,
+                    headers=(ETAG,),
+                ),
+                latest=True,
+            ),
+            Route(
+                *("PUT", NAMESPACE, self.put, Scope.ADMIN),
+                Doc(
+                    "putNamespace",
+                    "Create a namespace (201), or change what may change of it (200)",
+                    *("namespaces", NamespacePutAnswer, NamespaceBody, (matched, created)),
+                    problems=(409, 412),
+                    headers=(ETAG,),
+                    responses=also,
+                ),
+                latest=True,
+            ),
+            Route(
+                *("DELETE", NAMESPACE, self.delete, Scope.ADMIN),
+                Doc(
+                    "deleteNamespace",
+                    "Delete a namespace with its counters, events and tokens",
+                    "namespaces",
+                    reads=(matched,),
+                    problems=(412,),
+                    status=204,
+                ),
+                latest=True,
+            ),
+            Route(
+                *("POST", "/v1/tokens", self.tokens, Scope.WRITE),
+                Doc(
+                    *("issueTokens", "Tokens in strict order, never issued twice", "tokens"),
+                    *(TokensAnswer, TokensBody),
+                    body_may_be_empty=True,
+                ),
+            ),
+        )
+
+    async def list(self, call: CallOf) -> Reply:
         """All namespaces that there are for the caller, by name."""
         call.query()
         everything = self._service.namespaces.all()
         found = [namespace_body(each) for each in everything if call.sees(each.name)]
         return json_reply({"namespaces": found})
 
-    async def get(self, call: Call) -> Reply:
+    async def get(self, call: CallOf) -> Reply:
         """One namespace, with its ETag."""
         return namespace_reply(self._service.namespaces.get(call.namespace))
 
-    async def put(self, call: Call) -> Reply:
+    async def put(self, call: CallOf) -> Reply:
         """Create a namespace, or change what may change of it; and say what does not fit."""
         body = await call.json(NamespaceBody)
         changes = _changes(body)
@@ -152,7 +211,7 @@ class NamespaceRoutes:
             _log.warning("namespace %r: %s", namespace.name, each)
         return found
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, call: CallOf) -> Reply:
         """Delete a namespace with its counters, events and tokens."""
         standing = self._service.namespaces.get(call.namespace)
         _check_match(call, standing)
@@ -160,7 +219,7 @@ class NamespaceRoutes:
             await self._service.namespaces.delete(standing)
         return Reply(204, b"")
 
-    async def tokens(self, call: Call) -> Reply:
+    async def tokens(self, call: CallOf) -> Reply:
         """Tokens in strict order, never issued twice."""
         body = await call.json_or(TokensBody())
         issued = await self._service.issue_tokens(body.count)

@@ -9,9 +9,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from api.http.answer_models import CountersAnswer, EventsAnswer, HistoryAnswer, RecountAnswer
 from api.http.answers import json_reply
-from api.http.call import CSV, Call, Reply
+from api.http.call import CSV, Reply
 from api.http.models import RecountBody
+from api.http.routing import (
+    COUNTER,
+    NAMESPACE,
+    CallOf,
+    Doc,
+    Route,
+    paged,
+    prefixed,
+    spanned,
+    stepped,
+)
 from api.routes.acts import who_of
 from counter import limits
 from counter.clock import to_rfc3339, to_us
@@ -23,9 +35,10 @@ from counter.names import check_counter_name
 from counter.ports import Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Checkpoint, Event, WindowRow
+from counter.types import Checkpoint, Event, Scope, WindowRow
 
 _LIMIT_DIGITS_MAX: Final = 9
+_CSV_EXAMPLE: Final = "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n"
 
 
 class ReportRoutes:
@@ -39,7 +52,49 @@ class ReportRoutes:
         self._clock = clock
         self._admin_log = admin_log
 
-    async def events(self, call: Call) -> Reply:
+    def routes(self) -> list[Route]:
+        """The routes."""
+        csv = {"schema": {"type": "string"}, "example": _CSV_EXAMPLE}
+        return [
+            Route(
+                *("GET", f"{COUNTER}/events", self.events, Scope.READ),
+                Doc(
+                    *("listEvents", "A counter's events, latest first", "history", EventsAnswer),
+                    reads=(paged, spanned),
+                ),
+            ),
+            Route(
+                *("GET", f"{COUNTER}/history", self.history, Scope.READ),
+                Doc(
+                    "getHistory",
+                    "A counter's count and delta a step, for charts; CSV with Accept: text/csv",
+                    *("history", HistoryAnswer),
+                    reads=(spanned, stepped),
+                    responses={200: {"content": {"text/csv": csv}}},
+                ),
+            ),
+            Route(
+                *("POST", f"{COUNTER}/recount", self.recount, Scope.ADMIN),
+                Doc(
+                    "recountCounter",
+                    "Have a counter's windows counted again from its events",
+                    *("history", RecountAnswer, RecountBody),
+                    status=202,
+                    body_may_be_empty=True,
+                ),
+                writes=True,
+            ),
+            Route(
+                *("GET", f"{NAMESPACE}/counters", self.counters, Scope.READ),
+                Doc(
+                    *("listCounters", "Names of counters in code point order", "history"),
+                    CountersAnswer,
+                    reads=(prefixed, paged),
+                ),
+            ),
+        ]
+
+    async def events(self, call: CallOf) -> Reply:
         """A counter's events, latest first, a page at a time."""
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "the event log")
@@ -56,7 +111,7 @@ class ReportRoutes:
         page = _page(_place(found[limit - 1])) if len(found) > limit else None
         return json_reply({"events": [_event(e) for e in found[:limit]], "next_page": page})
 
-    async def history(self, call: Call) -> Reply:
+    async def history(self, call: CallOf) -> Reply:
         """A counter's count and delta a step, in JSON or CSV."""
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "history")
@@ -80,7 +135,7 @@ class ReportRoutes:
             }
         )
 
-    async def recount(self, call: Call) -> Reply:
+    async def recount(self, call: CallOf) -> Reply:
         """Have a counter's windows counted anew from its events."""
         namespace = self._service.namespaces.get(call.namespace)
         body = await call.json_or(RecountBody())
@@ -101,7 +156,7 @@ class ReportRoutes:
         answer = {"namespace": namespace.name, "counter": call.counter, "windows": windows}
         return json_reply(answer, 202)
 
-    async def counters(self, call: Call) -> Reply:
+    async def counters(self, call: CallOf) -> Reply:
         """Names of counters in code point order, a page at a time."""
         namespace = self._service.namespaces.get(call.namespace)
         self._service.require_events(namespace, "a listing")

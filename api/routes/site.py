@@ -1,89 +1,145 @@
-"""What is not hot: health, metrics, and the way to the documentation."""
+"""FastAPI's application: the routes of ``/v1``, and what is beside them: health, metrics, pages."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Lock
+from typing import Any, Final
 
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.routing import Route as PlainRoute
 
-from api.console.pages import console_reply, is_of_console
-from api.http.answers import json_reply, problem_reply
-from api.http.call import AsgiScope, Receive, Reply, Route, Send
-from api.http.router import App
+from api.console.pages import PATH, Console
+from api.document.openapi import DESCRIPTION, TAGS, document_of
+from api.document.problem_page import POLICY, problems_page
+from api.http.answer_models import HealthAnswer, ReadyAnswer
+from api.http.answers import problem_reply
+from api.http.call import Reply
+from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
+from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
+
+_METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
+#: FastAPI would record and export by itself what this service records.
+_TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
 
 
-class Site:
-    """The application behind the front.
+def site_of(
+    routes: Sequence[Route],
+    health: Health,
+    exposition: Exposition,
+    lifespan: Callable[[Any], Any] | None,
+) -> FastAPI:
+    """The application behind the front: it finds the routes of ``/v1``, and answers the others."""
+    # The documentation's page works without a way out to the network, too.
+    app = FastAPIOffline(
+        title="Distributed counter",
+        version="0.1.0",
+        description=DESCRIPTION,
+        openapi_tags=list(TAGS),
+        redoc_url=None,
+        # It would lead to whatever Host says.
+        redirect_slashes=False,
+        lifespan=lifespan,
+        telemetry=dict.fromkeys(_TELEMETRY, False),
+        routes=[*routes, *_pages(health, exposition)],
+    )
+    app.exception_handler(CounterError)(_problem)
+    app.exception_handler(404)(_not_found)
+    app.exception_handler(405)(_not_allowed)
+    return app
 
-    It answers health and metrics itself. The framework behind the documentation takes longer to
-    load than all else together, and no counting needs it: it is loaded when the first request for
-    it comes, on a thread, while others are answered.
-    """
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        health: Health,
-        exposition: Exposition,
-        lifespan: Callable[[Any], Any],
-    ) -> None:
-        self._routes = routes
-        self._health = health
-        self._exposition = exposition
-        self._lifespan = lifespan
-        self._pages: Mapping[str, Callable[[AsgiScope], Awaitable[Reply]]] = {
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-            "/metrics": self._metrics,
-        }
-        self._documents: asyncio.Task[App] | None = None
+def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
+    """The routes that are not of ``/v1``."""
+    making = Lock()
+    page = cache(problems_page)
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_of_console(scope["path"]):
-            await console_reply(scope).send(send)
-            return
-        if scope["type"] == "http" and scope["method"] == "GET":
-            page = self._pages.get(scope["path"])
-            if page is not None:
-                reply = await page(scope)
-                await reply.send(send)
-                return
-        if self._documents is None:
-            self._documents = asyncio.create_task(asyncio.to_thread(self._load))
-        # Who gives up waiting for it does not end it for the others.
-        documents = await asyncio.shield(self._documents)
-        await documents(scope, receive, send)
+    @cache
+    def made(app: FastAPI) -> bytes:
+        return bytes(JSONResponse(document_of(app)).body)
 
-    def _load(self) -> App:
-        from api.document.documents import documents_of
+    def document(request: Request) -> Response:
+        """On a thread and once: it takes as long as hundreds of adds, and needs no key."""
+        with making:
+            return Response(made(request.app), media_type="application/json")
 
-        return documents_of(self._routes, self._lifespan)
+    async def problems() -> HTMLResponse:
+        return HTMLResponse(page(), headers={"content-security-policy": POLICY})
 
-    async def _healthz(self, _: AsgiScope) -> Reply:
-        """The process is alive."""
-        return json_reply({"status": "alive"})
+    async def healthz() -> HealthAnswer:
+        return HealthAnswer(status="alive")
 
-    async def _readyz(self, _: AsgiScope) -> Reply:
-        """Whether requests may be sent here; what is missing, and since when."""
-        found = await self._health.look()
+    async def readyz() -> ReadyAnswer:
+        found = await health.look()
         if found.failure is not None:
-            return problem_reply(found.failure)
-        answer: dict[str, Any] = {
-            "status": "degraded" if found.cache else "ready",
-            "store": "ok",
-            "cache": found.cache or "ok",
-            "rollup": "ok" if self._health.rolls_up else "elsewhere",
-        }
-        if found.troubles:
-            answer["troubles"] = found.troubles_json
-        return json_reply(answer)
+            raise found.failure
+        return ReadyAnswer(
+            status="degraded" if found.cache else "ready",
+            store="ok",
+            cache=found.cache or "ok",
+            rollup="ok" if health.rolls_up else "elsewhere",
+            **({"troubles": found.troubles_json} if found.troubles else {}),
+        )
 
-    async def _metrics(self, scope: AsgiScope) -> Reply:
-        """Metrics for Prometheus."""
-        await self._health.look()
-        _, port = scope.get("server") or (None, None)
-        return Reply(200, await self._exposition.text_at(port), CONTENT_TYPE_LATEST.encode())
+    async def metrics(request: Request) -> Response:
+        await health.look()
+        _, port = request.scope.get("server") or (None, None)
+        text = await exposition.text_at(port)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def page_of(path: str, endpoint: Callable[..., Any], summary: str, **more: Any) -> APIRoute:
+        name = endpoint.__name__
+        return APIRoute(
+            *(path, endpoint),
+            **{"summary": summary, "operation_id": name, "tags": ["service"], **more},
+        )
+
+    return [
+        page_of("/healthz", healthz, "The process is alive"),
+        page_of(
+            *("/readyz", readyz, "Requests may be sent here"),
+            response_model_exclude_unset=True,
+            responses={503: problem(503)},
+        ),
+        page_of(
+            *("/metrics", metrics, "Metrics for Prometheus"),
+            response_class=PlainTextResponse,
+            responses={200: {"content": {"text/plain": {"example": _METRIC}}}},
+        ),
+        page_of(*("/problems", problems, "What each problem means"), response_class=HTMLResponse),
+        PlainRoute("/openapi.json", document),
+        PlainRoute(PATH, Console()),
+        PlainRoute(f"{PATH}/{{rest:path}}", Console()),
+    ]
+
+
+def response_of(reply: Reply) -> Response:
+    """*reply* as the framework sends it."""
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    """What a page raises."""
+    if not isinstance(error, CounterError):
+        raise error
+    return response_of(problem_reply(error))
+
+
+async def _not_found(request: Request, _: Exception) -> Response:
+    path = request.url.path
+    # A start shows this address, and a terminal makes a link of it.
+    hint = "; /console is a page for people, and /docs tells of the API" if path == "/" else ""
+    return response_of(problem_reply(NotFoundError(f"there is nothing at {path[:200]!r}{hint}")))
+
+
+async def _not_allowed(request: Request, _: Exception) -> Response:
+    detail = f"the method {request.method[:20]} is not supported here; use GET"
+    return response_of(problem_reply(MethodNotAllowedError(detail, allow=["GET", "HEAD"])))

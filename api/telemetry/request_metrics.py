@@ -25,8 +25,8 @@ class RequestMetrics:
         self._seen: dict[tuple[str, int], list[float]] = {}
 
     def answered(self, route: str, status: int, took_s: float) -> None:
-        """Count a request to *route*, such as ``GET /v1/namespaces/{ns}``. This is on the hot
-        path: a lookup, a bisection and two additions."""
+        """Count a request to *route*, such as ``GET /v1/namespaces/{namespace}``. This is on the
+        hot path: a lookup, a bisection and two additions."""
         counts = self._seen.get((route, status))
         if counts is None:
             counts = self._new(route, status)

@@ -34,7 +34,7 @@ class Floor:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer an add, or a look at counts."""
         body = await _body(receive)
-        # /v1/namespaces/{ns}/counters/{counter}/add, or .../batch/get
+        # /v1/namespaces/{namespace}/counters/{counter}/add, or .../batch/get
         _, _, _, namespace, *rest = scope["path"].split("/")
         if rest[-1] == "add":
             answer = self._add(namespace, rest[1], _ADD.validate_json(body))

@@ -87,7 +87,7 @@ def test_every_setting_has_a_section(site: Path) -> None:
 
 
 def test_every_route_has_a_section(site: Path) -> None:
-    _, document = openapi()
+    document = openapi()
     routes = {
         anchor(f"{method} {path}") for path, each in document["paths"].items() for method in each
     }

@@ -24,7 +24,7 @@ from tests.support.server import ROOT, ports_in_a_row
 from tests.support.waiting import eventually
 
 WORKERS = 2
-_LOOKED_UP = 'counter_requests_total{route="GET /v1/namespaces/{ns}",status="200"}'
+_LOOKED_UP = 'counter_requests_total{route="GET /v1/namespaces/{namespace}",status="200"}'
 pytestmark = pytest.mark.slow
 
 

@@ -18,7 +18,7 @@ from tests.support.collector import Collector, collecting
 from tests.support.server import Server
 from tests.support.waiting import eventually
 
-ADD = "POST /v1/namespaces/{ns}/counters/{c}/add"
+ADD = "POST /v1/namespaces/{namespace}/counters/{counter}/add"
 
 
 @pytest.fixture(scope="module")

@@ -103,9 +103,9 @@ class Pair:
         front, paths = self.direct.app.application.front, list[str]()
         reply = front.reply
 
-        async def noted(call: Any, parts: Any) -> Any:
+        async def noted(call: Any, *found: Any) -> Any:
             paths.append(call.scope["path"])
-            return await reply(call, parts)
+            return await reply(call, *found)
 
         with patch.object(front, "reply", noted):
             yield paths

@@ -24,7 +24,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.document.openapi import DOCS
 from tests.support.app import App
 from tests.support.problems import problem_of
 from tests.support.rest import Rest
@@ -32,8 +31,17 @@ from tests.support.times import HOUR, SECOND, rfc3339
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-SERVICE = (("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"), ("GET", "/problems"))
-OPERATIONS = (*DOCS, *SERVICE)
+NAMESPACE = "/v1/namespaces/{namespace}"
+COUNTER = f"{NAMESPACE}/counters/{{counter}}"
+OPERATIONS = (
+    *(("POST", f"{COUNTER}/{each}") for each in ("add", "add-and-get", "clear", "recount")),
+    *(("GET", f"{COUNTER}{each}") for each in ("", "/events", "/history", "/live")),
+    *(("POST", f"{NAMESPACE}/{each}") for each in ("batch/add", "batch/get", "atomic/add")),
+    *(("GET", f"{NAMESPACE}{each}") for each in ("", "/counters", "/shards", "/busiest")),
+    *(("PUT", NAMESPACE), ("DELETE", NAMESPACE), ("GET", "/v1/namespaces")),
+    *(("POST", "/v1/tokens"), ("GET", "/v1/outcomes")),
+    *(("GET", f"/{each}") for each in ("healthz", "readyz", "metrics", "problems")),
+)
 #: One of each kind, and one that comes and goes.
 KINDS = {"default": None, "eventual": "EVENTUAL", "best": "BEST_EFFORT", "spare": "ACCURATE"}
 #: On time, voided long ago, and not there yet.
@@ -117,11 +125,11 @@ def aim(desk: Desk, case: Case[Any], data: st.DataObject) -> None:
     """Have most requests come as far as the service: to a namespace that is there, on time."""
     mostly, perhaps = st.integers(0, 7).map(lambda drawn: drawn < 7), st.booleans()
     where = case.path_parameters
-    if where and "ns" in where and data.draw(mostly):
+    if where and "namespace" in where and data.draw(mostly):
         removes = case.method == "DELETE"
-        where["ns"] = "spare" if removes else data.draw(st.sampled_from(list(KINDS)))
-    if where and "c" in where and data.draw(mostly):
-        where["c"] = data.draw(st.sampled_from(["c", "ü/🙂", "%"]))
+        where["namespace"] = "spare" if removes else data.draw(st.sampled_from(list(KINDS)))
+    if where and "counter" in where and data.draw(mostly):
+        where["counter"] = data.draw(st.sampled_from(["c", "ü/🙂", "%"]))
     if case.headers and "Idempotency-Key" in case.headers and data.draw(perhaps):
         del case.headers["Idempotency-Key"]
     if isinstance(case.body, dict) and case.method == "POST":

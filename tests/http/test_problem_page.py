@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from api.document.problem_page import POLICY, problems_page, shapes
-from api.document.schemas import PROBLEM
+from api.http.answer_models import Problem
 from api.http.problems import problem_of, problem_types
 from counter.errors import CounterError
 
@@ -33,7 +33,7 @@ def test_what_stands_in_backticks_became_code() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
 def test_the_example_of_a_code_is_such_a_problem(kind: type[CounterError]) -> None:
     for error in shapes(kind):
-        Draft202012Validator(PROBLEM).validate(problem_of(error))
+        Draft202012Validator(Problem.model_json_schema()).validate(problem_of(error))
     shown = re.search(rf'<section id="{kind.code}">.*?<pre>(.*?)</pre>', PAGE, re.DOTALL)
     assert shown is not None
     assert json.loads(html.unescape(shown[1])) == problem_of(shapes(kind)[0])

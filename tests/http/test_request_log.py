@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.call import Call, Reply, Route
+from api.http.call import Call, Reply
+from api.http.routing import Route
 from api.telemetry.request_log import RequestLog
 from counter.limits import INT64_MAX
 from counter.types import Scope
@@ -21,7 +22,7 @@ from tests.support.times import START_US, rfc3339
 from tests.support.wire import wired
 
 Act = Callable[[App], Awaitable[httpx.Response]]
-ADD = "/v1/namespaces/{ns}/counters/{c}/add"
+ADD = "/v1/namespaces/{namespace}/counters/{counter}/add"
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from tests.support.keys import hand_out
 from tests.support.rest import fresh, on_wire
 from tests.support.times import SECOND, START_US
 
-ADD = "/v1/namespaces/{ns}/counters/{c}/add"
+ADD = "/v1/namespaces/{namespace}/counters/{counter}/add"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 

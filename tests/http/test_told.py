@@ -91,7 +91,7 @@ async def test_requests_are_told_by_route_and_status(rest: Rest, app: App, told:
     await rest.add("other", 1, fresh(app.clock.now_us() + HOUR))
     await rest.http.get("/v1/any/thing")
     await rest.http.get("/any/thing")
-    route = "POST /v1/namespaces/{ns}/counters/{c}/add"
+    route = "POST /v1/namespaces/{namespace}/counters/{counter}/add"
     gained = await told.gained("counter_requests_total")
     assert gained == {f"{route} 200": 1, f"{route} 400": 1, "other 404": 2}
 

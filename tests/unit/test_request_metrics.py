@@ -10,7 +10,7 @@ from counter.errors import InvariantError
 from counter.telemetry.families import histogram
 from counter.telemetry.metrics import SECONDS_BOUNDS, Calls, Histogram
 
-ADD = "POST /v1/namespaces/{ns}/counters/{c}/add"
+ADD = "POST /v1/namespaces/{namespace}/counters/{counter}/add"
 
 
 def samples(families: Iterable[Metric]) -> dict[str, float]:

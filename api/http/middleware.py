@@ -1,17 +1,19 @@
-"""The router of ``/v1``: from the raw path straight to a handler.
+"""What every request passes: request id, headers, keys, admission, deadlines, observers, tally.
 
-It works on the *raw* path because a counter's name may hold a percent-encoded slash, which a router
-that decodes first cannot tell from a real one; and a look-up in two dictionaries costs far less
-than trying regular expressions in turn. Everything else goes on to the framework.
+:class:`Front` is the ASGI application around FastAPI's. FastAPI finds the route of a request to
+``/v1``, and the route comes back to :meth:`Front.serve`; so does the fast lane, without ASGI.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 
 from api.http.answers import problem_reply
 from api.http.auth import Caller, Gate
@@ -22,7 +24,6 @@ from api.http.call import (
     Message,
     Receive,
     Reply,
-    Route,
     Send,
     counter_of_segment,
     header_of,
@@ -30,6 +31,7 @@ from api.http.call import (
 from api.http.hooks import Ended, NoTally, Observer, RequestTally
 from api.http.load_shedding import TIMEOUT_HEADER, Door
 from api.http.response_headers import Label, RequestIds
+from api.http.routing import Exchange, Route
 from api.http.streaming import StreamReply
 from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import ALLOWANCE
@@ -65,17 +67,17 @@ _log = logging.getLogger("counter.api")
 
 
 class Front:
-    """An ASGI app that answers ``/v1`` itself and hands the rest to *rest*.
+    """An ASGI app around *site*, which finds *routes* and answers everything else.
 
-    What goes on to a route has passed the *gate*, and the *door* where it writes. Every answer
-    carries a request id and is counted in *tally*; *observers* look on.
+    A request that reaches a handler has passed the *gate*, and the *door* if it writes. Every
+    answer carries a request id and is counted in *tally*; *observers* look on.
     """
 
     def __init__(
         self,
         routes: Sequence[Route],
         namespaces: Namespaces,
-        rest: App,
+        site: FastAPI,
         gate: Gate,
         door: Door,
         *,
@@ -83,9 +85,9 @@ class Front:
         observers: Sequence[Observer] = (),
         tally: RequestTally | None = None,
     ) -> None:
-        self.routes = routes
+        self.routes: Mapping[str, Route] = {each.name: each for each in routes}
         self._namespaces = namespaces
-        self._rest = rest
+        self._site = site
         self._observers = observers
         self.gate = gate
         self.door = door
@@ -94,82 +96,109 @@ class Front:
         self.body_bytes_max = body_bytes_max
         #: Whether no request may be answered before it comes here.
         self.sees_all = any(each.wants_all for each in observers)
-        # By the path's shape: how many segments, and those that are fixed.
-        self._by_shape: dict[tuple[bytes, ...], dict[str, Route]] = {}
-        for route in routes:
-            shape = _shape(route.path.encode().split(b"/")[2:])
-            self._by_shape.setdefault(shape, {})[route.method] = route
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._rest(scope, receive, send)
+            await self._site(scope, receive, send)
             return
         began_s = time.monotonic()
-        label = Label(self.ids.of(header_of(scope, b"x-request-id")))
-        send = label.put_on(send, scope["path"])
+        path: str = scope["path"]
+        label = Label(self.ids.of(header_of(scope, b"x-request-id")), NOWHERE)
+
+        def answered(route: str, status: int) -> None:
+            self.tally.answered(route, status, time.monotonic() - began_s)
+
+        send = label.put_on(send, path, answered)
         only_head = scope["method"] == "HEAD"
         if only_head:
             # What a GET would answer, without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         try:
             self.gate.check_page(scope["method"], scope["headers"])
+            # The decoded path says whose it is, or an encoded letter of /v1/ would lead past here.
+            if path.startswith("/v1/"):
+                call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
+                await self._route(scope, receive, send, Exchange(self, call, label, only_head))
+                return
+            if path in _PAGES:
+                label.route = f"GET {path}"
+            self._check_guarded(path, header_of(scope, b"authorization"))
         except CounterError as error:
             await problem_reply(error).send(send)
-            self.tally.answered(NOWHERE, error.status, time.monotonic() - began_s)
             return
-        # The decoded path tells whose it is, or an encoded letter of /v1/ would lead past here.
-        if scope["path"].startswith("/v1/"):
-            raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-            call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
-            reply = await self.reply(call, raw_path.partition(b"?")[0].split(b"/")[2:])
-            if reply is None:
-                return
-            route = NOWHERE if call.route is None else call.route.name
-            if isinstance(reply, StreamReply):
-                # It took as long as its first piece did: the rest is time that nobody waits.
-                self.tally.answered(route, reply.status, time.monotonic() - began_s)
-                await reply.serve(send, receive, only_head=only_head)
-                return
+        await self._site(scope, receive, send)
+
+    async def _route(
+        self, scope: AsgiScope, receive: Receive, send: Send, exchange: Exchange
+    ) -> None:
+        """Have FastAPI's router find the route. What FastAPI puts around its router does nothing
+        for these, and costs more than the router."""
+        site = self._site
+        scope = {**scope, "app": site, "path": _routed_path(scope), "counter": exchange}
+        try:
+            await site.router(scope, receive, send)
+        except HTTPException:
+            error = self._nothing_at(scope, exchange.call)
+            reply = await self.reply(exchange.call, error, {})
+            if reply is not None:
+                await reply.send(send)
+
+    def _nothing_at(self, scope: AsgiScope, call: Call) -> CounterError:
+        """What is wrong with a path, or a method of it, that no route has."""
+        routes = [each for each in self.routes.values() if each.path_regex.match(scope["path"])]
+        if not routes:
+            return NotFoundError(f"there is nothing at {call.scope['path'][:200]!r}")
+        methods = [each.method for each in routes]
+        return MethodNotAllowedError(
+            f"the method {scope['method'][:20]} is not supported here; use {' or '.join(methods)}",
+            allow=sorted({*methods, "HEAD"} if "GET" in methods else methods),
+        )
+
+    def _check_guarded(self, path: str, authorization: bytes | None) -> None:
+        """Raise what is wrong with the key of a request for a page that shows all namespaces."""
+        if path not in _GUARDED:
+            return
+        caller = self.gate.caller(authorization)
+        if caller.key is not None:
+            # Without keys all share one rate, and a flood must not hide itself.
+            self.gate.admit(caller, None, 0)
+        caller.require_all_namespaces()
+
+    async def serve(self, route: Route, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer a request to ``/v1`` by its route's handler."""
+        _, call, label, only_head = scope["counter"]
+        reply = await self.reply(call, route, scope["path_params"])
+        if call.route is not None:
+            label.route = call.route.name
+        if isinstance(reply, StreamReply):
+            await reply.serve(send, receive, only_head=only_head)
+        elif reply is not None:
             await reply.send(send)
-        else:
-            route = await self._show(scope, receive, send)
-        self.tally.answered(route, label.status, time.monotonic() - began_s)
 
-    async def _show(self, scope: AsgiScope, receive: Receive, send: Send) -> str:
-        """Answer what is not of ``/v1``; the page's name for the tally."""
-        path: str = scope["path"]
-        if path in _GUARDED:
-            try:
-                caller = self.gate.caller(header_of(scope, b"authorization"))
-                if caller.key is not None:
-                    # Without keys all share one rate, and a flood must not hide itself.
-                    self.gate.admit(caller, None, 0)
-                caller.require_all_namespaces()
-            except CounterError as error:
-                await problem_reply(error).send(send)
-                return f"GET {path}"
-        await self._rest(scope, receive, send)
-        return f"GET {path}" if path in _PAGES else NOWHERE
-
-    async def reply(self, call: Call, parts: list[bytes]) -> Reply | None:
-        """The answer to *call* at a path of *parts*; None where nobody waits for it any more."""
-        found = self._let_in(call, parts)
+    async def reply(
+        self, call: Call, found: Route | CounterError, names: Mapping[str, str]
+    ) -> Reply | None:
+        """The answer to *call*; None if its client is gone. *names* are those in its path, not
+        decoded."""
+        let_in = self._let_in(call, found, names)
         watching = self._watch(call)
         reply: Reply | None = None
         try:
-            if isinstance(found, CounterError):
-                reply = problem_reply(found)
+            if isinstance(let_in, CounterError):
+                reply = problem_reply(let_in)
             else:
-                reply = await self._answer(call, *found)
+                reply = await self._answer(call, *let_in)
         finally:
             # Where it is cancelled, too: a span that does not end is never told.
             for ended in watching:
                 ended(reply)
         return reply
 
-    def show_failure(self, call: Call, parts: list[bytes], reply: Reply) -> None:
+    def show_failure(
+        self, call: Call, route: Route, names: Mapping[str, str], reply: Reply
+    ) -> None:
         """Have observers see a request that was answered directly, and failed."""
-        self._let_in(call, parts)
+        self._let_in(call, route, names)
         for ended in self._watch(call):
             ended(reply)
 
@@ -178,21 +207,28 @@ class Front:
         began = [each.began(call) for each in self._observers]
         return [ended for ended in reversed(began) if ended is not None]
 
-    def _let_in(self, call: Call, parts: list[bytes]) -> tuple[Route, Caller] | CounterError:
-        """The route and the caller of *call*, or why it may not come in."""
+    def _let_in(
+        self, call: Call, found: Route | CounterError, names: Mapping[str, str]
+    ) -> tuple[Route, Caller] | CounterError:
+        """The route and the caller, or why the request is refused; the names become the call's."""
         try:
-            # First of all: who has no key learns nothing of what there is.
+            # First of all: a client without a key learns nothing about what exists.
             caller = call.caller = self.gate.caller(call.header(b"authorization"))
             try:
-                route = self._route(call, parts)
-                caller.require(route.scope, call.namespace)
+                if isinstance(found, CounterError):
+                    raise found
+                call.route = found
+                call.namespace = names.get("namespace", "")
+                if "counter" in names:
+                    call.counter = counter_of_segment(names["counter"].encode("latin-1"))
+                caller.require(found.scope, call.namespace)
             except CounterError:
                 # It is a request all the same: else names could be guessed at past every rate.
                 self.gate.admit(caller, None, 0)
                 raise
         except CounterError as error:
             return error
-        return route, caller
+        return found, caller
 
     async def _answer(self, call: Call, route: Route, caller: Caller) -> Reply | None:
         name, call.room = call.namespace, self.door.bodies
@@ -237,26 +273,6 @@ class Front:
             retry_after_us=SECOND,
         )
 
-    def _route(self, call: Call, parts: list[bytes]) -> Route:
-        """The route of a path; it, and the path's namespace and counter, become the call's."""
-        count = len(parts)
-        methods = self._by_shape.get(_shape(parts))
-        if methods is None:
-            raise NotFoundError(f"there is nothing at {call.scope['path'][:200]!r}")
-        method: str = call.scope["method"]
-        route = methods.get(method)
-        if route is None:
-            raise MethodNotAllowedError(
-                f"the method {method[:20]} is not supported here; use {' or '.join(methods)}",
-                allow=sorted({*methods, "HEAD"} if "GET" in methods else methods),
-            )
-        call.route = route
-        if count > 1:
-            call.namespace = parts[1].decode("latin-1")
-        if count > 3 and parts[2] == b"counters":
-            call.counter = counter_of_segment(parts[3])
-        return route
-
 
 def _without_body(send: Send) -> Send:
     """*send* with the bodies of answers left out; their heads stay as they are."""
@@ -269,11 +285,8 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-def _shape(parts: list[bytes]) -> tuple[bytes, ...]:
-    """*parts* with what names a namespace or a counter taken out."""
-    count = len(parts)
-    if count < 2:
-        return tuple(parts)
-    if count > 3 and parts[2] == b"counters":
-        return (parts[0], b"", b"counters", b"", *parts[4:])
-    return (parts[0], b"", *parts[2:])
+def _routed_path(scope: AsgiScope) -> str:
+    """The path to match routes with: the raw one, because a name may hold an encoded slash."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    parts = raw.partition(b"?")[0].split(b"/")[2:]
+    return b"/".join([b"", b"v1", *parts]).decode("latin-1")

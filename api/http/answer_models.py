@@ -1,0 +1,334 @@
+"""Answers, as pydantic models: what the OpenAPI document says of them.
+
+Hot answers are written as text in :mod:`api.http.answers`; tests/http/test_fuzz.py holds what is
+answered to these models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from api.http.models import TOKEN_EXAMPLE, DurationOut, NamespaceBody, TimeOut, example
+from api.http.problems import problem_types
+from counter.core.results import TALLIES
+from counter.types import Accuracy, CounterType, PayloadCheck
+
+_TIME: Final = TOKEN_EXAMPLE["generation_time"]
+_AS_OF: Final = "2026-01-31T08:15:30.004711Z"
+_WHOSE: Final[Mapping[str, Any]] = {"namespace": "default", "counter": "views"}
+_TOLD: Final[Mapping[str, Any]] = {"event_time": _TIME, "replayed": False}
+_ADDED: Final[Mapping[str, Any]] = {**_WHOSE, "delta": 1, **_TOLD}
+_COUNT: Final[Mapping[str, Any]] = {**_WHOSE, "count": 1, "as_of": _AS_OF, "accuracy": "accurate"}
+_NAMESPACE: Final[Mapping[str, Any]] = {
+    "namespace": "videos",
+    "created_at": "2026-01-31T08:00:00.000000Z",
+    "counter_type": "EVENTUAL",
+    "dataset": "default",
+    "accept_limit": "5s",
+    "future_limit": "5s",
+    "rollup_window": "10s",
+    "shards": 1,
+    "payload_check": "guard",
+    "key_ttl": "1d",
+    "cache_ttl": "10s",
+    "requests_per_s": 0,
+    "adds_per_s": 0,
+}
+
+_Uuid = Annotated[str, Field(json_schema_extra={"format": "uuid"})]
+_Page = Annotated[
+    str | None, Field(description="What to ask for the next page with; null if this is the last.")
+]
+_AtLeast0 = Annotated[int, Field(ge=0)]
+
+
+class Answer(BaseModel):
+    """Exactly these members."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(BaseModel):
+    """A problem (RFC 9457): `code`, `applied` and `retry` say what to do. Some codes have further
+    members."""
+
+    type: str = Field(description="Where it is explained: `/problems#<code>`.")
+    title: str = Field(description="The kind of problem, for people.")
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="The value, the bound and the way out.")
+    code: str = Field(json_schema_extra={"enum": [each.code for each in problem_types()]})
+    applied: bool | None = Field(
+        description="Whether the token's add is counted; null: not known from this answer."
+    )
+    retry: Literal["same_token", "new_token", "never"] = Field(description="What to do next.")
+    retry_after: int | SkipJsonSchema[None] = Field(
+        None, ge=0, description="How many seconds to wait first, if waiting helps."
+    )
+
+
+class _Whose(Answer):
+    namespace: str = Field(description="The namespace.")
+    counter: str = Field(description="The counter.")
+
+
+class _Told(_Whose):
+    event_time: TimeOut = Field(description="The token's time, which is that of the add.")
+    replayed: bool | None = Field(
+        description="Whether it was there before; null if the store was not asked."
+    )
+    retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
+        None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
+    )
+
+
+class AddAnswer(_Told):
+    model_config = example(_ADDED)
+
+    delta: int = Field(description="What was added.")
+
+
+class AddAndGetAnswer(AddAnswer):
+    model_config = example({**_ADDED, "count": 1, "as_of": _AS_OF})
+
+    count: int = Field(description="The count, of any size: read it as a big integer.")
+    as_of: TimeOut = Field(description="The instant that the count is exact as of.")
+
+
+class ClearAnswer(_Told):
+    model_config = example({**_WHOSE, **_TOLD})
+
+
+class CountAnswer(_Whose):
+    model_config = example(_COUNT)
+
+    count: int = Field(description="The count, of any size: read it as a big integer.")
+    as_of: TimeOut = Field(description="The instant that the count is exact as of.")
+    accuracy: Accuracy = Field(description="What the count is worth.")
+    retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
+        None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
+    )
+
+
+class EventAnswer(Answer):
+    event_time: TimeOut
+    event_id: _Uuid = Field(description="The token's nonce.")
+    event_item_key: int = Field(
+        description="0, or the place among the counter's items of an atomic add."
+    )
+    delta: int | SkipJsonSchema[None] = Field(
+        None, description="What was added; not there for a clear."
+    )
+    clear: Literal[True] | SkipJsonSchema[None] = Field(None, description="It is a clear.")
+
+
+class EventsAnswer(Answer):
+    model_config = example(
+        {
+            "events": [
+                {
+                    "event_time": _TIME,
+                    "event_id": TOKEN_EXAMPLE["token"],
+                    "event_item_key": 0,
+                    "delta": 1,
+                }
+            ],
+            "next_page": "WzE3Njk4NDczMzAwMDAyNTAsIDAsICI1ZjNhMGYwZSJd",
+        }
+    )
+
+    events: list[EventAnswer]
+    next_page: _Page
+
+
+class PointAnswer(Answer):
+    time: TimeOut = Field(description="The end of the step.")
+    count: int = Field(description="The count then.")
+    delta: int = Field(description="Its change since the step began.")
+
+
+class HistoryAnswer(Answer):
+    model_config = example(
+        {"points": [{"time": "2026-01-31T08:16:00.000000Z", "count": 1, "delta": 1}]}
+    )
+
+    points: list[PointAnswer]
+
+
+class RecountAnswer(_Whose):
+    model_config = example({**_WHOSE, "windows": 3})
+
+    windows: int = Field(description="How many are counted again.")
+
+
+class CountersAnswer(Answer):
+    model_config = example({"counters": ["likes", "views"], "next_page": "WyJ2aWV3cyJd"})
+
+    counters: list[str]
+    next_page: _Page
+
+
+class BatchAddAnswer(Answer):
+    """An outcome for each item, in order: what it would be alone, or a problem."""
+
+    model_config = example({"results": [_ADDED]})
+
+    results: list[AddAnswer | Problem]
+
+
+class BatchGetAnswer(Answer):
+    """An outcome for each counter, in order: what it would be alone, or a problem."""
+
+    model_config = example({"results": [_COUNT]})
+
+    results: list[CountAnswer | Problem]
+
+
+class AtomicAddAnswer(Answer):
+    model_config = example({"results": [_ADDED]})
+
+    results: list[AddAnswer]
+
+
+def _as_set(name: str) -> Any:
+    """A setting, described as in the body that sets it."""
+    return Field(description=NamespaceBody.model_fields[name].description)
+
+
+class NamespaceAnswer(Answer):
+    model_config = example(_NAMESPACE)
+
+    namespace: str = Field(description="Its name.")
+    created_at: TimeOut
+    counter_type: CounterType = _as_set("counter_type")
+    dataset: str = _as_set("dataset")
+    accept_limit: DurationOut = _as_set("accept_limit")
+    future_limit: DurationOut = _as_set("future_limit")
+    rollup_window: DurationOut = _as_set("rollup_window")
+    shards: int = _as_set("shards")
+    payload_check: PayloadCheck = _as_set("payload_check")
+    key_ttl: DurationOut = _as_set("key_ttl")
+    cache_ttl: DurationOut = _as_set("cache_ttl")
+    requests_per_s: int = _as_set("requests_per_s")
+    adds_per_s: int = _as_set("adds_per_s")
+
+
+class NamespacePutAnswer(NamespaceAnswer):
+    """It also says what does not fit, if anything."""
+
+    warnings: list[str] | SkipJsonSchema[None] = None
+
+
+class NamespacesAnswer(Answer):
+    model_config = example({"namespaces": [_NAMESPACE]})
+
+    namespaces: list[NamespaceAnswer]
+
+
+class ShardAnswer(Answer):
+    shard: int
+    watermark: TimeOut = Field(description="Up to here all events are rolled up.")
+    lag_seconds: float = Field(description="How far that is behind the clock.")
+    overdue_seconds: float = Field(
+        ge=0, description="How much of that is more than the settings make it."
+    )
+    owner: str | None = Field(description="The worker whose share the shard is in.")
+
+
+class ShardsAnswer(Answer):
+    model_config = example(
+        {
+            "namespace": "default",
+            "as_of": _AS_OF,
+            "shards": [
+                {
+                    "shard": 0,
+                    "watermark": "2026-01-31T08:15:09.999999Z",
+                    "lag_seconds": 20.004712,
+                    "overdue_seconds": 0.0,
+                    "owner": "counter-1-4711-0a1b2c3d",
+                }
+            ],
+        }
+    )
+
+    namespace: str
+    as_of: TimeOut
+    shards: list[ShardAnswer]
+
+
+class BusyCounter(Answer):
+    counter: str
+    adds_per_s: float = Field(ge=0)
+    count: int
+
+
+class BusiestAnswer(Answer):
+    model_config = example(
+        {
+            "namespace": "default",
+            "since": "2026-01-31T08:15:20.000250Z",
+            "as_of": _AS_OF,
+            "complete": True,
+            "counters": [{"counter": "views", "adds_per_s": 120.3, "count": 42}],
+        }
+    )
+
+    namespace: str
+    since: TimeOut
+    as_of: TimeOut
+    complete: bool
+    counters: list[BusyCounter]
+
+
+class Outcomes(Answer):
+    original: _AtLeast0
+    replayed: _AtLeast0
+    untold: _AtLeast0
+    conflict: _AtLeast0
+    late_applied: _AtLeast0
+    voided: _AtLeast0
+    best_effort: _AtLeast0
+    refused: _AtLeast0
+    unknown: _AtLeast0
+
+
+class OutcomesAnswer(Answer):
+    model_config = example(
+        {"as_of": _AS_OF, "outcomes": {**dict.fromkeys(TALLIES, 0), "original": 1}}
+    )
+
+    as_of: TimeOut
+    outcomes: Outcomes
+
+
+class IssuedToken(Answer):
+    token: _Uuid
+    generation_time: TimeOut
+
+
+class TokensAnswer(Answer):
+    model_config = example({"tokens": [TOKEN_EXAMPLE]})
+
+    tokens: list[IssuedToken]
+
+
+class HealthAnswer(Answer):
+    model_config = example({"status": "alive"})
+
+    status: Literal["alive"]
+
+
+class ReadyAnswer(BaseModel):
+    """`troubles` says what is missing and since when, if anything is."""
+
+    model_config = example({"status": "ready", "store": "ok", "cache": "ok", "rollup": "ok"})
+
+    status: Literal["ready", "degraded"]
+    store: str
+    cache: str
+    rollup: str
+    troubles: list[dict[str, str | None]] | SkipJsonSchema[None] = None
