@@ -21,6 +21,7 @@ from tests.simulation.plan import BASE, LATE, Change, Fault, Plan, Read, Rebirth
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
 from tests.simulation.world import START_US, Answer, Member, World, deterministic
+from tests.support.app import forget_applications
 
 _TURNS_MAX = 2_000_000
 _TRIES_MAX = 40
@@ -61,6 +62,7 @@ def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nul
             problems = [f"the run itself failed: {error!r}"]
         finally:
             loop.end()
+            forget_applications()
     problems += [f"the service logged a fault of its own: {each}" for each in faults]
     problems += [f"nobody waited for: {each}" for each in loop.failures]
     return Result(plan, problems, run.trace(), run.world.cluster.statements)
