@@ -91,7 +91,7 @@ async def test_what_was_taken_is_answered_and_counted(tmp_path: Path) -> None:
                 return answer if answer.status_code == 503 else None
 
             told = await eventually(is_leaving, "it says that it ends")
-            assert "told to end" in told.json()["detail"]
+            assert "shutting down" in told.json()["detail"]
             assert (await http.get("/healthz")).status_code == 200
         before = load.acknowledged
         await eventually(lambda: more_than(before + 100), "it goes on as before")
