@@ -169,7 +169,7 @@ async def test_a_dataset_of_one_data_center_is_for_processes_in_it(
     await have_schema(options)
     async with opened(options) as store:
         await store.ping()
-    with pytest.raises(StartupError, match=r"in data center 'dc1' only.* this one is in 'dc2'"):
+    with pytest.raises(StartupError, match=r"in data center 'dc1' only.* this process is in 'dc2'"):
         async with opened(elsewhere(two_datacenters, options)):
             pass
 
