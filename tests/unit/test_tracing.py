@@ -18,7 +18,7 @@ def test_traces_are_off_unless_asked_for(tmp_path: Path) -> None:
 def test_without_the_extra_a_start_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "counter.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "counter.telemetry.otel", raising=False)
     # As where it is not installed: the API may be there without the SDK.
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(StartupError, match=r"opentelemetry.sdk.* is not installed: pip install"):
