@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from api.document.problem_page import EXPLAINED, example_text, shapes
+from api.document.problem_page import example_text, explained, shapes
 from api.http.problems import problem_types
 from counter.errors import CounterError
 
@@ -61,7 +61,7 @@ def _applied(error: CounterError) -> str:
 
 
 def _section(kind: type[CounterError]) -> str:
-    told = EXPLAINED[kind.code]
+    told = explained()[kind.code]
     both = shapes(kind)
     meanings = " or ".join(f"applied {_applied(each)}, retry `{each.retry}`" for each in both)
     examples = "\n\n".join(f"```json\n{example_text(each)}\n```" for each in both)

@@ -16,7 +16,7 @@ import yaml
 from cyclopts import App
 from playwright.sync_api import expect
 
-from api.document.problem_page import EXPLAINED, problems_page
+from api.document.problem_page import explained, problems_page
 from api.http.problems import problem_types
 from counter import client
 from counter.cli.app import app
@@ -75,7 +75,7 @@ def test_a_problem_means_the_same_wherever_it_is_explained() -> None:
     told: dict[str, tuple[str, str]] = {}
     for code, when, do in re.findall(row, document, re.MULTILINE):
         told.setdefault(code, (when, do))
-    assert told == {code: (each.when, each.do) for code, each in EXPLAINED.items()}
+    assert told == {code: (each.when, each.do) for code, each in explained().items()}
 
 
 def test_every_setting_has_a_section(site: Path) -> None:
