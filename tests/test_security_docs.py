@@ -18,7 +18,7 @@ Row = tuple[str, str, str, str, str]
 
 def rows() -> list[Row]:
     """The table of threats."""
-    table = THREATS.partition("## Threats")[2].partition("## What remains")[0]
+    table = THREATS.partition("## Threats")[2].partition("## Residual risks")[0]
     found = re.findall(
         rf"^\| ([{STRIDE}]) \|(.*)\|(.*)\| `(.*)` \| `(.*)` \|$", table, re.MULTILINE
     )
