@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from api.document.problem_page import shapes
 from api.http.problems import PROBLEM_TYPE, problem_of, problem_types
-from api.http.routing import ETAG, REPLAYED, problem_name
+from api.http.routing import ETAG, REPLAYED, Route, problem_name
 from counter.limits import INT64_MAX
 
 DESCRIPTION: Final = (
@@ -53,7 +54,13 @@ _OF_STATUS: Final[Mapping[int, tuple[str, ...]]] = {
 
 def document_of(app: FastAPI) -> dict[str, Any]:
     """The document of *app*."""
-    document = app.openapi()
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=[each.described() if isinstance(each, Route) else each for each in app.routes],
+        tags=app.openapi_tags,
+    )
     components = document["components"]
     components["headers"] = _HEADERS
     components["responses"] = _problems()

@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
+from starlette.routing import Route as PlainRoute
 
 from api.http.call import AsgiScope, Call, Handler, Receive, Send
 from api.http.models import DurationOut, TimeOut
@@ -89,7 +90,7 @@ class Exchange(NamedTuple):
     only_head: bool
 
 
-class Route(APIRoute):
+class Route(PlainRoute):
     """One route: ``path`` with ``{namespace}`` and ``{counter}``.
 
     One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
@@ -109,21 +110,31 @@ class Route(APIRoute):
         latest: bool = False,
         adds: int = 0,
     ) -> None:
-        described = (
-            {"include_in_schema": False, "response_model": None}
-            if doc is None
-            else _described(doc, path, scope)
-        )
-        name = f"{method} {path}"
-        super().__init__(path, handler, methods=[method], name=name, **described)
+        super().__init__(path, handler, name=f"{method} {path}")
         # An empty name is a wrong name, and not another path.
         self.path_regex = re.compile(self.path_regex.pattern.replace("[^/]+", "[^/]*"))
+        # Starlette adds HEAD to GET; here the front answers HEAD.
+        self.methods = {method}
         self.method = method
         self.handler = handler
         self.scope = scope
+        self.doc = doc
         self.writes = writes
         self.latest = latest
         self.adds = adds
+
+    def described(self) -> APIRoute:
+        """The route as FastAPI describes it, for the document.
+
+        Made when the document is made: to analyze the parameters of all routes takes most of a
+        start.
+        """
+        described = (
+            {"include_in_schema": False, "response_model": None}
+            if self.doc is None
+            else _described(self.doc, self.path, self.scope)
+        )
+        return APIRoute(self.path, self.handler, methods=[self.method], **described)
 
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Have the front answer: without the framework's request, dependencies and response, which
