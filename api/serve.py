@@ -14,8 +14,8 @@ from typing import Final
 import uvicorn
 
 from api.app import Application, create_app
-from api.fastlane.lane import direct_protocol
 from api.http.cors import Cors, with_cors
+from api.server.protocol import TimedProtocol, protocol_of
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
 from api.server.tls import Certificates
@@ -125,7 +125,13 @@ def make_server(application: Application, settings: Settings) -> Server:
     """Return the server of *application*, with its limits. Raises StartupError."""
     front, most = application.front, connections_max(settings)
     shared = application.connections
-    protocol = direct_protocol(front, application.service, settings.request_timeout, shared)
+    kind = TimedProtocol
+    if settings.fast_lane:
+        # Imported late: the service also runs without that folder.
+        from api.fastlane.lane import fast_lane
+
+        kind = fast_lane(front, application.service)
+    protocol = protocol_of(kind, front.ids, settings.request_timeout, shared)
     protocol.connections_max = most
     cors = Cors(settings.cors_origins) if settings.cors_origins else None
     config = uvicorn.Config(

@@ -30,11 +30,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from api import serve
 from api.app import Application, create_app
 from api.http.call import Reply
-from api.http.connections import Connections
 from api.http.middleware import Front
 from api.http.routing import COUNTER, CallOf, Route
 from api.routes.site import site_of
-from api.server.protocol import TimedProtocol, timed_protocol
 from api.telemetry.metrics import Metrics
 from api.telemetry.request_metrics import RequestMetrics
 from counter.cli.commands.serve import serve_one
@@ -181,11 +179,13 @@ def settings_of(flags: ServeFlags | None) -> Settings:
     return load(given(flags)).settings
 
 
-def serve_with(make: Callable[[Settings], Application], settings: Settings | None = None) -> None:
+def serve_with(
+    make: Callable[[Settings], Application], settings: Settings | None = None, **more: Any
+) -> None:
     """Serve what *make* wires exactly as ``counter serve`` would serve the real thing; over SQLite
-    in a folder of its own unless *settings* say otherwise."""
+    in a temporary folder, with *more* settings, unless *settings* are given."""
     with tempfile.TemporaryDirectory() as folder, patch("api.serve.create_app", make):
-        serve.serve(settings or Settings(port=0, data=Path(folder)), serve_one)
+        serve.serve(settings or Settings(port=0, data=Path(folder), **more), serve_one)
 
 
 def main() -> None:
@@ -201,14 +201,7 @@ def main() -> None:
     def bare(*, size: int) -> None:
         """Answer every get with one constant of *size* bytes."""
         body = b'"' + b"x" * (size - 2) + b'"'
-
-        def plain(
-            _front: Front, _service: CounterService, limit_us: int, _shared: Connections
-        ) -> type[TimedProtocol]:
-            return timed_protocol(limit_us)
-
-        with patch("api.serve.direct_protocol", plain):
-            serve_with(lambda settings: bare_app(settings, body))
+        serve_with(lambda settings: bare_app(settings, body), fast_lane=False)
 
     @app.command
     def lwt(flags: ServeFlags | None = None) -> None:

@@ -21,7 +21,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.http.answers import added_reply, count_reply, problem_reply
 from api.http.auth import Caller
 from api.http.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
-from api.http.connections import Connections
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
 from api.http.middleware import Front
@@ -85,7 +84,7 @@ class _NoEvent:
         """Do nothing."""
 
 
-class DirectCycle:
+class FastCycle:
     """One request and its answer, with the interface of uvicorn's cycle."""
 
     __slots__ = (
@@ -110,7 +109,7 @@ class DirectCycle:
 
     def __init__(
         self,
-        protocol: DirectProtocol,
+        protocol: FastLane,
         target: _Target,
         headers: list[tuple[bytes, bytes]],
         authorization: bytes | None,
@@ -254,7 +253,7 @@ class DirectCycle:
     def answer(self, reply: Reply) -> None:
         """Send *reply* and complete the request."""
         self.response_complete = True
-        if self.disconnected or self.protocol.transport.is_closing():
+        if self.disconnected or self.protocol.socket.is_closing():
             return
         status, body, content_type, headers = reply
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
@@ -271,7 +270,7 @@ class DirectCycle:
         self.protocol.send(self, status, b"%s\r\n%s" % (head, body))
 
 
-class DirectProtocol(TimedProtocol):
+class FastLane(TimedProtocol):
     """An HTTP connection that answers the hottest routes without ASGI."""
 
     front: ClassVar[Front]
@@ -284,6 +283,23 @@ class DirectProtocol(TimedProtocol):
     #: The last accepted Host header.
     _host: bytes | None = None
     _version: int = -1
+    #: Since when a kept-alive connection is idle: uvicorn has no timer for it.
+    idle_since_s: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        #: Replies are written whole, so they need not be put together on their way.
+        self.socket = transport
+        super().connection_made(transport)
+
+    def check(self, now_s: float) -> None:
+        super().check(now_s)
+        idle_s = self.idle_since_s
+        if (
+            idle_s is not None
+            and self.waiting_since_s is None
+            and now_s - idle_s > self.timeout_keep_alive
+        ):
+            self.timeout_keep_alive_handler()
 
     def on_message_begin(self) -> None:
         # uvicorn's own preparation is delayed to on_headers_complete, if it is needed.
@@ -297,7 +313,7 @@ class DirectProtocol(TimedProtocol):
     def on_headers_complete(self) -> None:
         if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
             self._check_head()
-        cycle = self._direct_cycle()
+        cycle = self._fast_cycle()
         if cycle is not None:
             self.cycle = cycle  # type: ignore[assignment]
             return
@@ -309,7 +325,7 @@ class DirectProtocol(TimedProtocol):
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle
-        if type(cycle) is DirectCycle and cycle.more_body:
+        if type(cycle) is FastCycle and cycle.more_body:
             self.waiting_since_s = None
             cycle.run()
         else:
@@ -317,9 +333,9 @@ class DirectProtocol(TimedProtocol):
 
     def _body_bytes(self) -> int:
         cycle: Any = self.cycle
-        return len(cycle.body) if type(cycle) is DirectCycle and cycle.more_body else 0
+        return len(cycle.body) if type(cycle) is FastCycle and cycle.more_body else 0
 
-    def _direct_cycle(self) -> DirectCycle | None:
+    def _fast_cycle(self) -> FastCycle | None:
         """Return a cycle for the parsed head; None if uvicorn must handle the request."""
         if len(self.url) > _PATH_BYTES_MAX:
             return None
@@ -327,7 +343,12 @@ class DirectProtocol(TimedProtocol):
         if target is None:
             return None
         busy = self.cycle is not None and not self.cycle.response_complete
-        if busy or self.flow.write_paused or self.parser.get_http_version() != "1.1":
+        if (
+            busy
+            or self.draining
+            or self.flow.write_paused
+            or self.parser.get_http_version() != "1.1"
+        ):
             return None
         is_json: bool | None = None
         has_key = False
@@ -355,7 +376,7 @@ class DirectProtocol(TimedProtocol):
                 timeout = value if timeout is None else timeout
         quick = not target.adds or (is_json is True and not has_key)
         quick = quick and not self.front.sees_all
-        return DirectCycle(self, target, self.headers, authorization, request_id, timeout, quick)
+        return FastCycle(self, target, self.headers, authorization, request_id, timeout, quick)
 
     def caller(self, authorization: bytes | None) -> Caller | None:
         """Return the caller of this header; None if the handler must check and report it."""
@@ -377,9 +398,9 @@ class DirectProtocol(TimedProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def send(self, cycle: DirectCycle, status: int, reply: bytes) -> None:
+    def send(self, cycle: FastCycle, status: int, reply: bytes) -> None:
         """Send the reply of *cycle*; then close, or continue with the next request."""
-        self.transport.write_whole(reply)  # type: ignore[attr-defined]
+        self.socket.write(reply)
         now_s = time.monotonic()
         self.front.tally.answered(_NAMES[cycle.target.adds], status, now_s - cycle.began_s)
         self.server_state.total_requests += 1
@@ -393,18 +414,6 @@ class DirectProtocol(TimedProtocol):
             self.idle_since_s = now_s
 
 
-def direct_protocol(
-    front: Front, service: CounterService, request_timeout_us: int, shared: Connections
-) -> type[DirectProtocol]:
-    """Return a protocol class for one application; uvicorn makes the instances."""
-    return type(
-        "ApplicationProtocol",
-        (DirectProtocol,),
-        {
-            "front": front,
-            "service": service,
-            "ids": front.ids,
-            "request_timeout_us": request_timeout_us,
-            "shared": shared,
-        },
-    )
+def fast_lane(front: Front, service: CounterService) -> type[FastLane]:
+    """Return the protocol class that answers the hottest routes of one application."""
+    return type("FastLane", (FastLane,), {"front": front, "service": service})

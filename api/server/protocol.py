@@ -87,10 +87,6 @@ class WholeReplies:
         else:
             self._transport.write(data)
 
-    def write_whole(self, data: bytes) -> None:
-        """Send a complete reply, head and body."""
-        self._transport.write(data)
-
     def flush(self) -> None:
         """Send a held-back head: the reply to a HEAD has no body."""
         if self._head is not None:
@@ -167,8 +163,6 @@ class TimedProtocol(HttpToolsProtocol):
     _first_bytes: int = 0
     #: The size of the slice being parsed.
     _slice_bytes: int = 0
-    #: Since when a kept-alive connection is idle, if uvicorn has no timer for it.
-    idle_since_s: float | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
@@ -290,7 +284,6 @@ class TimedProtocol(HttpToolsProtocol):
         return bool(self._unread)
 
     def _read(self, data: bytes) -> None:
-        self.idle_since_s = None
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
             # Any byte stops uvicorn's keep-alive timer, but a stray CRLF starts no message.
             self.waiting_since_s = time.monotonic()
@@ -423,12 +416,12 @@ class TimedProtocol(HttpToolsProtocol):
     def drain(cls) -> None:
         """Make each further answer its connection's last, with ``connection: close``."""
         cls.draining = True
-        # The fast lane does not check for a drain.
-        cls._direct_cycle = TimedProtocol._direct_cycle  # type: ignore[method-assign]
 
-    def _direct_cycle(self) -> Any:
-        """Return a cycle that answers the current request without ASGI, or None."""
-        return None
+    def check(self, now_s: float) -> None:
+        """End the connection if its client takes too long: called once a second."""
+        if self.waiting_since_s is not None:
+            self.time_out_after(now_s - self.waiting_since_s)
+        self.cut_if_untaken(now_s)
 
     def cut_if_untaken(self, now_s: float) -> None:
         """Abort the connection if its client has read too little for too long.
@@ -496,16 +489,14 @@ def _too_large(size: int) -> HeadTooLargeError:
     )
 
 
-def timed_protocol(request_timeout_us: int) -> type[TimedProtocol]:
-    """Return a protocol class with its limits; uvicorn makes the instances."""
+def protocol_of(
+    kind: type[TimedProtocol], ids: RequestIds, request_timeout_us: int, shared: Connections
+) -> type[TimedProtocol]:
+    """Return a subclass of *kind* for one application; uvicorn makes the instances."""
     return type(
-        "BoundedProtocol",
-        (TimedProtocol,),
-        {
-            "ids": RequestIds(),
-            "request_timeout_us": request_timeout_us,
-            "shared": Connections(),
-        },
+        "ApplicationProtocol",
+        (kind,),
+        {"ids": ids, "request_timeout_us": request_timeout_us, "shared": shared},
     )
 
 
@@ -518,12 +509,6 @@ async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> No
         await asyncio.sleep(min(_CHECK_EVERY_S, limit_s / 2))
         now_s = time.monotonic()
         for each in list(connections):
-            since_s = each.waiting_since_s
-            if since_s is not None:
-                each.time_out_after(now_s - since_s)
-            idle_s = each.idle_since_s
-            if idle_s is not None and now_s - idle_s > each.timeout_keep_alive:
-                each.timeout_keep_alive_handler()
-            each.cut_if_untaken(now_s)
+            each.check(now_s)
             # Otherwise the last one would stay alive until the next check.
             del each

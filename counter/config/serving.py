@@ -99,6 +99,9 @@ class ServingSettings(BaseSettings):
         limits.REQUEST_TIMEOUT_US,
         description="How long a request may take to arrive whole, and its answer to be taken",
     )
+    fast_lane: bool = Field(
+        True, description="Answer the usual add and get of one counter without the ASGI application"
+    )
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="text, json, or auto: text on a terminal, else json"
     )

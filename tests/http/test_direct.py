@@ -7,6 +7,7 @@ send back, and what they count, can be compared as it is.
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -50,7 +51,7 @@ class Pair:
     async def _start(self, storage: str, directory: Path) -> None:
         enter = self._stack.enter_async_context
         self.direct = await enter(wired(directory / "direct", storage=storage))
-        self.plain = await enter(wired(directory / "plain", storage=storage, direct=False))
+        self.plain = await enter(wired(directory / "plain", storage=storage, fast_lane=False))
         for each in self.both:
             await each.app.rest.within("eventual").create("EVENTUAL")
             await each.app.rest.within("quick").create("BEST_EFFORT")
@@ -151,6 +152,15 @@ def test_a_request_is_answered_and_counted_as_over_asgi(pair: Pair, name: str) -
     together = statuses(pair.tell(sent + LAST))
     # The connection may have ended before its last request.
     assert together in (expected, [*expected, 200])
+
+
+async def test_the_application_answers_them_without_the_folder_of_the_fast_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("api.fastlane", "api.fastlane.lane"):
+        monkeypatch.setitem(sys.modules, name, None)
+    async with wired(tmp_path, fast_lane=False) as wire:
+        assert statuses(await wire.tell(add(1) + get() + LAST)) == [200] * 3
 
 
 def test_the_usual_add_and_get_never_reach_a_handler(pair: Pair) -> None:

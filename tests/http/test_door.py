@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,9 +11,9 @@ from tests.support.rest import Rest, fresh, item, on_wire
 from tests.support.wire import Wire, wired
 
 
-@pytest.fixture(params=["over-asgi", "direct"])
-async def wire(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with wired(tmp_path, direct=request.param == "direct") as wire:
+@pytest.fixture
+async def wire(way: Any, tmp_path: Path) -> AsyncIterator[Wire]:
+    async with wired(tmp_path, **way) as wire:
         yield wire
 
 

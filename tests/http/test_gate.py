@@ -1,8 +1,9 @@
-"""Keys, scopes and rates at the door, over ASGI and on the connection itself."""
+"""Keys, scopes and rates at the door, both ways in."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,10 +39,10 @@ class Door:
         return await self.http.get(f"/v1/namespaces/{namespace}/counters/c", headers=header)
 
 
-@pytest.fixture(params=["over-asgi", "direct"])
-async def door(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Door]:
+@pytest.fixture
+async def door(way: Any, tmp_path: Path) -> AsyncIterator[Door]:
     async with (
-        wired(tmp_path, direct=request.param == "direct") as wire,
+        wired(tmp_path, **way) as wire,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
     ):
         yield Door(wire.app, http)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,11 +48,9 @@ FOREIGN_HOSTS = [
 ONE = one()
 
 
-@pytest.fixture(params=["over-asgi", "direct"])
-async def wire(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wire]:
-    direct = request.param == "direct"
-    hosts = ("counter.example",)
-    async with wired(tmp_path, direct=direct, hosts=hosts, cors_origins=(LISTED,)) as each:
+@pytest.fixture
+async def wire(way: Any, tmp_path: Path) -> AsyncIterator[Wire]:
+    async with wired(tmp_path, hosts=("counter.example",), cors_origins=(LISTED,), **way) as each:
         yield each
 
 
@@ -150,9 +149,8 @@ async def test_a_service_with_keys_is_answered_under_any_name(wire: Wire) -> Non
     assert (await told(wire, sent("GET", ONE, key, host="evil.example")))[0] == 200
 
 
-@pytest.mark.parametrize("direct", [False, True])
-async def test_insecure_lifts_the_rule_about_names_alone(tmp_path: Path, direct: bool) -> None:
-    async with wired(tmp_path, direct=direct, insecure=True) as wire:
+async def test_insecure_lifts_the_rule_about_names_alone(tmp_path: Path, way: Any) -> None:
+    async with wired(tmp_path, insecure=True, **way) as wire:
         assert (await told(wire, sent("GET", ONE, host="any.example")))[0] == 200
         request = sent("POST", "/v1/tokens", "origin: https://evil.example", host="any.example")
         assert await told(wire, request) == (403, "origin_refused")

@@ -117,17 +117,12 @@ async def test_a_key_is_told_as_its_token_and_never_as_it_is(
     assert "4929" not in json.dumps(told(caplog))
 
 
-@pytest.mark.parametrize(("which", "lines", "direct"), [
-    ("none", 0, True),
-    ("failures", 1, False),
-    ("failures", 1, True),
-    ("all", 3, True),
-], ids=["none", "failures", "failures-direct", "all"])  # fmt: skip
+@pytest.mark.parametrize(("which", "lines"), [("none", 0), ("failures", 1), ("all", 3)])
 async def test_it_is_quiet_unless_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str, lines: int, direct: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str, lines: int, way: Any
 ) -> None:
     async with (
-        wired(tmp_path, direct=direct, log_requests=which) as wire,
+        wired(tmp_path, log_requests=which, **way) as wire,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
     ):
         rest = Rest(http)

@@ -12,12 +12,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import uvicorn
 
 from api.serve import make_server
-from api.server.protocol import timed_protocol
 from api.server.server import Server
 from tests.support.app import App
 
@@ -90,14 +88,13 @@ def statuses(received: bytes) -> list[int]:
 async def wired(
     directory: Path,
     *,
-    direct: bool = True,
     request_timeout_us: int = _REQUEST_TIMEOUT_US,
     keep_alive_s: float | None = None,
     socket_bytes: int | None = None,
     storage: str = "sqlite",
     **settings: Any,
 ) -> AsyncIterator[Wire]:
-    """A service that listens; without *direct*, every request goes through ASGI.
+    """A service that listens.
 
     The machine keeps about *socket_bytes* for each connection and way, if they are given; and
     *settings* may be set as one likes.
@@ -106,8 +103,7 @@ async def wired(
     await app.start()
     application = app.application
     given = {"request_timeout": request_timeout_us, **settings}
-    with nullcontext() if direct else patch("api.serve.direct_protocol", _none_directly):
-        server = make_server(application, application.settings.model_copy(update=given))
+    server = make_server(application, application.settings.model_copy(update=given))
     # The test's own signals are none of its business.
     server.capture_signals = nullcontext  # type: ignore[assignment]
     if keep_alive_s is not None:
@@ -127,12 +123,6 @@ async def wired(
                 each.transport.abort()
             await serving
             await app.stop()
-
-
-def _none_directly(_front: Any, _service: Any, request_timeout_us: int, shared: Any) -> Any:
-    made = timed_protocol(request_timeout_us)
-    made.shared = shared
-    return made
 
 
 def runner() -> asyncio.Runner:
