@@ -24,7 +24,7 @@ _MORE: Final[Mapping[str, str]] = {
     "token_conflict": "[Idempotency](../http.md#idempotency)",
     "token_missing": "[Idempotency](../http.md#idempotency)",
     "token_pending": "[Idempotency](../http.md#idempotency)",
-    "token_too_old": "[When nobody knows](../python.md#when-nobody-knows)",
+    "token_too_old": "[Unknown outcomes](../python.md#unknown-outcomes)",
 }
 
 _HEAD: Final = """# Errors

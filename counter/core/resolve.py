@@ -143,5 +143,5 @@ def conflict(event: Event) -> TokenConflictError:
     """Return the error for an event whose token was used with another payload."""
     return TokenConflictError(
         f"the token was first used with another payload on counter {event.counter!r};"
-        " what it was first used for stands"
+        " the first payload remains in effect"
     )

@@ -61,7 +61,7 @@ BUGS = (
     ),
     Bug(
         "recount-adjusts",
-        "a recount adds the difference to the checkpoint instead of folding anew",
+        "a recount adds the difference to the checkpoint instead of folding it again",
         (
             Edit(
                 roller.update,
@@ -163,7 +163,7 @@ BUGS = (
     ),
     Bug(
         "decision-ignored",
-        "a decision that stands about an atomic add is ignored where its items are found",
+        "an existing decision about an atomic add is ignored if its items are found",
         (
             Edit(
                 atomics.AtomicSettler._resolve_halves,

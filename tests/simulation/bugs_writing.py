@@ -176,7 +176,7 @@ BUGS = (
     ),
     Bug(
         "no-recount",
-        "nothing is counted anew after a resolution",
+        "no recount after a resolution",
         (Edit(_Resolver.leave_recounts, "while True:", "while not for_readers:"),),
     ),
     Bug(
