@@ -95,7 +95,7 @@ def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False)
         _show_issued(issued, notes, json=json)
 
 
-def list_keys(store: StoreFlags | None = None, *, json: _Json = False) -> None:
+def list_(store: StoreFlags | None = None, *, json: _Json = False) -> None:
     """Show all stored keys, never a secret."""
     with _ended():
         settings = ready(store).settings

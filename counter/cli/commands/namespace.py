@@ -89,7 +89,7 @@ def change(
         _show(client.change_namespace(**given), json=json)
 
 
-def list_namespaces(place: PlaceFlags | None = None, *, json: Json = False) -> None:
+def list_(place: PlaceFlags | None = None, *, json: Json = False) -> None:
     """Show all namespaces that the caller may see."""
     service = _of(place, ServiceFlags.namespace)
     with ended(service), opened(service) as client:
