@@ -18,6 +18,7 @@ from counter.cli.terminal import (
     EXIT_INTERRUPTED,
     EXIT_UNREAD,
     OutputError,
+    flag,
     print_error,
     printing,
     read_no_more,
@@ -64,10 +65,6 @@ _HINTS: Final[Mapping[str, str]] = {
 }
 
 
-def _is(what: str, variable: str | None = None) -> Parameter:
-    return Parameter(help=f"{what}.", env_var=variable)
-
-
 @Parameter(name="*", group="Service")
 @dataclass(frozen=True, kw_only=True)
 class PlaceFlags:
@@ -75,17 +72,19 @@ class PlaceFlags:
 
     url: Annotated[
         str,
-        _is("The service; of several, separated by commas, any that answers", "COUNTER_URL"),
+        flag(
+            "The service; of several, separated by commas, any that answers", env_var="COUNTER_URL"
+        ),
     ] = _DEFAULT_URL
     api_key_file: Annotated[
-        Path | None, _is(f"A file with the API key [{KEY_VARIABLE} in the environment]")
+        Path | None, flag(f"A file with the API key [{KEY_VARIABLE} in the environment]")
     ] = None
     tls_ca: Annotated[
-        Path | None, _is("Who signs the service's certificate [the usual authorities]")
+        Path | None, flag("Who signs the service's certificate [the usual authorities]")
     ] = None
-    tls_cert: Annotated[Path | None, _is("This client's certificate, if it needs one")] = None
-    tls_key: Annotated[Path | None, _is("The key of that certificate")] = None
-    timeout: Annotated[str, _is("How long to try, retries included")] = "10s"
+    tls_cert: Annotated[Path | None, flag("This client's certificate, if it needs one")] = None
+    tls_key: Annotated[Path | None, flag("The key of that certificate")] = None
+    timeout: Annotated[str, flag("How long to try, retries included")] = "10s"
 
     def words(self) -> list[str]:
         """Return these flags as words of a command line, without those that the environment or
@@ -105,7 +104,13 @@ class PlaceFlags:
 class ServiceFlags(PlaceFlags):
     """The same, and the namespace."""
 
-    namespace: Annotated[str, _is("The namespace of the counters", "COUNTER_NAMESPACE")] = "default"
+    namespace: Annotated[
+        str, flag("The namespace of the counters", env_var="COUNTER_NAMESPACE")
+    ] = "default"
+
+
+#: The flags of a command that is given none.
+DEFAULT_SERVICE: Final = ServiceFlags()
 
 
 def duration_us(name: str, text: str) -> int:
@@ -204,7 +209,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
     except StartupError as error:
         fail(str(error), EXIT_NOT_DONE)
     except UnknownOutcomeError as error:
-        report_unfinished(error.unfinished, flags or ServiceFlags(), why=why_unknown(error))
+        report_unfinished(error.unfinished, flags or DEFAULT_SERVICE, why=why_unknown(error))
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
         fail(said(error), exit_code(error))

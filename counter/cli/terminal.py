@@ -117,16 +117,28 @@ def _fail(message: str) -> NoReturn:
     raise SystemExit(EXIT_CANNOT_START)
 
 
-#: The flag of every command that prints an answer.
-Json = Annotated[bool, Parameter(help="Print JSON: a document a line.", negative="")]
+def flag(what: str, **more: Any) -> Parameter:
+    """Return the description of a flag or an argument: what it is, without the final dot."""
+    return Parameter(help=f"{what}.", negative="", **more)
+
+
+#: The flag of commands that print one answer, and of those that print several.
+Json = Annotated[bool, flag("Print JSON")]
+JsonLines = Annotated[bool, flag("Print JSON: a document a line")]
 _SECOND_CHARS: Final = len("2026-01-31T08:15:30")
 
 
-def json_line(body: object) -> str:
-    """Return *body* as JSON on one line. Instants are written as the service writes them."""
+def print_answer(text: str, body: object, *, json: bool, indent: int | None = None) -> None:
+    """Print *body* as JSON if *json*, else *text*."""
+    print_out(json_line(body, indent) if json else text)
+
+
+def json_line(body: object, indent: int | None = None) -> str:
+    """Return *body* as JSON, on one line without *indent*. Instants are written as the service
+    writes them."""
     if is_dataclass(body) and not isinstance(body, type):
         body = asdict(body)
-    return json.dumps(body, ensure_ascii=False, default=_text)
+    return json.dumps(body, ensure_ascii=False, default=_text, indent=indent)
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -56,9 +56,6 @@ class Finding:
     detail: str
     #: What to do about it, if it is not ok.
     do: str = ""
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:

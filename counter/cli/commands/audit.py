@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from counter import limits
 from counter.cli.commands.serve import Roller, roller_for
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import exit_on_error, print_out, remark
+from counter.cli.terminal import Json, exit_on_error, flag, print_answer, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
@@ -25,14 +24,7 @@ from counter.core.resolve import Resolver
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import NamespaceUnknownError, StartupError, UnavailableError
 from counter.ops.audit import Auditor, State, Verdict
-from counter.ops.audit_run import (
-    Pace,
-    Summary,
-    all_names,
-    audited,
-    each_of,
-    sample_of,
-)
+from counter.ops.audit_run import Pace, Summary, all_names, audited, each_of, sample_of
 from counter.ports import Clock, Store
 from counter.quantities import parse_rate
 from counter.security.audit_log import AdminLog, os_user
@@ -59,33 +51,26 @@ class AuditFlags:
 
     namespace: Annotated[
         tuple[str, ...],
-        Parameter(help="A namespace; again for more [all]", negative="", consume_multiple=False),
+        flag("A namespace; again for more [all]", consume_multiple=False),
     ] = ()
     counter: Annotated[
         tuple[str, ...],
-        Parameter(
-            help="A counter of the one namespace; again for more",
-            negative="",
-            consume_multiple=False,
-        ),
+        flag("A counter of the one namespace; again for more", consume_multiple=False),
     ] = ()
-    prefix: Annotated[str, Parameter(help="Only counters whose names begin so")] = ""
-    sample: Annotated[int, Parameter(help="So many counters of each namespace, by chance")] = 1_000
-    all: Annotated[bool, Parameter(help="All of them", negative="")] = False
+    prefix: Annotated[str, flag("Only counters whose names begin so")] = ""
+    sample: Annotated[int, flag("So many counters of each namespace, by chance")] = 1_000
+    all: Annotated[bool, flag("All of them")] = False
     last: Annotated[
         str | None,
-        Parameter(help="Compare with events of the last 24h, say [all that are kept]"),
+        flag("Compare with events of the last 24h, say [all that are kept]"),
     ] = None
-    rate: Annotated[str, Parameter(help="Counters a second; 0/s for any number")] = "200/s"
-    repair: Annotated[bool, Parameter(help="Recount what is wrong", negative="")] = False
+    rate: Annotated[str, flag("Counters a second; 0/s for any number")] = "200/s"
+    repair: Annotated[bool, flag("Recount what is wrong")] = False
     trust_settled: Annotated[
         bool,
-        Parameter(
-            help="With --repair: where a count contradicts what is settled, take that for right",
-            negative="",
-        ),
+        flag("With --repair: where a count contradicts what is settled, take that for right"),
     ] = False
-    json: Annotated[bool, Parameter(help="Print JSON", negative="")] = False
+    json: Json = False
 
 
 @dataclass(slots=True)
@@ -115,12 +100,11 @@ class _Audit:
                 remark(f"{namespace.name} was deleted under the audit")
                 continue
             self.summaries.append(summary)
-        if self.flags.json:
-            print_out(
-                json_module.dumps({"namespaces": [each.document() for each in self.summaries]})
-            )
-        else:
-            print_out("\n".join(line for each in self.summaries for line in each.lines()))
+        print_answer(
+            "\n".join(line for each in self.summaries for line in each.lines()),
+            {"namespaces": [each.document() for each in self.summaries]},
+            json=self.flags.json,
+        )
         if any(each.wrong or each.waiting for each in self.summaries):
             return EXIT_WRONG
         return EXIT_REPAIRED if any(each.repaired for each in self.summaries) else 0

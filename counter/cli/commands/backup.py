@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import exit_on_error, print_out, remark
+from counter.cli.terminal import Json, exit_on_error, flag, print_answer, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, checked_now_us
@@ -26,15 +23,13 @@ from counter.quantities import format_bytes, parse_size
 from counter.security.audit_log import Act, AdminLog, os_user
 from counter.storage.shared.startup_retry import StartupRetry
 
-_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-
 
 def backup(
-    destination: Annotated[Path, Parameter(help="A directory that does not exist yet")],
+    destination: Annotated[Path, flag("A directory that does not exist yet")],
     flags: StoreFlags | None = None,
     *,
-    rate: Annotated[str, Parameter(help="How much to copy a second; 0/s for any")] = "64MiB/s",
-    json: _Json = False,
+    rate: Annotated[str, flag("How much to copy a second; 0/s for any")] = "64MiB/s",
+    json: Json = False,
 ) -> None:
     """Copy a data directory; see ``counter backup --help``."""
     with exit_on_error():
@@ -51,7 +46,7 @@ def backup(
             )
         did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
         files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
-        _tell(
+        print_answer(
             f"{destination} holds {settings.data} as of {made.begun_at}: {format_bytes(made.size)}"
             f" in {files} and {backups.MANIFEST}",
             {**did, "bytes": made.size, "files": len(made.files)},
@@ -60,13 +55,11 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, Parameter(help="A directory that counter backup made")],
+    source: Annotated[Path, flag("A directory that counter backup made")],
     flags: StoreFlags | None = None,
     *,
-    without_keys: Annotated[
-        bool, Parameter(help="Restore a backup that holds no API keys", negative="")
-    ] = False,
-    json: _Json = False,
+    without_keys: Annotated[bool, flag("Restore a backup that holds no API keys")] = False,
+    json: Json = False,
 ) -> None:
     """Restore a backup into a new data directory; see ``counter restore --help``."""
     with exit_on_error():
@@ -79,7 +72,7 @@ def restore(
             )
         did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
         log.record("backup.restore", os_user(), Act(did))
-        _tell(
+        print_answer(
             f"{settings.data} holds the backup of {made.begun_at}, made by version {made.version}."
             f"\nBefore it is served: counter audit --all --data {settings.data}",
             {**did, "version": made.version},
@@ -91,24 +84,20 @@ def restore(
         remark(lost)
 
 
-def restored(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
+def restored(flags: StoreFlags | None = None, *, json: Json = False) -> None:
     """Prepare restored keyspaces for use; see ``counter schema restored --help``."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError("store is sqlite: `counter restore` does all that is needed there")
         asyncio.run(_begin_new_life(settings))
-        _tell(
+        print_answer(
             f"Keyspace {settings.keyspace} gives out nothing that it may have given out before."
             "\nBefore it is served: restart memcached, start a worker, and run"
             " counter audit --all --repair",
             {"keyspace": settings.keyspace},
             json=json,
         )
-
-
-def _tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
-    print_out(json_module.dumps(document, ensure_ascii=False) if json else text)
 
 
 async def _begin_new_life(settings: Settings) -> None:

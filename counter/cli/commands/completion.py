@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
 from counter.cli.app import app
-from counter.cli.terminal import print_out
+from counter.cli.terminal import flag, print_out
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell.")],
+    shell: Annotated[Literal["bash", "zsh", "fish"], flag("Which shell")],
 ) -> None:
     """Print a shell completion script; see ``counter completion --help``."""
     print_out(app.generate_completion(prog_name="counter", shell=shell).rstrip("\n"))

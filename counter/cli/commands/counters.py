@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeVar
 
-from cyclopts import Parameter
-
 from counter.cli.client import (
+    DEFAULT_SERVICE,
     EXIT_NOT_DONE,
     EXIT_UNKNOWN,
     ServiceFlags,
@@ -23,8 +22,9 @@ from counter.cli.client import (
 )
 from counter.cli.terminal import (
     EXIT_INTERRUPTED,
-    Json,
+    JsonLines,
     credential_of,
+    flag,
     json_line,
     print_out,
     remark,
@@ -38,17 +38,15 @@ from counter.limits import BATCH_ITEMS_MAX
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _T = TypeVar("_T")
-Name = Annotated[str, Parameter(help="The counter; after -- if it begins with a dash.")]
-_Delta = Annotated[
-    str, Parameter(help="How much to add; less than 0 takes away.", allow_leading_hyphen=True)
-]
+Name = Annotated[str, flag("The counter; after -- if it begins with a dash")]
+_Delta = Annotated[str, flag("How much to add; less than 0 takes away", allow_leading_hyphen=True)]
 _GivenToken = Annotated[
     str | None,
-    Parameter(help="The token it has had before, to finish it [a new one]."),
+    flag("The token it has had before, to finish it [a new one]"),
 ]
 _GivenKey = Annotated[
     str | None,
-    Parameter(help="An id that you have, such as order-123, in place of a token."),
+    flag("An id that you have, such as order-123, in place of a token"),
 ]
 
 
@@ -56,15 +54,14 @@ def add(
     name: Name,
     delta: _Delta = "1",
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    get: Annotated[bool, Parameter(help="Print the count with it.", negative="")] = False,
+    get: Annotated[bool, flag("Print the count with it")] = False,
     token: _GivenToken = None,
     key: _GivenKey = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Add, once."""
-    service = service or ServiceFlags()
     with ended(service):
         number = _number(delta)
         given = _given(token, key)
@@ -91,14 +88,13 @@ def add(
 def clear(
     name: Name,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
     token: _GivenToken = None,
     key: _GivenKey = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Set to 0, once."""
-    service = service or ServiceFlags()
     with ended(service):
         given = _given(token, key)
         chosen, cleared = _once(
@@ -204,15 +200,14 @@ _AT_ONCE: Final = BATCH_ITEMS_MAX
 
 
 def get(
-    *names: Annotated[str, Parameter(help="The counters; after -- if one begins with a dash.")],
-    service: ServiceFlags | None = None,
+    *names: Annotated[str, flag("The counters; after -- if one begins with a dash")],
+    service: ServiceFlags = DEFAULT_SERVICE,
     max_staleness: Annotated[
-        str | None, Parameter(help="How old a count may be: 5s; 0s for none [the namespace's].")
+        str | None, flag("How old a count may be: 5s; 0s for none [the namespace's]")
     ] = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Print counts."""
-    service = service or ServiceFlags()
     with ended(service), opened(service) as client:
         if not names:
             raise StartupError("NAMES: give the name of a counter, or of several")

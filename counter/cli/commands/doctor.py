@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final
 
-from cyclopts import Parameter
-
 from counter.cli.flags import ServeFlags, given
-from counter.cli.terminal import exit_on_error, print_out
+from counter.cli.terminal import Json, exit_on_error, flag, print_answer
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.errors import StartupError
@@ -28,15 +26,13 @@ def doctor(
     *,
     url: Annotated[
         str | None,
-        Parameter(
-            help="A running service to look at, too; several with commas.", env_var="COUNTER_URL"
-        ),
+        flag("A running service to look at, too; several with commas", env_var="COUNTER_URL"),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        Parameter(help="A file with an API key for it [COUNTER_API_KEY in the environment]."),
+        flag("A file with an API key for it [COUNTER_API_KEY in the environment]"),
     ] = None,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: Json = False,
 ) -> None:
     """Check everything, and change nothing; see ``counter doctor --help``."""
     with exit_on_error():
@@ -53,12 +49,9 @@ def doctor(
             found += check_service(each.strip(), api_key, metadata.version("distributed-counter"))
         wrong = sum(each.state == "wrong" for each in found)
         warnings = sum(each.state == "warning" for each in found)
-        if json:
-            checks = [each.document() for each in found]
-            document = {"checks": checks, "wrong": wrong, "warnings": warnings}
-            print_out(json_module.dumps(document, indent=2, ensure_ascii=False))
-        else:
-            print_out(_table(found, wrong, warnings))
+        checks = [asdict(each) for each in found]
+        document = {"checks": checks, "wrong": wrong, "warnings": warnings}
+        print_answer(_table(found, wrong, warnings), document, json=json, indent=2)
         if wrong:
             raise SystemExit(EXIT_WRONG)
 

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from cyclopts import Parameter
-
-from counter.cli.client import ServiceFlags, ended, opened
+from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, ended, opened
 from counter.cli.commands.counters import Name
 from counter.cli.drawing import plot
 from counter.cli.terminal import (
-    Json,
+    JsonLines,
+    flag,
     instant,
     json_line,
     moment_of,
@@ -31,29 +30,24 @@ _PLOT_ROWS: Final = 12
 _PLOT_COLUMNS_MAX: Final = 120
 _From = Annotated[
     str | None,
-    Parameter(name="--from", help="Since when: an instant, or how long ago, like 24h."),
+    flag("Since when: an instant, or how long ago, like 24h", name="--from"),
 ]
-_To = Annotated[
-    str | None, Parameter(name="--to", help="Until when, which is not part of it [now].")
-]
+_To = Annotated[str | None, flag("Until when, which is not part of it [now]", name="--to")]
 
 
 def history(
     name: Name,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
     start: _From = None,
     end: _To = None,
-    step: Annotated[
-        str | None, Parameter(help="How long each step is: 1m [about 60 of them].")
-    ] = None,
-    csv: Annotated[bool, Parameter(help="Print CSV.", negative="")] = False,
-    plot: Annotated[bool, Parameter(help="Draw the counts.", negative="")] = False,
-    json: Json = False,
+    step: Annotated[str | None, flag("How long each step is: 1m [about 60 of them]")] = None,
+    csv: Annotated[bool, flag("Print CSV")] = False,
+    plot: Annotated[bool, flag("Draw the counts")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Print the count at the end of each step."""
-    service = service or ServiceFlags()
     with ended(service), opened(service) as client:
         if csv + plot + json > 1:
             raise StartupError("--csv, --plot and --json are three ways to print it: give one")
@@ -76,15 +70,14 @@ def history(
 def events(
     name: Name,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
     start: _From = None,
     end: _To = None,
-    limit: Annotated[int, Parameter(help="How many at most; 0 for all.")] = 100,
-    json: Json = False,
+    limit: Annotated[int, flag("How many at most; 0 for all")] = 100,
+    json: JsonLines = False,
 ) -> None:
     """Print the adds and clears themselves, latest first."""
-    service = service or ServiceFlags()
     with ended(service), opened(service) as client:
         if limit < 0:
             raise StartupError(f"--limit: it is {limit}; it must be 0, for all, or more")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json as json_module
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import exit_on_error, print_out, remark
+from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out, remark, table
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.settings import Settings
 from counter.durations import parse_iso_duration
@@ -29,17 +27,15 @@ from counter.types import ApiKey, Scope
 #: The exit code if the stored keys do not allow it, and nothing was done.
 EXIT_REFUSED: Final = 1
 _LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
+_COLUMNS: Final = (
+    *("ID", "LABEL", "NAMESPACES", "SCOPE", "LIMITS", "CREATED", "EXPIRES", "LAST USED", "STATE"),
+)
 _MINUTE_CHARS: Final = len("2026-01-31T08:15")
 
 _Value = TypeVar("_Value")
 
 
-def _is(what: str) -> Parameter:
-    return Parameter(help=f"{what}.")
-
-
-_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-_Which = Annotated[str, Parameter(help="The key's id, or the whole key.", negative="")]
+_Which = Annotated[str, flag("The key's id, or the whole key")]
 
 
 @Parameter(name="*")
@@ -49,29 +45,28 @@ class NewKey:
 
     namespace: Annotated[
         tuple[str, ...],
-        Parameter(
-            help="A namespace, or the beginning of several and a *: 'team-*'; '*' for all. Give it"
-            " again for more.",
-            negative="",
+        flag(
+            "A namespace, or the beginning of several and a *: 'team-*'; '*' for all. Give it"
+            " again for more",
             consume_multiple=False,
         ),
     ]
-    scope: Annotated[str, _is("read, write, or admin; each allows what those before it do")]
-    label: Annotated[str | None, _is("What people know it by")] = None
-    expires: Annotated[str | None, _is("How long it is valid: 90d [for ever]")] = None
+    scope: Annotated[str, flag("read, write, or admin; each allows what those before it do")]
+    label: Annotated[str | None, flag("What people know it by")] = None
+    expires: Annotated[str | None, flag("How long it is valid: 90d [for ever]")] = None
     requests: Annotated[
-        str | None, _is("Requests it may make, of each process: 100/s; 0/s for any number")
+        str | None, flag("Requests it may make, of each process: 100/s; 0/s for any number")
     ] = None
-    adds: Annotated[str | None, _is("Adds it may make, each item of a batch counted: 1000/s")] = (
+    adds: Annotated[str | None, flag("Adds it may make, each item of a batch counted: 1000/s")] = (
         None
     )
     reservations: Annotated[
-        str | None, _is("Keys of Idempotency-Key that it may reserve: 10/s")
+        str | None, flag("Keys of Idempotency-Key that it may reserve: 10/s")
     ] = None
-    resolutions: Annotated[str | None, _is("Late tokens that it may have resolved: 10/s")] = None
+    resolutions: Annotated[str | None, flag("Late tokens that it may have resolved: 10/s")] = None
 
 
-def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False) -> None:
+def create(new: NewKey, store: StoreFlags | None = None, *, json: Json = False) -> None:
     """Create a key, and print it: this is the only time."""
     with _ended():
         rights = _rights(new)
@@ -95,7 +90,7 @@ def create(new: NewKey, store: StoreFlags | None = None, *, json: _Json = False)
         _show_issued(issued, notes, json=json)
 
 
-def list_(store: StoreFlags | None = None, *, json: _Json = False) -> None:
+def list_(store: StoreFlags | None = None, *, json: Json = False) -> None:
     """Show all stored keys, never a secret."""
     with _ended():
         settings = ready(store).settings
@@ -108,7 +103,7 @@ def list_(store: StoreFlags | None = None, *, json: _Json = False) -> None:
         if json:
             _show_json({"keys": [_document(each, now_us) for each in keys]})
         elif keys:
-            print_out(_table(keys, now_us))
+            print_out(table(_COLUMNS, [_row(each, now_us) for each in keys]))
         else:
             remark("there are no keys: no request needs one. counter key create makes one")
 
@@ -117,8 +112,8 @@ def rotate(
     key: _Which,
     store: StoreFlags | None = None,
     *,
-    grace: Annotated[str, _is("How long the old key holds; 0s ends it at once")] = "1h",
-    json: _Json = False,
+    grace: Annotated[str, flag("How long the old key holds; 0s ends it at once")] = "1h",
+    json: Json = False,
 ) -> None:
     """Create a key with the same rights to replace another one, which expires after the grace
     period."""
@@ -142,7 +137,7 @@ def rotate(
         _show_issued(issued, notes, json=json, replaced=old.id)
 
 
-def revoke(key: _Which, store: StoreFlags | None = None, *, json: _Json = False) -> None:
+def revoke(key: _Which, store: StoreFlags | None = None, *, json: Json = False) -> None:
     """Revoke a key permanently; every process rejects it within seconds."""
     with _ended():
         settings = ready(store).settings
@@ -239,7 +234,7 @@ def _show_issued(
 
 
 def _show_json(body: object) -> None:
-    print_out(json_module.dumps(body, indent=2, ensure_ascii=False))
+    print_out(json_line(body, indent=2))
 
 
 def _document(key: ApiKey, now_us: int) -> dict[str, Any]:
@@ -274,26 +269,6 @@ def _state(key: ApiKey, now_us: int) -> str:
 
 def _time(time_us: int | None) -> str | None:
     return None if time_us is None else to_rfc3339(time_us)
-
-
-def _table(keys: Sequence[ApiKey], now_us: int) -> str:
-    """Format a table as wide as necessary: a shortened id or name could not be copied."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from counter.cli.drawing import Screen
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("ID", "LABEL", "NAMESPACES", "SCOPE", "LIMITS", "CREATED", "EXPIRES"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("LAST USED", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    for key in keys:
-        # As Text: a label in brackets is not markup.
-        table.add_row(*map(Text, _row(key, now_us)))
-    shown = io.StringIO()
-    Screen(file=shown, width=10_000, no_color=True).print(table)
-    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 
 def _row(key: ApiKey, now_us: int) -> Sequence[str]:

@@ -9,22 +9,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from counter.cli.client import (
-    EXIT_NO,
-    PlaceFlags,
-    ServiceFlags,
-    ended,
-    fail,
-    opened,
+from counter.cli.client import EXIT_NO, PlaceFlags, ServiceFlags, ended, fail, opened
+from counter.cli.terminal import (
+    JsonLines,
+    flag,
+    json_line,
+    print_answer,
+    print_error,
+    print_out,
+    printable,
+    remark,
+    table,
 )
-from counter.cli.terminal import Json, json_line, print_error, print_out, printable, remark, table
 from counter.errors import PreconditionFailedError, StartupError
 
-_Which = Annotated[str, Parameter(help="The namespace.")]
-
-
-def _is(what: str) -> Parameter:
-    return Parameter(help=f"{what}.")
+_Which = Annotated[str, flag("The namespace")]
 
 
 @Parameter(name="*", group="Settings")
@@ -32,17 +31,17 @@ def _is(what: str) -> Parameter:
 class ChangeFlags:
     """The changeable settings of a namespace; what is left out stays as it is."""
 
-    accept_limit: Annotated[str | None, _is("How old a token may be before it is resolved: 5s")] = (
-        None
-    )
-    future_limit: Annotated[str | None, _is("How far ahead a token's time may be: 5s")] = None
-    payload_check: Annotated[str | None, _is("off, guard or strict")] = None
-    key_ttl: Annotated[str | None, _is("How long an arbitrary key is remembered: 1d")] = None
-    cache_ttl: Annotated[str | None, _is("How long a count may come from the cache: 10s")] = None
-    requests_per_s: Annotated[
-        int | None, _is("Requests a second that each process takes for it; 0 for any number")
+    accept_limit: Annotated[
+        str | None, flag("How old a token may be before it is resolved: 5s")
     ] = None
-    adds_per_s: Annotated[int | None, _is("Adds a second, likewise")] = None
+    future_limit: Annotated[str | None, flag("How far ahead a token's time may be: 5s")] = None
+    payload_check: Annotated[str | None, flag("off, guard or strict")] = None
+    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered: 1d")] = None
+    cache_ttl: Annotated[str | None, flag("How long a count may come from the cache: 10s")] = None
+    requests_per_s: Annotated[
+        int | None, flag("Requests a second that each process takes for it; 0 for any number")
+    ] = None
+    adds_per_s: Annotated[int | None, flag("Adds a second, likewise")] = None
 
 
 @Parameter(name="*", group="Settings")
@@ -50,14 +49,19 @@ class ChangeFlags:
 class CreateFlags(ChangeFlags):
     """The same, and the settings that are fixed for its lifetime."""
 
-    counter_type: Annotated[str, _is("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
-    dataset: Annotated[str | None, _is("The event tables it shares, with their retention")] = None
-    rollup_window: Annotated[str | None, _is("How finely time is cut: 10s")] = None
-    shards: Annotated[int | None, _is("The parts that rollup workers share")] = None
+    counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
+    dataset: Annotated[str | None, flag("The event tables it shares, with their retention")] = None
+    rollup_window: Annotated[str | None, flag("How finely time is cut: 10s")] = None
+    shards: Annotated[int | None, flag("The parts that rollup workers share")] = None
 
 
 def create(
-    name: _Which, /, settings: CreateFlags, place: PlaceFlags | None = None, *, json: Json = False
+    name: _Which,
+    /,
+    settings: CreateFlags,
+    place: PlaceFlags | None = None,
+    *,
+    json: JsonLines = False,
 ) -> None:
     """Create a namespace."""
     service = _of(place, name)
@@ -78,7 +82,7 @@ def change(
     settings: ChangeFlags | None = None,
     place: PlaceFlags | None = None,
     *,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Change a namespace's settings."""
     service = _of(place, name)
@@ -89,7 +93,7 @@ def change(
         _show(client.change_namespace(**given), json=json)
 
 
-def list_(place: PlaceFlags | None = None, *, json: Json = False) -> None:
+def list_(place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
     """Show all namespaces that the caller may see."""
     service = _of(place, ServiceFlags.namespace)
     with ended(service), opened(service) as client:
@@ -103,7 +107,7 @@ def list_(place: PlaceFlags | None = None, *, json: Json = False) -> None:
         print_out(table([column.replace("_", " ").upper() for column in columns], rows))
 
 
-def show(name: _Which, /, place: PlaceFlags | None = None, *, json: Json = False) -> None:
+def show(name: _Which, /, place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
     """Show a namespace's settings."""
     service = _of(place, name)
     with ended(service), opened(service) as client:
@@ -115,8 +119,8 @@ def delete(
     /,
     place: PlaceFlags | None = None,
     *,
-    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
-    json: Json = False,
+    yes: Annotated[bool, flag("Do not ask")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Delete a namespace with all its data."""
     service = _of(place, name)
@@ -125,7 +129,7 @@ def delete(
         if not yes:
             _ask(name)
         client.delete_namespace()
-        print_out(json_line({"namespace": name, "deleted": True}) if json else f"{name}: deleted")
+        print_answer(f"{name}: deleted", {"namespace": name, "deleted": True}, json=json)
 
 
 def _ask(name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from counter import limits
-from counter.cli.terminal import exit_on_error, print_out
+from counter.cli.terminal import Json, exit_on_error, flag, print_out
 from counter.config.namespace_rules import Clients
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import StartupError
@@ -38,30 +38,23 @@ _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", CounterType, PayloadCheck)
 
 
-def _is(what: str) -> Parameter:
-    return Parameter(help=f"{what}.")
-
-
-_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DedupFlags:
     """Durations are written like 10s or PT10S, rates like 80/s, shares like 20%."""
 
-    rate: Annotated[str, _is("Tokens that come: 80/s")]
-    caller: Annotated[str, _is("How long a caller may wait before it sends")] = "0s"
-    retry: Annotated[str, _is("How long it may go on to send again")] = "0s"
-    network: Annotated[str, _is("How long a message may be under way")] = "0s"
-    clock: Annotated[str, _is("How far two clocks may be apart")] = "0s"
-    ttl: Annotated[str | None, _is("How long tokens are kept [the sum of these four]")] = None
-    margin: Annotated[str, _is("How many more there may be at times")] = "0%"
-    duplicates: Annotated[str, _is("Repetitions, as a share of the rate")] = "0%"
-    incident: Annotated[str, _is("How long a time of many repetitions lasts")] = "0s"
-    record_size: Annotated[str, _is("What a token takes where it is kept")] = "200B"
-    bits: Annotated[str, _is("How many random bits a token has")] = str(planner.TOKEN_BITS)
-    json: _Json = False
+    rate: Annotated[str, flag("Tokens that come: 80/s")]
+    caller: Annotated[str, flag("How long a caller may wait before it sends")] = "0s"
+    retry: Annotated[str, flag("How long it may go on to send again")] = "0s"
+    network: Annotated[str, flag("How long a message may be under way")] = "0s"
+    clock: Annotated[str, flag("How far two clocks may be apart")] = "0s"
+    ttl: Annotated[str | None, flag("How long tokens are kept [the sum of these four]")] = None
+    margin: Annotated[str, flag("How many more there may be at times")] = "0%"
+    duplicates: Annotated[str, flag("Repetitions, as a share of the rate")] = "0%"
+    incident: Annotated[str, flag("How long a time of many repetitions lasts")] = "0s"
+    record_size: Annotated[str, flag("What a token takes where it is kept")] = "200B"
+    bits: Annotated[str, flag("How many random bits a token has")] = str(planner.TOKEN_BITS)
+    json: Json = False
 
 
 @Parameter(name="*")
@@ -69,14 +62,14 @@ class DedupFlags:
 class StorageFlags:
     """Durations are written like 7d or P7D."""
 
-    retention: Annotated[str, _is("How long events are kept, or unlimited")] = "7d"
-    read_interval: Annotated[str, _is("The span of time that a read covers")] = "PT24H"
-    events_per_day: Annotated[str, _is("Events of the one counter")]
-    event_size: Annotated[str, _is("What an event takes on disk")] = "64B"
+    retention: Annotated[str, flag("How long events are kept, or unlimited")] = "7d"
+    read_interval: Annotated[str, flag("The span of time that a read covers")] = "PT24H"
+    events_per_day: Annotated[str, flag("Events of the one counter")]
+    event_size: Annotated[str, flag("What an event takes on disk")] = "64B"
     accept_limit: Annotated[
-        str | None, _is("How old an event may be that is written [10m; 0s if unlimited]")
+        str | None, flag("How old an event may be that is written [10m; 0s if unlimited]")
     ] = None
-    json: _Json = False
+    json: Json = False
 
 
 @Parameter(name="*")
@@ -84,39 +77,39 @@ class StorageFlags:
 class ClusterFlags:
     """The load; the settings of its namespaces; the behavior of its clients."""
 
-    adds: Annotated[str, _is("Single adds, at the busiest: 75000/s")]
-    counters: Annotated[str, _is("Counters in use: 1e6")]
-    gets: Annotated[str, _is("Gets of cached counts")] = "0/s"
-    rates: Annotated[str | None, _is("A file of measured rates [a small machine's]")] = None
-    load: Annotated[str, _is("How much of its rate each part may be used at")] = "70%"
+    adds: Annotated[str, flag("Single adds, at the busiest: 75000/s")]
+    counters: Annotated[str, flag("Counters in use: 1e6")]
+    gets: Annotated[str, flag("Gets of cached counts")] = "0/s"
+    rates: Annotated[str | None, flag("A file of measured rates [a small machine's]")] = None
+    load: Annotated[str, flag("How much of its rate each part may be used at")] = "70%"
 
-    retention: Annotated[str, _is("How long events are kept")] = "7d"
-    slice: Annotated[str | None, _is("The span of one event table [by retention]")] = None
-    time_bucket: Annotated[str | None, _is("The span of a partition [1h, or the slice]")] = None
-    event_buckets: Annotated[str, _is("Partitions that share a time bucket")] = "1"
-    replication: Annotated[str, _is("Copies of the data")] = "3"
-    write_timeout: Annotated[str, _is("How long a write may take")] = "2s"
-    clock_skew_max: Annotated[str, _is("How far a process's clock may be off")] = "500ms"
-    event_size: Annotated[str, _is("What an event takes on disk, a copy")] = "64B"
-    row_size: Annotated[str, _is("What a rolled-up window takes on disk, a copy")] = "64B"
-    disk: Annotated[str, _is("The disk of a Cassandra node")] = "1TB"
-    disk_use: Annotated[str, _is("How much of it may be filled")] = "50%"
-    memory: Annotated[str, _is("The memory of a memcached")] = "1GiB"
+    retention: Annotated[str, flag("How long events are kept")] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]")] = None
+    time_bucket: Annotated[str | None, flag("The span of a partition [1h, or the slice]")] = None
+    event_buckets: Annotated[str, flag("Partitions that share a time bucket")] = "1"
+    replication: Annotated[str, flag("Copies of the data")] = "3"
+    write_timeout: Annotated[str, flag("How long a write may take")] = "2s"
+    clock_skew_max: Annotated[str, flag("How far a process's clock may be off")] = "500ms"
+    event_size: Annotated[str, flag("What an event takes on disk, a copy")] = "64B"
+    row_size: Annotated[str, flag("What a rolled-up window takes on disk, a copy")] = "64B"
+    disk: Annotated[str, flag("The disk of a Cassandra node")] = "1TB"
+    disk_use: Annotated[str, flag("How much of it may be filled")] = "50%"
+    memory: Annotated[str, flag("The memory of a memcached")] = "1GiB"
 
-    counter_type: Annotated[str, _is("ACCURATE, EVENTUAL or BEST_EFFORT")] = "EVENTUAL"
-    rollup_window: Annotated[str, _is("How finely time is cut")] = "10s"
-    accept_limit: Annotated[str, _is("How old a token may be before it is resolved")] = "5s"
-    future_limit: Annotated[str | None, _is("How far ahead a token may be [5s]")] = None
-    shards: Annotated[str, _is("Parts that workers share")] = "16"
-    payload_check: Annotated[str, _is("off, guard or strict")] = "guard"
-    key_ttl: Annotated[str | None, _is("How long an arbitrary key is remembered [1d]")] = None
-    lease_time: Annotated[str, _is("How long a silent worker keeps its shards")] = "10s"
+    counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT")] = "EVENTUAL"
+    rollup_window: Annotated[str, flag("How finely time is cut")] = "10s"
+    accept_limit: Annotated[str, flag("How old a token may be before it is resolved")] = "5s"
+    future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]")] = None
+    shards: Annotated[str, flag("Parts that workers share")] = "16"
+    payload_check: Annotated[str, flag("off, guard or strict")] = "guard"
+    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered [1d]")] = None
+    lease_time: Annotated[str, flag("How long a silent worker keeps its shards")] = "10s"
 
-    retry: Annotated[str | None, _is("How long clients go on to send an add again")] = None
-    client_clock: Annotated[str | None, _is("How far clients' clocks may be off")] = None
-    max_staleness: Annotated[str | None, _is("How old a count may be by default")] = None
-    hottest: Annotated[str | None, _is("Adds of the busiest counter: 100/s")] = None
-    json: _Json = False
+    retry: Annotated[str | None, flag("How long clients go on to send an add again")] = None
+    client_clock: Annotated[str | None, flag("How far clients' clocks may be off")] = None
+    max_staleness: Annotated[str | None, flag("How old a count may be by default")] = None
+    hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s")] = None
+    json: Json = False
 
 
 def dedup(flags: DedupFlags) -> None:

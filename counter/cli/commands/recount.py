@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_module
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
-from cyclopts import Parameter
-
-from counter.cli.client import EXIT_NO, EXIT_UNKNOWN, ServiceFlags, ended, fail, opened
+from counter.cli.client import (
+    DEFAULT_SERVICE,
+    EXIT_NO,
+    EXIT_UNKNOWN,
+    ServiceFlags,
+    ended,
+    fail,
+    opened,
+)
 from counter.cli.drawing import progress
-from counter.cli.terminal import print_out
+from counter.cli.terminal import Json, flag, instant, print_answer
 from counter.client import CounterClient, Point
 from counter.durations import format_duration, parse_duration
 
@@ -24,42 +29,40 @@ _ALL: Final = timedelta(days=366)
 
 
 def recount(
-    counter: Annotated[str, Parameter(help="The counter's name.")],
-    flags: ServiceFlags | None = None,
+    counter: Annotated[str, flag("The counter's name")],
+    flags: ServiceFlags = DEFAULT_SERVICE,
     *,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: Json = False,
 ) -> None:
     """Recount a counter from its events; see ``counter recount --help``."""
-    flags = flags or ServiceFlags()
     with ended(flags), opened(flags) as client:
         step = _step(client)
         before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
         windows = client.recount(counter)
         if windows == 0 or before is None:
             text = f"nothing of {counter!r} is rolled up: its count is the sum of its events as is"
-            print_out(json_module.dumps({"counter": counter, "windows": 0}) if json else text)
+            print_answer(text, {"counter": counter, "windows": 0}, json=json)
             return
         _wait(client, counter, windows, step)
         # At the same instant, so that later adds are in neither count.
         after = _rolled_up(client, counter, before.time + timedelta(microseconds=1), step)
         count = before.count if after is None else after.count
         is_right = count == before.count
+        as_of = instant(before.time)
         document = {
             "counter": counter,
             "windows": windows,
-            "as_of": before.time.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "as_of": as_of,
             "count": count,
             "count_before": before.count,
             "was_right": is_right,
         }
-        if json:
-            print_out(json_module.dumps(document, ensure_ascii=False))
-        else:
-            verdict = "it was right" if is_right else f"it was {before.count}, which was wrong"
-            print_out(
-                f"{windows} windows of {counter!r} were recounted from their events: as of"
-                f" {document['as_of']} its count is {count}, and {verdict}"
-            )
+        verdict = "it was right" if is_right else f"it was {before.count}, which was wrong"
+        text = (
+            f"{windows} windows of {counter!r} were recounted from their events: as of {as_of} its"
+            f" count is {count}, and {verdict}"
+        )
+        print_answer(text, document, json=json)
         if not is_right:
             raise SystemExit(EXIT_NO)
 

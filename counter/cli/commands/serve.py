@@ -6,14 +6,11 @@ This is the only command module that imports api and rollup, and only inside fun
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags, given, ready
-from counter.cli.terminal import exit_on_error, print_out
+from counter.cli.terminal import Json, exit_on_error, print_answer
 from counter.config.report import document_of, effective, load
 from counter.config.settings import Settings
 from counter.errors import StartupError
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from counter.ports import Clock, Store
     from counter.types import Namespace
 
-_Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 #: Rolls up all closed windows of a namespace.
 Roller = Callable[["Namespace"], Awaitable[None]]
 
@@ -67,7 +63,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
         raise SystemExit(run(settings))
 
 
-def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
+def apply(flags: StoreFlags | None = None, *, json: Json = False) -> None:
     """Create or update the Cassandra schema."""
     with exit_on_error():
         settings = ready(flags).settings
@@ -75,7 +71,7 @@ def apply(flags: StoreFlags | None = None, *, json: _Json = False) -> None:
             did = [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
         else:
             did = asyncio.run(_applied(settings))
-        print_out(json_module.dumps({"did": did}, ensure_ascii=False) if json else "\n".join(did))
+        print_answer("\n".join(did), {"did": did}, json=json)
 
 
 async def _applied(settings: Settings) -> list[str]:
@@ -90,14 +86,12 @@ async def _applied(settings: Settings) -> list[str]:
     return done
 
 
-def check(flags: ServeFlags | None = None, *, json: _Json = False) -> None:
+def check(flags: ServeFlags | None = None, *, json: Json = False) -> None:
     """Print the settings that a process would have, and the source of each."""
     with exit_on_error():
         loaded = load(given(flags))
-        if json:
-            print_out(json_module.dumps(document_of(loaded), indent=2, ensure_ascii=False))
-        else:
-            print_out(effective(loaded).rstrip("\n"))
+        text = effective(loaded).rstrip("\n")
+        print_answer(text, document_of(loaded), json=json, indent=2)
 
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
 from counter.cli.client import (
+    DEFAULT_SERVICE,
     EXIT_NO,
     EXIT_UNKNOWN,
     ServiceFlags,
@@ -18,8 +17,9 @@ from counter.cli.client import (
     opened,
 )
 from counter.cli.terminal import (
-    Json,
+    JsonLines,
     credential_of,
+    flag,
     json_line,
     print_error,
     print_out,
@@ -34,26 +34,21 @@ from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
 from counter.tokens import format_nonce
 
-_Text = Annotated[str, Parameter(help="The token, as it was printed: <UUID>@<time>, or a UUIDv7.")]
+_Text = Annotated[str, flag("The token, as it was printed: <UUID>@<time>, or a UUIDv7")]
 
 
 def new(
-    count: Annotated[int, Parameter(help="How many.")] = 1,
+    count: Annotated[int, flag("How many")] = 1,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
     served: Annotated[
         bool,
-        Parameter(
-            name="--served",
-            help="With the service's time, for a machine whose clock is wrong.",
-            negative="",
-        ),
+        flag("With the service's time, for a machine whose clock is wrong", name="--served"),
     ] = False,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Make tokens."""
-    service = service or ServiceFlags()
     with ended(service):
         if not 1 <= count <= BATCH_ITEMS_MAX:
             raise StartupError(f"COUNT: it is {count}; 1 to {BATCH_ITEMS_MAX} are made at a time")
@@ -69,15 +64,14 @@ def new(
 def show(
     token: _Text,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
     accept_limit: Annotated[
-        str | None, Parameter(help="How old it may be [asks the service for the namespace's].")
+        str | None, flag("How old it may be [asks the service for the namespace's]")
     ] = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Show a token's time and age, and whether it is still accepted."""
-    service = service or ServiceFlags()
     with ended(service):
         found = _token(token)
         if accept_limit is None:
@@ -106,11 +100,11 @@ def show(
 
 
 def derive(
-    token: Annotated[str, Parameter(help="The token, or key:<key>, of the whole work.")],
-    label: Annotated[str, Parameter(help="The step's name: 1 to 256 characters.")],
+    token: Annotated[str, flag("The token, or key:<key>, of the whole work")],
+    label: Annotated[str, flag("The step's name: 1 to 256 characters")],
     /,
     *,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Print the token of a step."""
     with ended():
@@ -124,24 +118,21 @@ def derive(
 
 
 def resolve(
-    token: Annotated[
-        str, Parameter(help="The token; or the JSON that an unfinished add of the SDK is.")
-    ],
-    name: Annotated[str | None, Parameter(help="The counter it was sent to.")] = None,
+    token: Annotated[str, flag("The token; or the JSON that an unfinished add of the SDK is")],
+    name: Annotated[str | None, flag("The counter it was sent to")] = None,
     delta: Annotated[
         str | None,
-        Parameter(
-            help="What it was sent with, to have it decided where nothing is found.",
+        flag(
+            "What it was sent with, to have it decided where nothing is found",
             allow_leading_hyphen=True,
         ),
     ] = None,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Find the outcome of a token."""
-    service = service or ServiceFlags()
     with ended(service):
         if token.startswith("{"):
             unfinished = Unfinished.parse(token)

@@ -8,13 +8,12 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Final
 
-from cyclopts import Parameter
 from rich.live import Live
 from rich.text import Text
 
-from counter.cli.client import ServiceFlags, duration_us, ended, opened
+from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, duration_us, ended, opened
 from counter.cli.drawing import Screen, progress
-from counter.cli.terminal import Json, json_line, print_out, remark, second, table
+from counter.cli.terminal import JsonLines, flag, json_line, print_out, remark, second, table
 from counter.client import Busiest, CounterClient
 from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
@@ -27,23 +26,22 @@ _COUNTERS_MAX: Final = 100_000
 
 
 def top(
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    limit: Annotated[int, Parameter(help="How many counters: 1 to 100.")] = 10,
+    limit: Annotated[int, flag("How many counters: 1 to 100")] = 10,
     by: Annotated[
         str,
-        Parameter(help="adds (a second, of late), or count (every counter is read)."),
+        flag("adds (a second, of late), or count (every counter is read)"),
     ] = _ADDS,
-    span: Annotated[str, Parameter(help="How long a time of adds: 1s to 1m.")] = "10s",
+    span: Annotated[str, flag("How long a time of adds: 1s to 1m")] = "10s",
     read: Annotated[
-        int, Parameter(help="With --by count: how many counters are read at most; 0 for all.")
+        int, flag("With --by count: how many counters are read at most; 0 for all")
     ] = _COUNTERS_MAX,
-    live: Annotated[bool, Parameter(help="Go on until Ctrl-C.", negative="")] = False,
-    every: Annotated[str, Parameter(help="With --live: how often to look.")] = "2s",
-    json: Json = False,
+    live: Annotated[bool, flag("Go on until Ctrl-C")] = False,
+    every: Annotated[str, flag("With --live: how often to look")] = "2s",
+    json: JsonLines = False,
 ) -> None:
     """Show the busiest counters."""
-    service = service or ServiceFlags()
     with ended(service), opened(service) as client:
         _check(limit, by, read)
         pause_s = duration_us("every", every) / SECOND

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from counter.cli.client import (
+    DEFAULT_SERVICE,
     EXIT_NO,
     EXIT_UNKNOWN,
     ServiceFlags,
@@ -26,7 +26,7 @@ from counter.cli.client import (
     said,
 )
 from counter.cli.drawing import progress
-from counter.cli.terminal import EXIT_INTERRUPTED, print_out, printing, remark
+from counter.cli.terminal import EXIT_INTERRUPTED, flag, print_answer, printing, remark
 from counter.client import CounterClient, UnknownOutcomeError
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import CounterError, StartupError
@@ -42,17 +42,14 @@ STDOUT: Final = "-"
 def export(
     file: Annotated[
         str,
-        Parameter(
-            help="A file that does not exist yet; - for standard output.", allow_leading_hyphen=True
-        ),
+        flag("A file that does not exist yet; - for standard output", allow_leading_hyphen=True),
     ],
-    flags: ServiceFlags | None = None,
+    flags: ServiceFlags = DEFAULT_SERVICE,
     *,
-    prefix: Annotated[str, Parameter(help="Only counters whose names begin so.")] = "",
-    json: Annotated[bool, Parameter(help="Print what was exported as JSON.", negative="")] = False,
+    prefix: Annotated[str, flag("Only counters whose names begin so")] = "",
+    json: Annotated[bool, flag("Print what was exported as JSON")] = False,
 ) -> None:
     """Write the exact counts of a namespace to a file; see ``counter export --help``."""
-    flags = flags or ServiceFlags()
     with ended(flags), opened(flags) as client:
         check_file_name(file)
         namespace = client.namespace()
@@ -82,9 +79,7 @@ def export(
                 raise
             part.whole()
         document = {"file": str(path), "export_id": writer.header["export_id"], **trailer}
-        print_out(
-            json_module.dumps(document, ensure_ascii=False) if json else _summary(trailer, file)
-        )
+        print_answer(_summary(trailer, file), document, json=json)
 
 
 def check_file_name(file: str) -> None:
@@ -157,17 +152,13 @@ _DIFFERENT_MAX: Final = 10_000
 class ImportFlags:
     """How to handle counters that exist, and whether to verify."""
 
-    add: Annotated[
-        bool, Parameter(help="Count on top of counters that are not 0.", negative="")
-    ] = False
-    verify: Annotated[
-        bool, Parameter(help="Read all counters at the end, and compare.", negative="")
-    ] = False
+    add: Annotated[bool, flag("Count on top of counters that are not 0")] = False
+    verify: Annotated[bool, flag("Read all counters at the end, and compare")] = False
     id: Annotated[
         str | None,
-        Parameter(help="What tells two imports of files with the same content apart."),
+        flag("What tells two imports of files with the same content apart"),
     ] = None
-    json: Annotated[bool, Parameter(help="Print what was imported as JSON.", negative="")] = False
+    json: Annotated[bool, flag("Print what was imported as JSON")] = False
 
 
 @dataclass(slots=True)
@@ -278,16 +269,15 @@ class _Import:
 def import_(
     file: Annotated[
         Path,
-        Parameter(
-            help="What counter export wrote, or other NDJSON or CSV of counts.",
-            allow_leading_hyphen=True,
+        flag(
+            "What counter export wrote, or other NDJSON or CSV of counts", allow_leading_hyphen=True
         ),
     ],
     what: ImportFlags | None = None,
-    flags: ServiceFlags | None = None,
+    flags: ServiceFlags = DEFAULT_SERVICE,
 ) -> None:
     """Count the lines of a file, each exactly once; see ``counter import --help``."""
-    what, flags = what or ImportFlags(), flags or ServiceFlags()
+    what = what or ImportFlags()
     with ended(flags):
         if what.add and what.verify:
             raise StartupError("--verify: with --add the earlier counts are unknown; leave one out")
@@ -330,9 +320,7 @@ def _run(run: _Import) -> None:
         begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
         fail(f"{said(error)}\n{run.progress()}; {again}", code)
-    print_out(
-        json_module.dumps(run.document(), ensure_ascii=False) if run.what.json else _said(run)
-    )
+    print_answer(_said(run), run.document(), json=run.what.json)
     if run.different:
         for each in run.different[:_SHOWN_MAX]:
             remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")

@@ -11,14 +11,30 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Final
 
-from cyclopts import Parameter
 from rich.live import Live
 from rich.text import Text
 
-from counter.cli.client import ServiceFlags, duration_us, ended, key_of, options_of, urls_of
+from counter.cli.client import (
+    DEFAULT_SERVICE,
+    ServiceFlags,
+    duration_us,
+    ended,
+    key_of,
+    options_of,
+    urls_of,
+)
 from counter.cli.commands.counters import Name
 from counter.cli.drawing import Screen, sparkline
-from counter.cli.terminal import Json, instant, json_line, print_out, remark, second, signed
+from counter.cli.terminal import (
+    JsonLines,
+    flag,
+    instant,
+    json_line,
+    print_out,
+    remark,
+    second,
+    signed,
+)
 from counter.client import AsyncCounterClient, Count, CounterError
 from counter.errors import StartupError, UnavailableError
 from counter.limits import SECOND
@@ -68,18 +84,13 @@ class Course:
 def watch(
     name: Name,
     /,
-    service: ServiceFlags | None = None,
+    service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    lasting: Annotated[
-        str | None, Parameter(name="--for", help="How long: 30s [until Ctrl-C].")
-    ] = None,
-    count: Annotated[
-        int | None, Parameter(help="How many counts, the first one included [any].")
-    ] = None,
-    json: Json = False,
+    lasting: Annotated[str | None, flag("How long: 30s [until Ctrl-C]", name="--for")] = None,
+    count: Annotated[int | None, flag("How many counts, the first one included [any]")] = None,
+    json: JsonLines = False,
 ) -> None:
     """Show a count as it changes."""
-    service = service or ServiceFlags()
     with ended(service):
         lasting_s = None if lasting is None else duration_us("for", lasting) / SECOND
         if count is not None and count < 1:
