@@ -1,9 +1,8 @@
-"""Audits what the locks name: by pip-audit where a database can be reached, else by what is here.
+"""Audit the locked packages: with pip-audit if its database can be reached, otherwise offline.
 
-Without a database it checks that everything is pinned to one version and to hashes, so that nobody
-can swap what is installed, and that no version is one that ``deploy/advisories.toml`` names. That
-list is made by hand: a clean answer of it says less than one of pip-audit's, and the last line says
-which of the two it was.
+Offline it checks that each package is pinned to one version and hashes, so that it cannot be
+replaced, and that ``deploy/advisories.toml`` does not list the version. That list is maintained by
+hand and knows less than pip-audit. The last line of the output says which check was run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from packaging.version import Version
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOCKS: Final = ("requirements.lock", "requirements-bench.lock", "requirements-dev.lock")
 ADVISORIES: Final = ROOT / "deploy" / "advisories.toml"
-#: Asked for first: whether the database knows it tells whether there is a database.
+#: Audited first, to find out whether the database can be reached.
 _PROBE: Final = "h11"
 _PROBE_TIMEOUT_S: Final = 15
 _AUDIT_TIMEOUT_S: Final = 300
@@ -37,7 +36,7 @@ _HASH: Final = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One version that a lock names; *text* is the whole entry, as the lock has it."""
+    """One version in a lock file; *text* is its whole entry."""
 
     lock: str
     name: str
@@ -47,7 +46,7 @@ class Locked:
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A known fault of some versions of a package."""
+    """A known vulnerability of some versions of a package."""
 
     package: str
     affected: SpecifierSet
@@ -56,8 +55,8 @@ class Advisory:
 
 
 def locked(lock: str, text: str) -> Iterator[Locked | str]:
-    """What *text*, the content of *lock*, names; a problem, as text, where that is not one version
-    with its hashes."""
+    """Yield the entries of *text*, the content of *lock*; a problem, as text, for an entry that is
+    not one version with its hashes."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
         entry = line.partition(" #")[0].strip()
@@ -79,7 +78,7 @@ def locked(lock: str, text: str) -> Iterator[Locked | str]:
 
 
 def advisories(text: str) -> list[Advisory]:
-    """What *text*, the content of the list, names."""
+    """Parse *text*, the content of the list."""
     return [
         Advisory(
             canonicalize_name(each["package"]),
@@ -92,7 +91,7 @@ def advisories(text: str) -> list[Advisory]:
 
 
 def known_faults(found: Iterable[Locked], known: Sequence[Advisory]) -> Iterator[str]:
-    """The advisories that a locked version is affected by."""
+    """Return the advisories that affect a locked version."""
     for each in found:
         for advisory in known:
             if advisory.package == each.name and Version(each.version) in advisory.affected:
@@ -103,7 +102,7 @@ def known_faults(found: Iterable[Locked], known: Sequence[Advisory]) -> Iterator
 
 
 def pip_audit(requirements: Path, timeout_s: int) -> Mapping[str, Any] | str:
-    """What pip-audit tells of the file *requirements*, or why it tells nothing."""
+    """Return pip-audit's report about the file *requirements*, or why there is none."""
     command = [
         *(sys.executable, "-m", "pip_audit", "--requirement", str(requirements)),
         *("--disable-pip", "--require-hashes", "--vulnerability-service", "pypi"),
@@ -116,35 +115,35 @@ def pip_audit(requirements: Path, timeout_s: int) -> Mapping[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s} s"
     try:
-        told: Mapping[str, Any] = json.loads(done.stdout)
+        report: Mapping[str, Any] = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else f"exit code {done.returncode}"
-    return told
+    return report
 
 
 def no_database(found: Sequence[Locked]) -> str | None:
-    """Why no database can be asked; None where one can. It asks for one package."""
+    """Return why the database cannot be used; None if it can. Audits one package."""
     probe = next(each for each in found if each.name == _PROBE)
     with tempfile.TemporaryDirectory() as folder:
         one = Path(folder) / "one.txt"
         one.write_text(probe.text + "\n", encoding="utf-8")
-        told = pip_audit(one, _PROBE_TIMEOUT_S)
-    if isinstance(told, str):
-        return told
-    # Where the registry is a mirror without the database, a package is skipped, and that looks like
+        report = pip_audit(one, _PROBE_TIMEOUT_S)
+    if isinstance(report, str):
+        return report
+    # If the registry is a mirror without the database, a package is skipped, which looks like
     # a clean answer.
-    skipped = [each["skip_reason"] for each in told["dependencies"] if "skip_reason" in each]
+    skipped = [each["skip_reason"] for each in report["dependencies"] if "skip_reason" in each]
     return skipped[0] if skipped else None
 
 
 def from_database(lock: str) -> Iterator[str]:
-    """What the database knows of the versions in *lock*."""
-    told = pip_audit(ROOT / lock, _AUDIT_TIMEOUT_S)
-    if isinstance(told, str):
-        yield f"{lock}: pip-audit failed: {told}"
+    """Yield what the database knows about the versions in *lock*."""
+    report = pip_audit(ROOT / lock, _AUDIT_TIMEOUT_S)
+    if isinstance(report, str):
+        yield f"{lock}: pip-audit failed: {report}"
         return
-    for each in told["dependencies"]:
+    for each in report["dependencies"]:
         if "skip_reason" in each:
             yield f"{lock}: {each['name']}: {each['skip_reason']}"
         for fault in each.get("vulns", ()):
@@ -153,21 +152,21 @@ def from_database(lock: str) -> Iterator[str]:
 
 
 def main(*, offline: bool = False) -> int:
-    """Look for known vulnerabilities in what is locked.
+    """Check the locked packages for known vulnerabilities.
 
     Exit codes: 0 if none is known, 1 if one is, or if something is not pinned.
 
     Parameters
     ----------
     offline
-        Ask no database.
+        Do not use a database.
     """
     entries = [e for lock in LOCKS for e in locked(lock, (ROOT / lock).read_text("utf-8"))]
     problems = [each for each in entries if isinstance(each, str)]
     found = [each for each in entries if isinstance(each, Locked)]
     known = advisories(ADVISORIES.read_text("utf-8"))
     problems += known_faults(found, known)
-    # The dev lock holds what the others hold.
+    # The dev lock contains the others.
     why = "--offline" if offline else no_database(found)
     if why is None:
         problems += from_database(LOCKS[-1])

@@ -1,6 +1,6 @@
-"""The command line of ``scripts/chaos``: real servers are broken under load, counts are checked.
+"""The command line of ``scripts/chaos``: inject faults into real servers, and check counts.
 
-Exits with 1 where anything was wrong, 2 where something is not installed or does not start.
+Exits with 1 if anything was wrong, 2 if something is not installed or does not start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def chaos(
     seed: Annotated[int | None, Parameter(help="Draws the same clients and faults again.")] = None,
     keep: Annotated[bool, Parameter(help="Keep the servers' files and logs.")] = False,
 ) -> int:
-    """Break, mend, and judge."""
+    """Inject faults, repair them, and print the verdict."""
     if problem := cluster_jars.missing() or cluster_servers.memcached_missing():
         print(problem, file=sys.stderr)
         return 2

@@ -40,7 +40,7 @@ def start(
     heap_mb: int | None = None,
     directory: Directory = DIRECTORY,
 ) -> None:
-    """Start what does not run yet; a cluster that was stopped comes back with its data.
+    """Start the servers that do not run; a stopped cluster keeps its data.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def start(
     memcached
         memcached servers [1], at the same addresses.
     auth
-        Ask for a password: PasswordAuthenticator with cassandra/cassandra, CassandraAuthorizer.
+        Require a password: PasswordAuthenticator with cassandra/cassandra, CassandraAuthorizer.
     address
         The first server's address [127.0.0.1].
     cassandra_port
@@ -89,7 +89,7 @@ def stop(*, directory: Directory = DIRECTORY) -> None:
 
 @app.command
 def wipe(*, directory: Directory = DIRECTORY) -> None:
-    """Kill all servers and delete all they kept; the jars stay."""
+    """Kill all servers and delete their data; the jars stay."""
     if cluster := Cluster.find(directory):
         cluster.wipe()
         print(f"wiped {cluster.directory}")
@@ -111,19 +111,19 @@ def kill(server: str, *, directory: Directory = DIRECTORY) -> None:
 
 @app.command
 def pause(server: str, *, directory: Directory = DIRECTORY) -> None:
-    """Freeze a server: its connections stay open, and nothing answers."""
+    """Freeze a server: its connections stay open, and it does not answer."""
     _must(_cluster(directory).server(server).pause(), server)
 
 
 @app.command
 def resume(server: str, *, directory: Directory = DIRECTORY) -> None:
-    """Let a paused server run on."""
+    """Resume a paused server."""
     _must(_cluster(directory).server(server).resume(), server)
 
 
 @app.command
 def restart(server: str, *, directory: Directory = DIRECTORY) -> None:
-    """Stop a server if it runs, and start it with the data it has."""
+    """Stop a server if it runs, and start it with its data."""
     each = _cluster(directory).server(server)
     each.stop()
     each.start()

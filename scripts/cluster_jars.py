@@ -35,7 +35,7 @@ class Jars:
     kept_in: str
 
     def missing(self) -> str | None:
-        """What to install before the server can run here; None where all is there."""
+        """Return what to install before the server can run; None if nothing is missing."""
         version = _java_version()
         if version not in self.java_versions:
             found = "there is no `java`" if version is None else f"`{java()}` is Java {version}"
@@ -110,7 +110,7 @@ _CASSANDRA: Final = Jars(
 
 
 def missing() -> str | None:
-    """What to install before Cassandra can run here; None where all is there."""
+    """Return what to install before Cassandra can run; None if nothing is missing."""
     return _CASSANDRA.missing()
 
 
@@ -126,7 +126,7 @@ def java() -> str:
 
 
 def _java_version() -> int | None:
-    """17 for Java 17; None where there is none."""
+    """Return 17 for Java 17; None if there is no Java."""
     try:
         said = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False)
     except OSError:

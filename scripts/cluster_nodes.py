@@ -1,4 +1,4 @@
-"""A real cluster on loopback: Cassandra nodes and memcached servers, each one to be broken at will.
+"""A real cluster on loopback: Cassandra nodes and memcached servers, with faults for each.
 
     cluster = Cluster.create(Path(".cluster/dev"), Shape(nodes=3))
     cluster.start()
@@ -6,8 +6,8 @@
     cluster.mend()
     cluster.wipe()
 
-Several clusters live side by side in folders and at addresses of their own: all of 127.0.0.0/8 is
-loopback on Linux.
+Several clusters can run at once, each in its own folder and at its own addresses: all of
+127.0.0.0/8 is loopback on Linux.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _FREE_BLOCK_TRIES: Final = 100
 class Shape:
     """What a cluster consists of; server *n* of either kind is at *address* + n - 1.
 
-    *quick* spares Java's better compiler: a node starts with half the work, and never gets as fast.
-    Clients are told that a node is at its address + *told_above*: whoever wants to stand between
-    listens there, at the same port; and nodes look for each other at *peers_above*. *datacenters*
-    are those of the nodes in their order, with commas; the last one is that of all further nodes.
-    Without *durable_schema* a change of the schema is not flushed to disk, which takes most of its
-    time; a node that is killed loses the schema.
+    *quick* disables Java's optimizing compiler: a node starts with half the work and stays slower.
+    Clients connect to a node at its address + *client_offset*, and nodes to each other at
+    *peer_offset*; a proxy can listen there, at the same port. *datacenters* lists the nodes' data
+    centers, separated by commas; the last one is that of all further nodes. Without
+    *durable_schema* a schema change is not flushed to disk, which takes most of its time; a killed
+    node loses the schema.
     """
 
     nodes: int = 1
@@ -58,8 +58,8 @@ class Shape:
     memcached_port: int = 11211
     heap_mb: int = 512
     quick: bool = False
-    told_above: int = 0
-    peers_above: int = 0
+    client_offset: int = 0
+    peer_offset: int = 0
     datacenters: str = "dc1"
     durable_schema: bool = True
 
@@ -68,19 +68,19 @@ class Shape:
         return names[min(number, len(names)) - 1]
 
     def peer_address_of(self, number: int) -> str:
-        """Where other nodes look for node *number*."""
-        return str(IPv4Address(self.address_of(number)) + self.peers_above)
+        """Return the address at which other nodes connect to node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.peer_offset)
 
     def address_of(self, number: int) -> str:
         return str(IPv4Address(self.address) + number - 1)
 
     def told_address_of(self, number: int) -> str:
-        """Where clients look for node *number*."""
-        return str(IPv4Address(self.address_of(number)) + self.told_above)
+        """Return the address at which clients connect to node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.client_offset)
 
 
 class Cluster:
-    """The servers of one folder, whoever started them."""
+    """The servers of one folder, whichever process started them."""
 
     def __init__(self, directory: Path, shape: Shape) -> None:
         self.directory = directory
@@ -92,8 +92,8 @@ class Cluster:
             auth=shape.auth,
             heap_mb=shape.heap_mb,
             quick=shape.quick,
-            told_above=shape.told_above,
-            peers_above=shape.peers_above,
+            client_offset=shape.client_offset,
+            peer_offset=shape.peer_offset,
             durable_schema=shape.durable_schema,
         )
         self.cassandra = tuple(
@@ -116,7 +116,7 @@ class Cluster:
     def create(cls, directory: Path, shape: Shape) -> Cluster:
         """The cluster of *directory*, made with *shape* if there is none.
 
-        Raises ClusterError where one of another shape is there.
+        Raises ClusterError if one of another shape exists.
         """
         directory = directory.resolve()
         if (standing := cls.find(directory)) is None:
@@ -132,7 +132,7 @@ class Cluster:
 
     @classmethod
     def find(cls, directory: Path) -> Cluster | None:
-        """The cluster of *directory*; None where none was made."""
+        """Return the cluster of *directory*; None if there is none."""
         try:
             text = _shape_file(directory).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -169,17 +169,17 @@ class Cluster:
         raise ClusterError(f"there is no server {name!r}; there are: {names}")
 
     def start(self) -> list[str]:
-        """Start what does not run, and wait until all of it answers; the names of what was started.
+        """Start the servers that do not run, wait until all answer, and return the started names.
 
-        Nodes go one after the other: two that join a ring at once disturb each other. Each answers
-        some time before it knows the others.
+        Nodes start one after the other, because two that join a ring at once disturb each other. A
+        node answers some time before it knows the others.
         """
         started = [each.name for each in self.memcached if each.launch()]
         started += [each.name for each in self.cassandra if each.start()]
         for each in self.memcached:
             each.wait_ready()
         if len(self.cassandra) > 1:
-            # Here, where it is needed: memcached alone is started without the driver.
+            # Imported here, because memcached alone is started without the driver.
             from scripts.cluster_ring import wait_until_all_know_all
 
             shape = self.shape
@@ -187,7 +187,7 @@ class Cluster:
         return started
 
     def mend(self) -> None:
-        """Undo every fault: paused servers run on, dead ones are started again."""
+        """Undo every fault: resume paused servers and restart dead ones."""
         for each in self.servers:
             each.resume()
         self.start()
@@ -197,7 +197,7 @@ class Cluster:
         return [each.name for each in self.servers if each.stop()]
 
     def wipe(self) -> None:
-        """Kill all servers and delete all they kept."""
+        """Kill all servers and delete their data."""
         for each in self.servers:
             each.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -205,12 +205,12 @@ class Cluster:
 
 @contextmanager
 def dies_with_us(directory: Path) -> Iterator[None]:
-    """Have the cluster of *directory* wiped when the block ends, and when this process ends in any
-    way, ``kill -9`` included.
+    """Wipe the cluster of *directory* when the block ends, or when this process ends in any way,
+    ``kill -9`` included.
 
-    A process of its own waits at a pipe whose other end only this process holds, so it reads the
-    end of file whatever becomes of us; it leads a session of its own, so that what kills our
-    process group spares it.
+    A helper process reads a pipe whose other end only this process holds, so it sees the end of
+    file however this process ends. It has its own session, so that a signal to this process group
+    does not reach it.
     """
     watchdog = subprocess.Popen(
         [sys.executable, "-m", "scripts.cluster_nodes", str(directory)],
@@ -225,9 +225,9 @@ def dies_with_us(directory: Path) -> Iterator[None]:
 
 
 def free_address(count: int, *ports: int) -> str:
-    """The first of *count* loopback addresses in a row where nobody listens on *ports*.
+    """Return the first of *count* consecutive loopback addresses with *ports* free.
 
-    Drawn at random, so that test runs side by side do not meet.
+    The address is random, so that concurrent test runs do not collide.
     """
     for _ in range(_FREE_BLOCK_TRIES):
         first = IPv4Address(f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.1")
@@ -262,7 +262,7 @@ def _shape_file(directory: Path) -> Path:
 
 
 def _watch(directory: Path) -> None:
-    """Wait until whoever holds our standard input is gone, then wipe the cluster."""
+    """Wait for the end of standard input, then wipe the cluster."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     if cluster := Cluster.find(directory):

@@ -17,9 +17,9 @@ _TIMEOUT_S: Final = 300.0
 
 
 def nodetool(node: ServerProcess, *arguments: str) -> str:
-    """What ``nodetool`` says, asked with *arguments*. Raises ClusterError where it fails.
+    """Return the output of ``nodetool`` with *arguments*. Raises ClusterError if it fails.
 
-    A node has no port for it: one is opened for as long as it takes.
+    A node has no port for it, so one is opened meanwhile.
     """
     port = _free_port()
     opened = f"jmxremote.host={_HOST} jmxremote.authenticate=false jmxremote.ssl=false"
@@ -27,7 +27,7 @@ def nodetool(node: ServerProcess, *arguments: str) -> str:
     _jcmd(node, "ManagementAgent.start", *ports.split(), *opened.split())
     try:
         tool = "org.apache.cassandra.tools.NodeTool"
-        # It keeps a history of its own at home.
+        # It writes a history to the home directory.
         home = f"-Duser.home={node.log.parent}"
         command = [java(), home, *MODULE_FLAGS, "-cp", f"{fetch()}/*", tool]
         return _run([*command, "-h", _HOST, "-p", str(port), *arguments])

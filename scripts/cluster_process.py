@@ -1,8 +1,8 @@
-"""A server process that outlives who started it, and is found again by its pid file.
+"""A server process that survives the process that started it, and is found by its pid file.
 
-The process inherits a lock on its pid file and holds it for as long as it lives. So a pid file that
-nobody locks is a leftover, whichever process has that number by now, and two starts at once cannot
-both succeed.
+The process inherits a lock on its pid file and holds it as long as it lives. So an unlocked pid
+file is stale, whichever process has that number now, and of two concurrent starts only one
+succeeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When the nodes of a cluster know each other: a node answers some time before it does."""
+"""Wait until the nodes of a cluster know each other, which is some time after they answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 def wait_until_all_know_all(addresses: Sequence[str], port: int, *, auth: bool) -> None:
-    """Return once each node names all others to those who connect. Raises ClusterError."""
+    """Return when each node reports all others to clients. Raises ClusterError."""
     until_s = time.monotonic() + _TIMEOUT_S
     for address in addresses:
         while (known := _peers_of(address, port, auth=auth)) < len(addresses) - 1:
@@ -31,7 +31,7 @@ def wait_until_all_know_all(addresses: Sequence[str], port: int, *, auth: bool) 
 
 
 def _peers_of(address: str, port: int, *, auth: bool) -> int:
-    """How many other nodes one node knows; -1 while nobody can log in."""
+    """Return how many other nodes one node knows; -1 while logins fail."""
     policy = WhiteListRoundRobinPolicy([address])
     driver = Cluster(
         [address],

@@ -1,7 +1,7 @@
-"""How one Cassandra node and one memcached are configured, started and asked whether they answer.
+"""Configure, start and probe one Cassandra node and one memcached.
 
-Cassandra's flags are those of its own ``cassandra-env.sh`` and ``jvm17-server.options``, less what
-only long-lived clusters need; the delays are cut down to what a cluster on one machine needs.
+Cassandra's flags are those of its ``cassandra-env.sh`` and ``jvm17-server.options``, without those
+that only long-lived clusters need, and with delays for a cluster on one machine.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class CassandraSettings:
     auth: bool
     heap_mb: int
     quick: bool
-    #: Clients are told an address so much higher than a node's own.
-    told_above: int = 0
-    #: Other nodes are told an address so much higher than a node's own.
-    peers_above: int = 0
+    #: Added to a node's address for the address that clients are given.
+    client_offset: int = 0
+    #: Added to a node's address for the address that other nodes are given.
+    peer_offset: int = 0
     datacenter: str = "dc1"
     durable_schema: bool = True
 
@@ -83,12 +83,12 @@ def cassandra_node(
 
 
 def memcached_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
-    """A memcached of 64 MiB; what it holds is gone when it ends."""
+    """A memcached of 64 MiB, whose content is lost when it ends."""
 
     def command() -> Sequence[str]:
         if problem := memcached_missing():
             raise ClusterError(problem)
-        # It refuses to run as root without -u, and looks at the name nowhere else.
+        # It does not run as root without -u, and uses the name for nothing else.
         return ["memcached", "-u", "root", "-l", address, "-p", str(port), "-U", "0", "-m", "64"]
 
     return ServerProcess(
@@ -97,7 +97,7 @@ def memcached_server(name: str, folder: Path, address: str, port: int) -> Server
 
 
 def memcached_missing() -> str | None:
-    """What to install before memcached can run here; None where it is there."""
+    """Return what to install before memcached can run; None if it is installed."""
     if shutil.which("memcached") is None:
         return "there is no `memcached` (Debian, Ubuntu: apt-get install memcached)"
     return None
@@ -127,16 +127,16 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "logback.configurationFile": folder / "logback.xml",
         "cassandra.storagedir": folder,
         "cassandra.logdir": folder,
-        # A node that is killed leaves what it unpacked: here it goes with the rest.
+        # A killed node leaves unpacked files; here they are deleted with the rest.
         "java.io.tmpdir": folder,
-        # Else it closes its standard output, our log, once it has started.
+        # Otherwise it closes its standard output, the log, after startup.
         "cassandra-foreground": "yes",
         "cassandra.skip_wait_for_gossip_to_settle": 0,
         "cassandra.ring_delay_ms": 5000,
-        # It is tried again and again while other nodes are down: with 0, as fast as a core can.
+        # Retried while other nodes are down: with 0 without a pause.
         "cassandra.superuser_setup_delay_ms": 200,
         "cassandra.test.flush_local_schema_changes": str(settings.durable_schema).lower(),
-        # Who may log in is known on every node, so that it works with a node down.
+        # Credentials are replicated to every node, so that logins work with a node down.
         "cassandra.system_auth.default_rf": settings.nodes,
     }
     return [
@@ -168,9 +168,9 @@ cdc_raw_directory: "{folder}/cdc_raw"
 commitlog_sync: periodic
 commitlog_sync_period: 10000ms
 listen_address: {address}
-broadcast_address: {IPv4Address(address) + settings.peers_above}
+broadcast_address: {IPv4Address(address) + settings.peer_offset}
 rpc_address: {address}
-broadcast_rpc_address: {IPv4Address(address) + settings.told_above}
+broadcast_rpc_address: {IPv4Address(address) + settings.client_offset}
 native_transport_port: {settings.port}
 storage_port: {STORAGE_PORT}
 endpoint_snitch: GossipingPropertyFileSnitch

@@ -1,9 +1,8 @@
 """Counts every name in Python's own standard library, for real, and compares each count.
 
 Over a million adds go through the batch endpoint of a real service, while clients time out, hedge,
-repeat and overtake each other, and what serves them is killed with `kill -9` in the midst of it.
-Whatever goes wrong on the way, every counter must in the end hold exactly what
-`collections.Counter` holds.
+repeat and overtake each other, and the servers are killed with `kill -9` meanwhile.
+In the end every counter must equal that of `collections.Counter`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Options:
 
 
 class Demo:
-    """One run: read the names, count them under fire, read back, compare."""
+    """One run: read the names, count them with injected faults, read back, compare."""
 
     def __init__(self, options: Options, deployment: Deployment, show: Show) -> None:
         self._options = options
@@ -84,14 +83,14 @@ class Demo:
             self._load.batch_items,
             hedge_all=self._load.hedge_all,
         )
-        # Millions of long-lived strings: the collector need not look at them again and again.
+        # Millions of long-lived strings: exclude them from garbage collection.
         gc.freeze()
         await self._deployment.start(self._show.say)
         counting_s = await self._count(feed)
         return await self._compare(truth, feed, counting_s, begin_s)
 
     async def _count(self, feed: Feed) -> float:
-        """Send everything while servers are killed and started again; the seconds it took."""
+        """Send everything while servers are killed and restarted; return the seconds it took."""
         advance = self._show.bar("counting", feed.adds, lines=10)
 
         def progress(adds: int) -> None:
@@ -123,11 +122,11 @@ class Demo:
         return time.monotonic() - begin_s
 
     async def _break(self, outages: Iterable[Outage]) -> None:
-        """Kill one server at its times, and bring it back each time."""
+        """Kill one server at its times, and restart it each time."""
         for outage in outages:
             server = outage.server
             await self._due[outage.at].wait()
-            # In the midst of a batch, not between two.
+            # During a batch, not between two.
             await asyncio.sleep(random.uniform(0.0, 0.2))
             await server.kill()
             self._killed[server.name] += 1
@@ -171,7 +170,7 @@ class Demo:
         return not faults
 
     async def _faults(self, feed: Feed) -> list[str]:
-        """What went wrong other than counts; stops the service, as that may go wrong too."""
+        """Stop the service, and return all failures except wrong counts."""
         tally, faults = self._tally, []
         if tally.adds_done != feed.adds:
             faults.append(f"{tally.adds_done:,} of {feed.adds:,} adds were acknowledged")
@@ -190,7 +189,7 @@ class Demo:
         return faults
 
     def _repeated_share(self, feed: Feed) -> float:
-        """The share of the batches that were sent again although nothing was wrong."""
+        """Return the share of batches that were sent again without need."""
         return (self._tally.duplicates + self._tally.hedges) / feed.batches
 
     def _totals(self, feed: Feed, counting_s: float) -> dict[str, str]:
@@ -207,8 +206,8 @@ class Demo:
             "connections refused": f"{tally.refused:,}",
             "batches refused for a while (503)": f"{tally.unavailable:,}",
             "adds collapsed into an earlier one": f"{tally.collapsed.total():,}",
-            "adds told to ask again (time-outs)": f"{tally.adds_untold:,}",
-            "adds told to wait (token_pending)": f"{tally.adds_pending:,}",
+            "adds with an unknown outcome (time-outs)": f"{tally.adds_untold:,}",
+            "adds that had to wait (token_pending)": f"{tally.adds_pending:,}",
             "late adds resolved": f"{tally.adds_late:,}",
             "new tokens after a void": f"{tally.adds_voided:,}",
             **{f"kill -9 and restart: {name}": f"{n}" for name, n in self._killed.items()},
@@ -221,7 +220,7 @@ def _name(outage: Outage) -> str:
 
 
 async def run_demo(options: Options, store: StoreKind, console: Console) -> bool:
-    """Run it, and leave neither a process nor a file behind, whatever happens."""
+    """Run the demo; always stop its processes and delete its files."""
     task = asyncio.current_task()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if task is not None:
@@ -251,17 +250,17 @@ def main(
     store: StoreKind = "sqlite",
     keep: bool = False,
 ) -> int:
-    """Count every name in Python's standard library under fire, and compare each count.
+    """Count every name in Python's standard library with injected faults, and compare each count.
 
     Parameters
     ----------
     seed
-        Decides order and faults; drawn, and printed, if not given.
+        Determines order and faults; random, and printed, if not given.
     limit
         Count only the first so many occurrences. [all with sqlite; 150,000 with cassandra]
     store
-        What the service keeps its data in. With cassandra it is three nodes at QUORUM, memcached,
-        two API processes and two rollup workers, and one of each kind is killed.
+        The service's store. With cassandra the demo runs three nodes at QUORUM, memcached, two API
+        processes and two rollup workers, and kills one of each kind.
     keep
         Keep the data and the logs.
     """

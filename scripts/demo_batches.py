@@ -1,4 +1,4 @@
-"""The demo's batches: what is to be counted, what shall go wrong with it, and when it is sent."""
+"""The demo's batches: their adds, their faults, and when they are sent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Final
 from counter.clock import to_rfc3339
 from counter.tokens import TokenGenerator
 
-#: So many batches at least, however few names are to be counted: else nothing goes wrong.
+#: The minimum number of batches, so that faults happen even with few names.
 BATCHES_MIN: Final = 200
-#: Batches that wait for their time; past it no new ones are made.
+#: Bound of waiting batches; past it no new ones are made.
 WAITING_MAX: Final = 64
 ACCEPT_LIMIT_S: Final = 5.0
 HEDGE_S_MAX: Final = 0.02
 LATE_S: Final = ACCEPT_LIMIT_S + 1.0
-#: One batch of so many comes late on purpose, in the first part of the run: whoever follows the
-#: protocol has to wait for the end of such a one.
+#: One of so many batches in the first part of the run is late on purpose: a client that follows the
+#: protocol has to wait until it is resolved.
 LATE_EVERY: Final = 250
 LATE_UNTIL: Final = 0.6
 
@@ -39,22 +39,22 @@ class Known(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes wrong with one batch; None where it does not."""
+    """The faults of one batch; None for no fault."""
 
-    #: The network holds it back: batches made later arrive earlier.
+    #: The network delays it: later batches arrive earlier.
     delay_s: float | None = None
-    #: The client hangs up so long after sending, the reply unread, and waits before it retries.
+    #: The client disconnects this long after sending, without the reply, and waits to retry.
     give_up_s: float | None = None
     retry_s: float = 0.0
-    #: The same batch once more on a second connection, so long after the first.
+    #: The same batch is sent on a second connection, this long after the first.
     hedge_s: float | None = None
-    #: The same batch once more, so long after it was answered.
+    #: The same batch is sent again, this long after it was answered.
     duplicate_s: float | None = None
 
 
 @dataclass(slots=True)
 class Batch:
-    """Adds that are sent together: per add its name and its JSON, the same at every send."""
+    """Adds that are sent together: each one's name and JSON, the same in every attempt."""
 
     names: Sequence[str]
     items: Sequence[str]
@@ -97,7 +97,7 @@ def draw_plan(seed: int, number: int, batches: int, *, hedge: bool = False) -> P
         if rng.random() < 0.5:
             delay_s, give_up_s = LATE_S, None  # never arrived in time: to be voided
         else:
-            give_up_s, retry_s = 0.5, LATE_S  # arrived, but nobody knows: to be found
+            give_up_s, retry_s = 0.5, LATE_S  # arrived, but the answer is lost: to be found
     if hedge and hedge_s is None:
         hedge_s = rng.uniform(0.0, HEDGE_S_MAX)
     return Plan(delay_s, give_up_s, retry_s, hedge_s, duplicate_s)
@@ -134,7 +134,7 @@ class Feed:
             yield self.make(names, plan, number)
 
     def make(self, names: Sequence[str], plan: Plan, turn: int) -> Batch:
-        """A batch of adds with tokens of their own, which nobody has seen yet."""
+        """Make a batch of adds with new tokens."""
         made_s = time.monotonic()
         return Batch(names, [self._item(name) for name in names], made_s, plan, turn=turn)
 
@@ -181,7 +181,7 @@ class Outbox:
                 await asyncio.sleep(min(due_in_s, 0.02))
 
     def release(self) -> None:
-        """Say that a batch taken is dealt with: pushed again where anything of it is left."""
+        """Finish a batch; a rest of it must have been pushed again."""
         self._in_hand -= 1
 
     def _make_one(self) -> None:

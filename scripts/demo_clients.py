@@ -1,4 +1,4 @@
-"""The demo's clients: they send, give up, hedge and repeat, and do what the answers say."""
+"""The demo's clients: they send, time out, hedge and retry, and follow the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 RETRY_AFTER_S: Final = 1.0
 SERVER_ERROR: Final = 500
 
-#: What is known of one add: nothing; that it was counted, by an earlier send; by this one; void.
+#: The state of one add: unknown; counted by an earlier send; counted by this one; void.
 UNKNOWN, REPLAYED, FRESH, VOID = 0, 1, 2, 3
 AT_FIRST: Final = {Known.NOTHING: UNKNOWN, Known.APPLIED: FRESH, Known.VOID: VOID}
 
@@ -29,12 +29,12 @@ Reply = list[Answer] | float
 
 
 class DemoError(Exception):
-    """The service gave an answer that no client can follow."""
+    """The service's answer contradicts the protocol."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened: in requests, in adds, and by name how often its adds were sent."""
+    """Totals of requests and adds, and how often each name's adds were sent."""
 
     requests: int = 0
     duplicates: int = 0
@@ -54,13 +54,13 @@ class Tally:
     collapsed: Counter[str] = field(default_factory=Counter)
 
     def contradict(self, text: str) -> None:
-        """Note an answer that goes against an earlier one."""
+        """Record an answer that contradicts an earlier one."""
         self.contradictions += 1
         self.first_contradiction = self.first_contradiction or text
 
 
 class Client:
-    """One of several that empty the outbox, each over connections of its own."""
+    """One of several clients that empty the outbox, each with its own connections."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class Client:
             replies.append(self._send(batch, plan.hedge_s))
         age_s = time.monotonic() - batch.made_s
         busy_s = self._settle(batch, await asyncio.gather(*replies), age_s)
-        # Whoever is told to come back later begins nothing else meanwhile.
+        # A client that has to wait starts nothing else meanwhile.
         await asyncio.sleep(busy_s)
 
     async def _give_up(self, batch: Batch, after_s: float) -> None:
-        """Send, and hang up after a while at the latest, without having read the reply."""
+        """Send, and disconnect after a time without reading the reply."""
         try:
             async with (
                 asyncio.timeout(after_s),
@@ -128,7 +128,7 @@ class Client:
             response = await self._http.post(self._url(batch), **_body(batch))
         except httpx.TransportError as error:
             self._note_failure(batch, error)
-            # Here, and not in the outbox: while the service is down a client begins nothing new.
+            # Here, so that a client starts nothing new while the service is down.
             await asyncio.sleep(self._jitter.uniform(0.1, 0.3))
             return 0.0
         self._note_sent(batch)
@@ -152,7 +152,7 @@ class Client:
             self._tally.lost += 1
 
     def _settle(self, batch: Batch, replies: Sequence[Reply], age_s: float) -> float:
-        """Take the answers in, and see to what they leave open; how long the service is busy."""
+        """Process the answers, push what is left, and return how long the service is busy."""
         states = bytearray([AT_FIRST[batch.known]]) * len(batch.names)
         busy_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
         pending_s = 0.0
@@ -174,10 +174,10 @@ class Client:
         return busy_s if UNKNOWN in states else 0.0
 
     def _take_in(self, batch: Batch, position: int, answer: Answer, states: bytearray) -> float:
-        """Note one answer in *states*; how long it asks to wait."""
+        """Record one answer in *states*, and return how long it asks to wait."""
         state = states[position]
         if "code" not in answer:
-            # None where the service cannot tell: then it is the first one, unless we know better.
+            # None if the service does not report it: then it is the first, unless known otherwise.
             replayed = answer["replayed"]
             if replayed or (replayed is None and state == FRESH):
                 self._tally.collapsed[answer["counter"]] += 1
@@ -199,7 +199,7 @@ class Client:
         return 0.0
 
     def _follow_up(self, batch: Batch, states: bytearray, wait_s: float) -> None:
-        """Send again what has no definite answer, under a new token what was voided."""
+        """Retry adds without a definite answer, and voided ones under a new token."""
         applied = [position for position, state in enumerate(states) if state in (REPLAYED, FRESH)]
         self._tally.adds_done += len(applied)
         self._progress(len(applied))
@@ -216,7 +216,7 @@ class Client:
             self._tally.adds_voided += len(void)
             names = [batch.names[position] for position in void]
             self._outbox.push(self._feed.make(names, Plan() if unknown else left, batch.turn), 0.0)
-            # What was said once must stay true: the voided tokens are asked about again.
+            # A definite answer must stay true: the voided tokens are sent again.
             self._outbox.push(batch.pick(void, Plan(), Known.VOID), RETRY_AFTER_S)
 
 
@@ -231,9 +231,9 @@ def retry_after(problem: Answer) -> float:
 
 
 def read_problem(response: httpx.Response) -> Answer:
-    """The problem that a whole request was refused with, where a repetition makes sense.
+    """Return the problem of a rejected request if it can be retried.
 
-    Raises DemoError where it does not.
+    Raises DemoError otherwise.
     """
     try:
         problem: Answer = response.json()

@@ -19,7 +19,7 @@ NODES: Final = 3
 API_PROCESSES: Final = 2
 ROLLUP_WORKERS: Final = 2
 CONSISTENCY: Final = "LOCAL_QUORUM"
-#: Three nodes on one small machine take some thousand rows a second: enough for a part of it all.
+#: Three nodes on a small machine write some thousand rows a second, so only a part is counted.
 OCCURRENCES: Final = 150_000
 _WATCH_S: Final = 0.2
 
@@ -46,12 +46,12 @@ class ClusterServer:
             raise self._ended()
 
     def check(self) -> None:
-        """Raise ServiceError if it ended without being told to."""
+        """Raise ServiceError if it ended unexpectedly."""
         if self._is_up and self._process.pid() is None:
             raise self._ended()
 
     async def destroy(self) -> None:
-        """End it, even in the midst of a start that nobody waits for any more."""
+        """Stop it, even during a start that was cancelled."""
         self._is_up = False
         while True:
             await asyncio.to_thread(self._process.kill)
@@ -64,14 +64,14 @@ class ClusterServer:
         self._calls.add(call)
         call.add_done_callback(self._done)
         try:
-            # A thread cannot be cancelled: whoever waits for it leaves, and destroy() sees to it.
+            # A thread cannot be cancelled: its waiter leaves, and destroy() stops it.
             return await asyncio.shield(call)
         except ClusterError as error:
             raise ServiceError(str(error)) from error
 
     def _done(self, call: asyncio.Future[bool]) -> None:
         self._calls.discard(call)
-        # Where nobody waits any more, nobody is told of what the kill did to a start.
+        # After a cancellation, the failure of a killed start is ignored.
         call.exception()
 
     def _ended(self) -> ServiceError:
@@ -124,7 +124,7 @@ class ManyProcesses:
         return CounterProcess(name, arguments, self._folder / f"{name}.log", sign)
 
     def _draw_outages(self, rng: random.Random) -> list[Outage]:
-        """One of each kind, at different times, some of them while the node is down as well.
+        """Kill one of each kind, at different times, some of them while the node is down as well.
 
         The API process is away for longer than the accept limit, the worker for longer than its
         leases last.
@@ -155,8 +155,8 @@ class ManyProcesses:
         )
 
     async def _wait_for_ring(self) -> None:
-        """Nodes answer some time before they know each other, and a schema needs a quorum."""
-        # Here: the demo on SQLite is run without the driver.
+        """Wait until the nodes know each other, because a schema needs a quorum."""
+        # Imported here, because the demo on SQLite runs without the driver.
         from scripts.cluster_ring import wait_until_all_know_all
 
         cluster = self._cluster

@@ -1,4 +1,4 @@
-"""What the demo needs of a service that it runs: what to send it, and what to break of it."""
+"""The interface of a service that the demo runs: its load and its faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much of it all such a service is given, unless told otherwise."""
+    """The default load of such a service."""
 
     #: Occurrences that are counted; None for all.
     occurrences: int | None
@@ -56,15 +56,15 @@ class Deployment(Protocol):
     outages: Sequence[Outage]
 
     async def start(self, say: Callable[[str], None]) -> None:
-        """Start it all and wait until it runs, saying what does. Raises ServiceError."""
+        """Start all servers, wait until they run, and report each. Raises ServiceError."""
         ...
 
     async def watch(self) -> None:
-        """Run until cancelled. Raises ServiceError if anything ends without being told to."""
+        """Run until cancelled. Raises ServiceError if a process ends unexpectedly."""
         ...
 
     async def stop(self) -> None:
-        """Ask the service's processes to end. Raises ServiceError unless they do, and well."""
+        """Ask the service's processes to end. Raises ServiceError unless they exit cleanly."""
         ...
 
     async def destroy(self) -> None:

@@ -16,8 +16,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HOST: Final = "127.0.0.1"
-#: Below the range that systems take outgoing ports from: a client that knocks while the service is
-#: down could otherwise be given the service's own port, connect to itself and keep it.
+#: Below the range of outgoing ports: a client that connects while the service is down could
+#: otherwise get the service's port as its own, and connect to itself.
 PORTS: Final = range(20_000, 30_000)
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
@@ -25,7 +25,7 @@ LOG_TAIL_CHARS: Final = 4_000
 
 
 class ServiceError(Exception):
-    """The service did not do what it was told; the message holds the end of its log."""
+    """The service failed to start, run or stop; the message contains the end of its log."""
 
 
 class CounterProcess:
@@ -86,7 +86,7 @@ class CounterProcess:
         )
 
     async def run(self) -> None:
-        """Start it and wait for its end. Raises ServiceError unless that is a good one."""
+        """Start it and wait for its end. Raises ServiceError unless it exits cleanly."""
         await self.start()
         if self._process is not None and (code := await self._process.wait()) != 0:
             raise ServiceError(f"{self.name} ended with exit code {code}:\n{self.log_tail()}")
@@ -100,11 +100,11 @@ class CounterProcess:
             raise self._ended()
 
     def pause(self) -> None:
-        """Stop it where it is, by SIGSTOP: its connections stay, and it says nothing."""
+        """Freeze it by SIGSTOP: its connections stay open, and it does not answer."""
         self._running().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on as if nothing had been, by SIGCONT."""
+        """Resume it by SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
     async def stop(self) -> None:
@@ -124,7 +124,7 @@ class CounterProcess:
             )
 
     async def watch(self) -> None:
-        """Run until cancelled. Raises ServiceError if it ends without being told to."""
+        """Run until cancelled. Raises ServiceError if it ends unexpectedly."""
         while True:
             if (process := self._process) is not None:
                 await process.wait()
@@ -144,7 +144,7 @@ class CounterProcess:
         return self._written()[-LOG_TAIL_CHARS:]
 
     def _written(self) -> str:
-        """All of that: what it says at its start may soon be far from the end."""
+        """Return all of its output; lines of its startup may be far from the end."""
         return self._log.read_bytes()[self._log_begin :].decode(errors="replace")
 
     def _running(self) -> Process:
@@ -157,7 +157,7 @@ class CounterProcess:
 
 
 def free_ports(count: int) -> list[int]:
-    """*count* ports nobody listens on."""
+    """Return *count* free ports."""
     found: list[int] = []
     for port in random.sample(PORTS, 100 + count):
         if len(found) == count:

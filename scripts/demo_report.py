@@ -1,4 +1,4 @@
-"""What the demo shows: bars or plain lines while it runs, a table and the totals at the end."""
+"""The demo's output: bars or plain lines while it runs, a table and the totals at the end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Show:
         self.finish()
 
     def finish(self) -> None:
-        """Leave the bars where they are; what is printed later stands below them."""
+        """Leave the bars in place; later output appears below them."""
         self._bars.stop()
 
     def say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The reference of the command line: what each command says of itself."""
+"""Generate the reference of the command line from the help of each command."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ is, and each can come from the environment or a file as well.
 def commands_page() -> str:
     """The page, in Markdown."""
     text = app.generate_docs(heading_level=1)
-    # The program's own heading, and a list of what stands in the margin anyway.
+    # Omit the program's heading and the list, which the margin has already.
     _, _, commands = text.partition("## Table of Contents")
     _, _, commands = commands.partition("\n## ")
     service = _GROUP.search(commands)
     shared = _SERVICE.format(flags="" if service is None else service[1].strip())
     commands = _GROUP.sub(_NAMED, f"## {commands}").replace("**Parameters**:", "**Flags**:")
-    # How a command is called is no example at a prompt.
+    # The usage line is not an example.
     commands = _EXAMPLES.sub(_fenced, commands).replace("```console\n", "```text\n")
     return "\n".join([_HEAD, *_shortened(commands.splitlines()), shared])
 

@@ -1,4 +1,4 @@
-"""The reference of errors: a section for each code, from what the service's own page is made of."""
+"""Generate the reference of errors: a section for each code, from the source of /problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from api.document.problem_page import example_text, explained, shapes
 from api.http.problems import problem_types
 from counter.errors import CounterError
 
-#: Where more is said of some of them.
+#: Pages with more about some of them.
 _MORE: Final[Mapping[str, str]] = {
     "invalid_parameter": "[Conventions](../http.md#conventions)",
     "key_invalid": "[API keys](../security.md#api-keys)",
@@ -61,7 +61,7 @@ def _applied(error: CounterError) -> str:
 
 
 def _section(kind: type[CounterError]) -> str:
-    told = explained()[kind.code]
+    problem = explained()[kind.code]
     both = shapes(kind)
     meanings = " or ".join(f"applied {_applied(each)}, retry `{each.retry}`" for each in both)
     examples = "\n\n".join(f"```json\n{example_text(each)}\n```" for each in both)
@@ -73,11 +73,11 @@ def _section(kind: type[CounterError]) -> str:
 
 {kind.title}.
 
-**When:** {told.when}.
+**When:** {problem.when}.
 
-**What to do:** {told.do}.
+**What to do:** {problem.do}.
 
-{told.more}{more}
+{problem.more}{more}
 
 {examples}
 """

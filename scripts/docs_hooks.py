@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code each time it is built, never by hand."""
+"""Generate pages of the documentation from the code at each build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/sdk.md": sdk_page,
     "reference/settings.md": settings_page,
 }
-#: A link that reads as its file's name, as it should where the file itself is read.
+#: A link whose text is its file's name, for readers of the file itself.
 _NAMED: Final = re.compile(r"\[([\w/-]+\.md)\]\(([\w/.-]+\.md)")
 
 #: A heading that is a route, too long for the margin.
@@ -39,7 +39,7 @@ def on_files(files: Files, config: ProperDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files: Files) -> str:
-    """Have links to pages read as their titles, and routes be short in the margin."""
+    """Replace file names in links by page titles, and shorten routes in the margin."""
     titles = dict(_titles(config.nav))
     folder = posixpath.dirname(page.file.src_uri)
 

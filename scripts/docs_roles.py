@@ -1,5 +1,5 @@
-"""How docstrings of this tree become Markdown: roles such as ``:class:`Token```, literals in double
-backticks, and arguments in asterisks."""
+"""Convert docstrings to Markdown: roles such as ``:class:`Token```, literals in double backticks,
+and arguments in asterisks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _ROLE: Final = re.compile(r":(?:class|meth|func|mod|data|attr):`~?(?:[\w.]*\.)?(
 _LITERAL: Final = re.compile(r"``([^`]+)``")
 #: An argument: a lone word in asterisks.
 _ARGUMENT: Final = re.compile(r"(?<![\w*`])\*(\w+)\*(?![\w*`])")
-#: A comment that documents what stands below it.
+#: A comment that documents the attribute below it.
 _COMMENT: Final = re.compile(r"^\s*#: ?(.*)$")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites each docstring, and makes one of the ``#:`` comments above an attribute."""
+    """Convert each docstring, and the ``#:`` comments above attributes to docstrings."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown_of(obj.docstring.value)
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        if attr.docstring is None and (told := _comment_above(attr)):
-            attr.docstring = griffe.Docstring(markdown_of(told), parent=attr)
+        if attr.docstring is None and (comment := _comment_above(attr)):
+            attr.docstring = griffe.Docstring(markdown_of(comment), parent=attr)
 
 
 def markdown_of(text: str) -> str:

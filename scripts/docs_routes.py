@@ -31,18 +31,18 @@ not 2xx is a [problem](errors.md).
 """
 _DURATION: Final = TypeAdapter(DurationOut).json_schema()["pattern"]
 _FORMS: Final[Mapping[str, str]] = {"date-time": "RFC 3339 time", "uuid": "UUID"}
-#: The least and the most of it, and what is counted so.
+#: The keys of a minimum and a maximum, and the unit.
 _BOUNDS: Final = (
     ("minimum", "maximum", ""),
     ("minLength", "maxLength", " characters"),
     ("minItems", "maxItems", " items"),
 )
-#: Objects within objects that are laid open; examples show what is deeper.
+#: Levels of nested objects that are listed; examples show deeper ones.
 _DEPTH_MAX: Final = 4
 
 
 def openapi() -> Mapping[str, Any]:
-    """The document of all routes, as a service has it."""
+    """Return the service's document of all routes."""
     settings, clock = Defaults(), SystemClock()
     store = MemoryStore(clock, (settings.dataset(),))
     return document_of(create_app(settings, store=store, clock=clock).site)
@@ -70,7 +70,7 @@ def anchor(name: str) -> str:
 
 
 def _inlined(part: Any, components: Schema) -> Any:
-    """*part* with everything that it refers to in its place."""
+    """Return *part* with its references resolved."""
     if isinstance(part, list):
         return [_inlined(each, components) for each in part]
     if not isinstance(part, dict):
@@ -108,7 +108,7 @@ def _section(name: str, operation: Schema) -> str:
 
 
 def _problems(problem: Schema) -> Iterator[str]:
-    """What every problem has, and which there are of each status."""
+    """Yield the members of problems, and the problems of each status."""
     yield "## Problems { #problems }\n"
     members = {key: each for key, each in problem["properties"].items() if key != "code"}
     code = {"type": "string", "description": "Which one: below, by their status."}
@@ -145,15 +145,15 @@ def _contents(content: Mapping[str, Schema]) -> Iterator[str]:
 
 
 def _members(schema: Schema, prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """A row for each member of *schema*, those of objects and lists within it too."""
+    """Yield a row for each member of *schema*, including nested objects and lists."""
     for name, each in schema.get("properties", {}).items():
         plain = _without_null(each)
         need = "" if name in schema.get("required", ()) else "optional; "
-        told = _cell(each.get("description") or plain.get("description") or "")
-        yield f"| `{prefix}{name}` | {need}{_kind(each)} | {told} |"
+        text = _cell(each.get("description") or plain.get("description") or "")
+        yield f"| `{prefix}{name}` | {need}{_kind(each)} | {text} |"
         inner = _without_null(plain.get("items", {}))
         if depth < _DEPTH_MAX:
-            # What may be a problem instead is told by its own form.
+            # A problem in its place has its own schema.
             inner = inner.get("anyOf", [inner])[0]
             yield from _members(plain, f"{prefix}{name}.", depth + 1)
             yield from _members(inner, f"{prefix}{name}[].", depth + 1)
@@ -166,7 +166,7 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _kind(schema: Schema) -> str:
-    """What a value of *schema* is, with its bounds."""
+    """Return the type of a value of *schema*, with its bounds."""
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:

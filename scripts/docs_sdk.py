@@ -7,7 +7,7 @@ from typing import Final
 
 from counter import client
 
-#: Every name stands in one of these, in the order in which a reader wants them.
+#: Each name is in one of these sections, which are in reading order.
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Clients": ("CounterClient", "AsyncCounterClient", "Options"),
     "Tokens": ("Token", "Key", "Unfinished"),
@@ -45,7 +45,7 @@ def sdk_page() -> str:
     parts = [_HEAD]
     for title, names in {**GROUPS, "Others": others}.items():
         if names:
-            # What an error is a kind of says how to catch it; what else is built on, nothing.
+            # Bases are shown for errors only, because they say how to catch them.
             options = f"{{heading_level: 3, show_bases: {str(title == 'Errors').lower()}}}"
             parts.append(f"## {title}\n")
             parts += [f"::: counter.client.{name}\n    options: {options}\n" for name in names]

@@ -13,7 +13,7 @@ from counter.config.report import is_duration, toml_value
 from counter.config.settings import DatasetSettings, Settings
 
 _DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
-#: What is never a flag: process lists show those.
+#: Secrets are never flags, because process lists show flags.
 _NO_FLAG: Final = frozenset({"cassandra_password", "extra_datasets"})
 _ROW: Final = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 #: A link to another page of docs/, which lies a folder above this one.
@@ -34,7 +34,7 @@ the bounds that they have above; one that it leaves out is as for the dataset `d
 
 
 class Defaults(Settings):
-    """Settings that no file and no variable of the machine that builds this changes."""
+    """Settings that ignore files and variables of the machine that builds this."""
 
     @classmethod
     def settings_customise_sources(
@@ -60,8 +60,8 @@ def settings_page() -> str:
 
 
 def _parts() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
-    """Each part of docs/configuration.md that has settings, with what is allowed for each and what
-    more is told of it: tests hold those bounds to the code's own."""
+    """Return each part of docs/configuration.md that has settings, with each setting's allowed
+    values and further text; tests compare those bounds with the code's."""
     _, *rest = _PART.split(_DOCUMENT.read_text(encoding="utf-8"))
     for title, text in zip(rest[::2], rest[1::2], strict=True):
         rows = {

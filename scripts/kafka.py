@@ -1,7 +1,7 @@
 """The command line of ``scripts/kafka``: one real Apache Kafka broker on loopback.
 
-It is for trying things out and for tests. The broker outlives the command; its data, log and pid
-file are in ``.cluster/kafka``.
+It is for experiments and tests. The broker continues after the command; its data, log and pid file
+are in ``.cluster/kafka``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JARS: Final = Jars(
     version=KAFKA,
     artifacts=(
         f"org.apache.kafka:kafka_2.13:{KAFKA}",
-        # Without it the broker's log is silent, errors too.
+        # Without it the broker logs nothing, not even errors.
         "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
     ),
     java_versions=(17, 21),
@@ -54,7 +54,7 @@ def broker(folder: Path, port: int) -> ServerProcess:
 
 @app.command
 def start(*, port: int = 9092, directory: Directory = DIRECTORY) -> None:
-    """Start the broker; one that was stopped comes back with its data.
+    """Start the broker; a stopped one keeps its data.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ install_missing() {
 # Runs a command during which no package may start its service: it would take a port, and CPU from what is measured.
 without_services() (
     policy=/usr/sbin/policy-rc.d
-    # Where one stands, as in most containers, it was decided already.
+    # If one exists, as in most containers, keep it.
     if [ ! -e "$policy" ]; then
         trap 'rm -f -- "$policy"' EXIT
         printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: `setup LOCK` makes .venv hold what LOCK names, and the project itself.
+# Sourced by the other scripts: `setup LOCK` installs the packages of LOCK and the project into .venv.
 
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
@@ -58,7 +58,7 @@ install() {
     "$python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$root/$1" &&
         "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
             --no-build-isolation --editable "$root" ||
-        fail "The installation into $venv failed; the reason stands above. Start again to go on."
+        fail "The installation into $venv failed; the reason is above. Run it again to continue."
     mark_installed "$1"
     # Each lock holds all of the shorter ones, at the same versions.
     case $1 in

@@ -1,6 +1,6 @@
-"""The command line of ``scripts/simulate``: the service on virtual time, seed after seed.
+"""The command line of ``scripts/simulate``: run the service on virtual time for many seeds.
 
-The same seed gives the same run. Exits with 1 where a seed failed, or a planted bug was not caught.
+The same seed gives the same run. Exits with 1 if a seed failed, or a planted bug was not caught.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def simulate(
     shrinks: Annotated[int, Parameter(help="Runs that shrinking a failure may take.")] = 200,
     jobs: Annotated[int, Parameter(help="Processes that run seeds at once.")] = 1,
 ) -> int:
-    """Run seeds; show the first failure, shrunk, and how to have it again."""
+    """Run seeds; show the first failure, shrunk, and how to reproduce it."""
     gc.disable()
     if bug == "all" or table:
         return _catch_all(seeds, start, table=table)
@@ -89,10 +89,10 @@ def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:
 
 
 def _catch_all(seeds: int, start: int, *, table: bool) -> int:
-    """Plant each bug in turn, and say how many seeds it took."""
+    """Plant each bug in turn, and report how many seeds it took to catch it."""
     took: dict[str, int | None] = {}
     for bug in all_bugs().values():
-        # All sources are read before the first run: it takes long, and files may change meanwhile.
+        # Read all sources before the first run, because files may change during a long run.
         with bug.plant():
             continue
     for name, bug in all_bugs().items():
@@ -106,7 +106,7 @@ def _catch_all(seeds: int, start: int, *, table: bool) -> int:
 
 
 def seeds_to_catch(bug: Bug, start: int, seeds: int) -> int | None:
-    """How many seeds it took until one failed; None where none of *seeds* did."""
+    """Return how many seeds it took until one failed; None if none of *seeds* did."""
     for number in range(seeds):
         if number % _AT_A_TIME == 0:
             gc.collect()

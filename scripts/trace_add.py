@@ -33,7 +33,7 @@ COUNTER = "/v1/namespaces/default/counters/c"
 
 
 class Trace:
-    """Records the files of ours that are entered, thread by thread, while it is on."""
+    """Record which of our files each thread enters, while it is on."""
 
     def __init__(self) -> None:
         self.on = False
@@ -45,7 +45,7 @@ class Trace:
             self.entered.setdefault(threading.get_ident(), []).append(name)
 
     def of(self, request: Any) -> dict[int, list[str]]:
-        """What is entered from the beginning of *request* to its end."""
+        """Return the files entered during *request*."""
         self.entered, self.on = {}, True
         try:
             request().raise_for_status()
@@ -81,7 +81,7 @@ def ask(port: int, trace: Trace, *, names: bool) -> None:
 
 
 def main() -> None:
-    """Serve in this process, and ask from a thread of it."""
+    """Serve in this process, and send requests from a thread."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--names", action="store_true", help="print the names of the files, too")
     names = parser.parse_args().names

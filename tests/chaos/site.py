@@ -62,7 +62,7 @@ class Site:
     """The servers, the relays before them, and where clients stand."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        shape = Shape(nodes=NODES, memcached=1, quick=True, told_above=TOLD_ABOVE)
+        shape = Shape(nodes=NODES, memcached=1, quick=True, client_offset=TOLD_ABOVE)
         self.cluster = make_temporary(folder / "cluster", shape)
         self.folder = folder
         self.clock = ShiftedClock(folder / "clock")

@@ -105,7 +105,7 @@ def two_datacenters() -> Iterator[Ways]:
         memcached=0,
         quick=True,
         datacenters="dc1,dc1,dc2",
-        peers_above=100,
+        peer_offset=100,
         durable_schema=False,
     )
     with running_cluster(shape, ways.around):
