@@ -37,10 +37,19 @@ _SLOW_MACHINES = (HealthCheck.too_slow,)
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=_SLOW_MACHINES
 )
-settings.register_profile("ci", parent=settings.get_profile("default"), max_examples=180)
-# By hand: scripts/test --hypothesis-profile=deep --timeout=0 tests/properties
-settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=5_000)
-settings.load_profile("ci" if in_ci() else "default")
+# The gate tries the same examples each time, so that it fails for what was changed.
+settings.register_profile(
+    "gate", parent=settings.get_profile("default"), max_examples=90, derandomize=True, database=None
+)
+# scripts/long tries many, and others each time.
+settings.register_profile(
+    "deep",
+    parent=settings.get_profile("default"),
+    max_examples=5_000,
+    derandomize=False,
+    database=None,
+)
+settings.load_profile("gate" if in_ci() else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:

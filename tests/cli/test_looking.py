@@ -110,10 +110,13 @@ def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
     assert (code, len(out.splitlines())) == (130, 2)
 
 
-def test_a_history_is_a_table_csv_json_and_a_plot(shell: Shell, name: str) -> None:
+def test_a_history_is_a_table_csv_json_and_a_plot(
+    shell: Shell, soon_rolled_up: str, name: str
+) -> None:
     """It says so where the rollup has not come to the counter yet."""
-    shell.said("add", name, "7")
-    wanted = ("history", name, "--from", "1m", "--step", "1h")
+    where = ("--namespace", soon_rolled_up)
+    shell.said("add", name, "7", *where)
+    wanted = ("history", name, "--from", "1m", "--step", "1h", *where)
     deadline = time.monotonic() + 30
     while not any(each["count"] for each in shell.documents(*wanted)):
         assert time.monotonic() < deadline, "it is never rolled up"
@@ -129,7 +132,7 @@ def test_a_history_is_a_table_csv_json_and_a_plot(shell: Shell, name: str) -> No
     drawn = shell.said(*wanted, "--plot")
     assert drawn.startswith("7 \u2524")
     assert "\u2588" in drawn
-    assert shell.said("history", name, "--from", "100ms", "--step", "200ms") == ""
+    assert shell.said("history", name, "--from", "100ms", "--step", "200ms", *where) == ""
     assert f"nothing of {name} is rolled up in that time" in shell.err
 
 

@@ -45,4 +45,4 @@ TestOverSqlite.settings = STEPS
 TestOverMemory = OverMemory.TestCase
 TestOverMemory.settings = STEPS
 TestOverCassandra = OverCassandra.TestCase
-TestOverCassandra.settings = settings(STEPS, max_examples=settings().max_examples // 10)
+TestOverCassandra.settings = settings(STEPS, max_examples=settings().max_examples // 6)
