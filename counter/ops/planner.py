@@ -14,6 +14,7 @@ from typing import Final
 
 from counter import limits
 from counter.durations import format_duration, spell_duration
+from counter.errors import StartupError
 from counter.limits import PARTITION_BYTES_MAX
 from counter.quantities import format_number, format_share
 
@@ -42,7 +43,7 @@ BUCKETS_PER_ID_MAX: Final = 8
 ACCEPT_LIMIT_PLANNED_US: Final = 600 * limits.SECOND
 
 
-class PlanError(ValueError):
+class PlanError(StartupError):
     """A value of the plan is out of bounds; the message names the value, the bound and the fix."""
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from fractions import Fraction
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, get_type_hints
 
 from cyclopts import Parameter
 
 from counter import limits
-from counter.cli.terminal import Json, exit_on_error, flag, print_out
+from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out
 from counter.config.namespace_rules import Clients
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import StartupError
 from counter.ops import planner
 from counter.ops.cluster_planner import ClusterNeed, Step, cluster_warnings, plan_cluster
-from counter.ops.measured_rates import MEASURED, Rates, read_rates
+from counter.ops.measured_rates import MEASURED, RATE_NAMES, Rates, read_rates
 from counter.quantities import (
     format_bytes,
     format_number,
@@ -34,8 +34,37 @@ from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 
 UNLIMITED: Final = "unlimited"
 
-_Value = TypeVar("_Value")
-_Choice = TypeVar("_Choice", CounterType, PayloadCheck)
+
+def _one_of(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    """Return the parser of a member of *kind*."""
+
+    def parse(text: str) -> StrEnum:
+        if text not in list(kind):
+            raise ValueError(f"{text[:40]!r} is none of {', '.join(kind)}")
+        return kind(text)
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How the text of a flag is parsed, and the unit of the value, which ends its name."""
+
+    parse: Callable[[str], Any]
+    unit: str = ""
+
+
+_US: Final = _Kind(parse_iso_duration, "_us")
+_RETENTION: Final = _Kind(
+    lambda text: None if text == UNLIMITED else parse_iso_duration(text), "_us"
+)
+_PER_S: Final = _Kind(parse_rate, "_per_s")
+_BYTES: Final = _Kind(parse_size, "_bytes")
+_SHARE: Final = _Kind(parse_share)
+_COUNT: Final = _Kind(parse_count)
+_EVENTS: Final = _Kind(lambda text: Fraction(parse_count(text)))
+_TYPE: Final = _Kind(_one_of(CounterType))
+_CHECK: Final = _Kind(_one_of(PayloadCheck))
 
 
 @Parameter(name="*")
@@ -43,17 +72,17 @@ _Choice = TypeVar("_Choice", CounterType, PayloadCheck)
 class DedupFlags:
     """Durations are written like 10s or PT10S, rates like 80/s, shares like 20%."""
 
-    rate: Annotated[str, flag("Tokens that come: 80/s")]
-    caller: Annotated[str, flag("How long a caller may wait before it sends")] = "0s"
-    retry: Annotated[str, flag("How long it may go on to send again")] = "0s"
-    network: Annotated[str, flag("How long a message may be under way")] = "0s"
-    clock: Annotated[str, flag("How far two clocks may be apart")] = "0s"
-    ttl: Annotated[str | None, flag("How long tokens are kept [the sum of these four]")] = None
-    margin: Annotated[str, flag("How many more there may be at times")] = "0%"
-    duplicates: Annotated[str, flag("Repetitions, as a share of the rate")] = "0%"
-    incident: Annotated[str, flag("How long a time of many repetitions lasts")] = "0s"
-    record_size: Annotated[str, flag("What a token takes where it is kept")] = "200B"
-    bits: Annotated[str, flag("How many random bits a token has")] = str(planner.TOKEN_BITS)
+    rate: Annotated[str, flag("Tokens that come: 80/s"), _PER_S]
+    caller: Annotated[str, flag("How long a caller may wait before it sends"), _US] = "0s"
+    retry: Annotated[str, flag("How long it may go on to send again"), _US] = "0s"
+    network: Annotated[str, flag("How long a message may be under way"), _US] = "0s"
+    clock: Annotated[str, flag("How far two clocks may be apart"), _US] = "0s"
+    ttl: Annotated[str | None, flag("How long tokens are kept [the sum of these four]"), _US] = None
+    margin: Annotated[str, flag("How many more there may be at times"), _SHARE] = "0%"
+    duplicates: Annotated[str, flag("Repetitions, as a share of the rate"), _SHARE] = "0%"
+    incident: Annotated[str, flag("How long a time of many repetitions lasts"), _US] = "0s"
+    record_size: Annotated[str, flag("What a token takes where it is kept"), _BYTES] = "200B"
+    bits: Annotated[str, flag("How many random bits a token has"), _COUNT] = str(planner.TOKEN_BITS)
     json: Json = False
 
 
@@ -62,12 +91,14 @@ class DedupFlags:
 class StorageFlags:
     """Durations are written like 7d or P7D."""
 
-    retention: Annotated[str, flag("How long events are kept, or unlimited")] = "7d"
-    read_interval: Annotated[str, flag("The span of time that a read covers")] = "PT24H"
-    events_per_day: Annotated[str, flag("Events of the one counter")]
-    event_size: Annotated[str, flag("What an event takes on disk")] = "64B"
+    retention: Annotated[str, flag("How long events are kept, or unlimited"), _RETENTION] = "7d"
+    read_interval: Annotated[str, flag("The span of time that a read covers"), _US] = "PT24H"
+    events_per_day: Annotated[str, flag("Events of the one counter"), _EVENTS]
+    event_size: Annotated[str, flag("What an event takes on disk"), _BYTES] = "64B"
     accept_limit: Annotated[
-        str | None, flag("How old an event may be that is written [10m; 0s if unlimited]")
+        str | None,
+        flag("How old an event may be that is written [10m; 0s if unlimited]"),
+        _US,
     ] = None
     json: Json = False
 
@@ -77,159 +108,113 @@ class StorageFlags:
 class ClusterFlags:
     """The load; the settings of its namespaces; the behavior of its clients."""
 
-    adds: Annotated[str, flag("Single adds, at the busiest: 75000/s")]
-    counters: Annotated[str, flag("Counters in use: 1e6")]
-    gets: Annotated[str, flag("Gets of cached counts")] = "0/s"
+    adds: Annotated[str, flag("Single adds, at the busiest: 75000/s"), _PER_S]
+    counters: Annotated[str, flag("Counters in use: 1e6"), _COUNT]
+    gets: Annotated[str, flag("Gets of cached counts"), _PER_S] = "0/s"
     rates: Annotated[str | None, flag("A file of measured rates [a small machine's]")] = None
-    load: Annotated[str, flag("How much of its rate each part may be used at")] = "70%"
+    load: Annotated[str, flag("How much of its rate each part may be used at"), _SHARE] = "70%"
 
-    retention: Annotated[str, flag("How long events are kept")] = "7d"
-    slice: Annotated[str | None, flag("The span of one event table [by retention]")] = None
-    time_bucket: Annotated[str | None, flag("The span of a partition [1h, or the slice]")] = None
-    event_buckets: Annotated[str, flag("Partitions that share a time bucket")] = "1"
-    replication: Annotated[str, flag("Copies of the data")] = "3"
-    write_timeout: Annotated[str, flag("How long a write may take")] = "2s"
-    clock_skew_max: Annotated[str, flag("How far a process's clock may be off")] = "500ms"
-    event_size: Annotated[str, flag("What an event takes on disk, a copy")] = "64B"
-    row_size: Annotated[str, flag("What a rolled-up window takes on disk, a copy")] = "64B"
-    disk: Annotated[str, flag("The disk of a Cassandra node")] = "1TB"
-    disk_use: Annotated[str, flag("How much of it may be filled")] = "50%"
-    memory: Annotated[str, flag("The memory of a memcached")] = "1GiB"
+    retention: Annotated[str, flag("How long events are kept"), _US] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]"), _US] = None
+    time_bucket: Annotated[str | None, flag("The span of a partition [1h, or the slice]"), _US] = (
+        None
+    )
+    event_buckets: Annotated[str, flag("Partitions that share a time bucket"), _COUNT] = "1"
+    replication: Annotated[str, flag("Copies of the data"), _COUNT] = "3"
+    write_timeout: Annotated[str, flag("How long a write may take"), _US] = "2s"
+    clock_skew_max: Annotated[str, flag("How far a process's clock may be off"), _US] = "500ms"
+    event_size: Annotated[str, flag("What an event takes on disk, a copy"), _BYTES] = "64B"
+    row_size: Annotated[str, flag("What a rolled-up window takes on disk, a copy"), _BYTES] = "64B"
+    disk: Annotated[str, flag("The disk of a Cassandra node"), _BYTES] = "1TB"
+    disk_use: Annotated[str, flag("How much of it may be filled"), _SHARE] = "50%"
+    memory: Annotated[str, flag("The memory of a memcached"), _BYTES] = "1GiB"
 
-    counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT")] = "EVENTUAL"
-    rollup_window: Annotated[str, flag("How finely time is cut")] = "10s"
-    accept_limit: Annotated[str, flag("How old a token may be before it is resolved")] = "5s"
-    future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]")] = None
-    shards: Annotated[str, flag("Parts that workers share")] = "16"
-    payload_check: Annotated[str, flag("off, guard or strict")] = "guard"
-    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered [1d]")] = None
-    lease_time: Annotated[str, flag("How long a silent worker keeps its shards")] = "10s"
+    counter_type: Annotated[
+        str, flag("ACCURATE, EVENTUAL or BEST_EFFORT"), _Kind(_one_of(CounterType))
+    ] = "EVENTUAL"
+    rollup_window: Annotated[str, flag("How finely time is cut"), _US] = "10s"
+    accept_limit: Annotated[str, flag("How old a token may be before it is resolved"), _US] = "5s"
+    future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]"), _US] = None
+    shards: Annotated[str, flag("Parts that workers share"), _COUNT] = "16"
+    payload_check: Annotated[str, flag("off, guard or strict"), _CHECK] = "guard"
+    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered [1d]"), _US] = None
+    lease_time: Annotated[str, flag("How long a silent worker keeps its shards"), _US] = "10s"
 
-    retry: Annotated[str | None, flag("How long clients go on to send an add again")] = None
-    client_clock: Annotated[str | None, flag("How far clients' clocks may be off")] = None
-    max_staleness: Annotated[str | None, flag("How old a count may be by default")] = None
-    hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s")] = None
+    retry: Annotated[str | None, flag("How long clients go on to send an add again"), _US] = None
+    client_clock: Annotated[str | None, flag("How far clients' clocks may be off"), _US] = None
+    max_staleness: Annotated[str | None, flag("How old a count may be by default"), _US] = None
+    hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s"), _PER_S] = None
     json: Json = False
 
 
 def dedup(flags: DedupFlags) -> None:
     """Print how many tokens must be kept, for how long, and their size."""
     with exit_on_error():
-        need = _planned(lambda: _dedup_need(flags))
-        plan = _planned(lambda: planner.plan_dedup(need))
+        need = planner.DedupNeed(**_values(flags))
+        plan = planner.plan_dedup(need)
         warnings = planner.dedup_warnings(need)
-        if flags.json:
-            print_out(_json({**asdict(plan), "warnings": warnings}), warnings)
-        else:
-            print_out(_lines(_dedup_steps(need, plan)), warnings)
+        body = {**asdict(plan), "warnings": warnings}
+        _show(_lines(_dedup_steps(need, plan)), body, warnings, json=flags.json)
 
 
 def storage(flags: StorageFlags) -> None:
     """Print how the events of one counter should be split into tables, intervals and buckets."""
     with exit_on_error():
-        need = _planned(lambda: _storage_need(flags))
-        plan = _planned(lambda: planner.plan_storage(need))
+        need = planner.StorageNeed(**_values(flags))
+        plan = planner.plan_storage(need)
         body = asdict(plan)
-        shown = (
-            _json(body) if flags.json else _lines(Step(k, "", f"{v:,}") for k, v in body.items())
-        )
-        print_out(shown, planner.storage_warnings(need, plan))
+        text = _lines(Step(k, "", f"{v:,}") for k, v in body.items())
+        _show(text, body, planner.storage_warnings(need, plan), json=flags.json)
 
 
 def cluster(flags: ClusterFlags) -> None:
     """Print how many Cassandra nodes, memcached servers, API and worker processes are needed,
     and why."""
     with exit_on_error():
-        need, clients, lease_time_us = _planned(lambda: _cluster_need(flags))
-        rates = MEASURED if flags.rates is None else _planned(lambda: _rates(str(flags.rates)))
-        plan = _planned(lambda: plan_cluster(need, rates))
+        values = _values(flags)
+        need, clients = _cluster_need(values)
+        rates = MEASURED if flags.rates is None else _rates(flags.rates)
+        plan = plan_cluster(need, rates)
+        lease_time_us = values["lease_time_us"]
         warnings = cluster_warnings(need, plan, clients, rates, lease_time_us=lease_time_us)
-        used = {each.name: getattr(rates, each.name) for each in fields(Rates)}
-        if flags.json:
-            told_rates = {
-                name: {"per_second": float(rate.per_s), "source": rate.source}
-                for name, rate in used.items()
-            }
-            body = {**asdict(plan), "rates": told_rates, "warnings": warnings}
-            print_out(_json(body), warnings)
-            return
+        used = {name: getattr(rates, name) for name in RATE_NAMES}
+        shown_rates = {
+            name: {"per_second": float(rate.per_s), "source": rate.source}
+            for name, rate in used.items()
+        }
         measured = (
             Step(k, f"({v.source})", f"{format_number(v.per_s)}/s") for k, v in used.items()
         )
         parts = "\n\n".join(_sections(plan.steps))
-        print_out(f"{parts}\n\nRates of one\n{_lines(measured, '', indent=2)}", warnings)
+        text = f"{parts}\n\nRates of one\n{_lines(measured, '', indent=2)}"
+        body = {**asdict(plan), "rates": shown_rates, "warnings": warnings}
+        _show(text, body, warnings, json=flags.json)
 
 
-class _Texts:
-    """Parses texts, and reports all that are invalid at once."""
+def _values(flags: DedupFlags | StorageFlags | ClusterFlags) -> dict[str, Any]:
+    """Return the values of *flags* by name and unit, such as ``caller_us``.
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def read(self, name: str, text: str, parse: Callable[[str], _Value], instead: _Value) -> _Value:
-        """Return the result of *parse*; if it fails, record the problem and return *instead*."""
-        try:
-            return parse(text)
-        except ValueError as error:
-            self.problems.append(f"--{name.replace('_', '-')}: {error}")
-            return instead
-
-    def duration(self, name: str, text: str) -> int:
-        return self.read(name, text, parse_iso_duration, 0)
-
-    def rate(self, name: str, text: str) -> Fraction:
-        return self.read(name, text, parse_rate, Fraction(0))
-
-    def share(self, name: str, text: str) -> Fraction:
-        return self.read(name, text, parse_share, Fraction(0))
-
-    def size(self, name: str, text: str) -> int:
-        return self.read(name, text, parse_size, 0)
-
-    def count(self, name: str, text: str) -> int:
-        return self.read(name, text, parse_count, 0)
-
-    def one_of(self, name: str, text: str, instead: _Choice) -> _Choice:
-        kind = type(instead)
-
-        def parse(given: str) -> _Choice:
-            if given not in list(kind):
-                raise ValueError(f"{given[:40]!r} is none of {', '.join(kind)}")
-            return kind(given)
-
-        return self.read(name, text, parse, instead)
-
-    def check(self) -> None:
-        """Raises StartupError with every problem."""
-        if self.problems:
-            raise StartupError("\n".join(self.problems))
+    Raises StartupError with every problem.
+    """
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, hint in get_type_hints(type(flags), include_extras=True).items():
+        text = getattr(flags, name)
+        for kind in getattr(hint, "__metadata__", ()):
+            if isinstance(kind, _Kind):
+                try:
+                    value = None if text is None else kind.parse(text)
+                except ValueError as error:
+                    problems.append(f"--{name.replace('_', '-')}: {error}")
+                else:
+                    values[f"{name.removesuffix('_size')}{kind.unit}"] = value
+    if problems:
+        raise StartupError("\n".join(problems))
+    return values
 
 
-def _planned(make: Callable[[], _Value]) -> _Value:
-    """Return the result of *make*. Raises StartupError if there is no plan."""
-    try:
-        return make()
-    except planner.PlanError as error:
-        raise StartupError(str(error)) from error
-
-
-def _dedup_need(flags: DedupFlags) -> planner.DedupNeed:
-    texts = _Texts()
-    need = planner.DedupNeed(
-        rate_per_s=texts.rate("rate", flags.rate),
-        caller_us=texts.duration("caller", flags.caller),
-        retry_us=texts.duration("retry", flags.retry),
-        network_us=texts.duration("network", flags.network),
-        clock_us=texts.duration("clock", flags.clock),
-        ttl_us=None if flags.ttl is None else texts.duration("ttl", flags.ttl),
-        margin=texts.share("margin", flags.margin),
-        duplicates=texts.share("duplicates", flags.duplicates),
-        incident_us=texts.duration("incident", flags.incident),
-        record_bytes=texts.size("record_size", flags.record_size),
-        bits=texts.count("bits", flags.bits),
-    )
-    texts.check()
-    return need
+def _show(text: str, body: Mapping[str, Any], warnings: Iterable[str], *, json: bool) -> None:
+    print_out(json_line(body) if json else text, warnings)
 
 
 def _dedup_steps(need: planner.DedupNeed, plan: planner.DedupPlan) -> Sequence[Step]:
@@ -261,59 +246,28 @@ def _dedup_steps(need: planner.DedupNeed, plan: planner.DedupPlan) -> Sequence[S
     )
 
 
-def _storage_need(flags: StorageFlags) -> planner.StorageNeed:
-    texts = _Texts()
-    kept, limit = flags.retention, flags.accept_limit
-    need = planner.StorageNeed(
-        retention_us=None if kept == UNLIMITED else texts.duration("retention", kept),
-        read_interval_us=texts.duration("read_interval", flags.read_interval),
-        events_per_day=Fraction(texts.count("events_per_day", flags.events_per_day)),
-        event_bytes=texts.size("event_size", flags.event_size),
-        accept_limit_us=None if limit is None else texts.duration("accept_limit", limit),
-    )
-    texts.check()
-    return need
-
-
-def _cluster_need(flags: ClusterFlags) -> tuple[ClusterNeed, Clients, int]:
-    """Return the needs, the clients' behavior, and the lease time in microseconds."""
-    texts = _Texts()
-    event_bytes = texts.size("event_size", flags.event_size)
-    dataset = _dataset(flags, texts)
+def _cluster_need(values: Mapping[str, Any]) -> tuple[ClusterNeed, Clients]:
+    """Return the needs, and the behavior of the clients."""
+    dataset = _dataset(values)
+    own = ("adds_per_s", "gets_per_s", "counters", "replication", "event_bytes", "row_bytes")
+    more = ("disk_bytes", "disk_use", "memory_bytes", "load")
     need = ClusterNeed(
-        adds_per_s=texts.rate("adds", flags.adds),
-        gets_per_s=texts.rate("gets", flags.gets),
-        counters=texts.count("counters", flags.counters),
         dataset=dataset,
-        settings=_settings(flags, dataset, texts),
-        replication=texts.count("replication", flags.replication),
-        event_bytes=event_bytes,
-        row_bytes=texts.size("row_size", flags.row_size),
-        disk_bytes=texts.size("disk", flags.disk),
-        disk_use=texts.share("disk_use", flags.disk_use),
-        memory_bytes=texts.size("memory", flags.memory),
-        load=texts.share("load", flags.load),
+        settings=_settings(values, dataset),
+        **{name: values[name] for name in (*own, *more)},
     )
     clients = Clients(
-        retry_us=_maybe(texts.duration, "retry", flags.retry),
-        clock_us=_maybe(texts.duration, "client_clock", flags.client_clock),
-        max_staleness_us=_maybe(texts.duration, "max_staleness", flags.max_staleness),
-        hottest_per_s=_maybe(texts.rate, "hottest", flags.hottest),
-        event_bytes=event_bytes,
+        retry_us=values["retry_us"],
+        clock_us=values["client_clock_us"],
+        max_staleness_us=values["max_staleness_us"],
+        hottest_per_s=values["hottest_per_s"],
+        event_bytes=values["event_bytes"],
     )
-    lease_time_us = texts.duration("lease_time", flags.lease_time)
-    texts.check()
-    return need, clients, lease_time_us
+    return need, clients
 
 
-def _maybe(read: Callable[[str, str], _Value], name: str, text: str | None) -> _Value | None:
-    return None if text is None else read(name, text)
-
-
-def _dataset(flags: ClusterFlags, texts: _Texts) -> Dataset:
-    retention_us = texts.duration("retention", flags.retention)
-    slice_us = _maybe(texts.duration, "slice", flags.slice)
-    texts.check()
+def _dataset(values: Mapping[str, Any]) -> Dataset:
+    retention_us, slice_us = values["retention_us"], values["slice_us"]
     if slice_us is None:
         if retention_us < planner.RETENTION_SLICED_MIN_US:
             raise StartupError(
@@ -321,7 +275,7 @@ def _dataset(flags: ClusterFlags, texts: _Texts) -> Dataset:
                 " give --slice"
             )
         slice_us = planner.slice_for(retention_us)
-    bucket_us = _maybe(texts.duration, "time_bucket", flags.time_bucket)
+    bucket_us = values["time_bucket_us"]
     if bucket_us is None:
         bucket_us = slice_us if slice_us % limits.HOUR else limits.HOUR
     return Dataset(
@@ -330,27 +284,26 @@ def _dataset(flags: ClusterFlags, texts: _Texts) -> Dataset:
         retention_us=retention_us,
         slice_us=slice_us,
         time_bucket_us=bucket_us,
-        event_buckets=texts.count("event_buckets", flags.event_buckets),
-        write_timeout_us=texts.duration("write_timeout", flags.write_timeout),
-        clock_skew_max_us=texts.duration("clock_skew_max", flags.clock_skew_max),
+        event_buckets=values["event_buckets"],
+        write_timeout_us=values["write_timeout_us"],
+        clock_skew_max_us=values["clock_skew_max_us"],
     )
 
 
-def _settings(flags: ClusterFlags, dataset: Dataset, texts: _Texts) -> NamespaceSettings:
-    future_us = _maybe(texts.duration, "future_limit", flags.future_limit)
-    key_ttl_us = _maybe(texts.duration, "key_ttl", flags.key_ttl)
+def _settings(values: Mapping[str, Any], dataset: Dataset) -> NamespaceSettings:
+    future_us, key_ttl_us = values["future_limit_us"], values["key_ttl_us"]
     if future_us is None:
         future_us = max(5 * limits.SECOND, 2 * dataset.clock_skew_max_us)
     if key_ttl_us is None:
         key_ttl_us = min(limits.DAY, dataset.retention_us // 2)
     return NamespaceSettings(
-        counter_type=texts.one_of("counter_type", flags.counter_type, CounterType.EVENTUAL),
+        counter_type=values["counter_type"],
         dataset=dataset.name,
-        accept_limit_us=texts.duration("accept_limit", flags.accept_limit),
+        accept_limit_us=values["accept_limit_us"],
         future_limit_us=future_us,
-        rollup_window_us=texts.duration("rollup_window", flags.rollup_window),
-        shards=texts.count("shards", flags.shards),
-        payload_check=texts.one_of("payload_check", flags.payload_check, PayloadCheck.GUARD),
+        rollup_window_us=values["rollup_window_us"],
+        shards=values["shards"],
+        payload_check=values["payload_check"],
         key_ttl_us=key_ttl_us,
         cache_ttl_us=10 * limits.SECOND,
     )
@@ -361,10 +314,6 @@ def _rates(name: str) -> Rates:
         return read_rates(Path(name).read_text(encoding="utf-8"), name)
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"--rates: {name!r} cannot be read: {error}") from error
-
-
-def _json(body: Mapping[str, Any]) -> str:
-    return json.dumps(body)
 
 
 def _sections(steps: Iterable[Step]) -> Iterator[str]:
