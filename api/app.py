@@ -43,8 +43,9 @@ from counter.security.host_rule import HostRule
 from counter.security.keys import KeyRing
 from counter.storage import open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.telemetry import open_tracing
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
-from counter.telemetry.tracing import Tracing, open_tracing
+from counter.telemetry.tracing import Tracing
 from counter.types import Dataset
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id

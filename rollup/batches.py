@@ -12,7 +12,7 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Cache, Store
 from counter.telemetry.metrics import NUMBER_BOUNDS, Histogram
-from counter.telemetry.tracing import NoTracing, Tracing
+from counter.telemetry.tracing import Tracing
 from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
 from rollup.limiter import Limiter
 from rollup.partitions import Partitions
@@ -82,7 +82,7 @@ class BatchRoller:
         self._partitions = partitions
         self._batch_counters = batch_counters
         #: Where each batch is traced.
-        self.tracing: Tracing = NoTracing()
+        self.tracing = Tracing()
         #: Counters written per batch, and windows that were recounted.
         self.sizes = Histogram(NUMBER_BOUNDS)
         self.recounts = 0

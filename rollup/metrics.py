@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from prometheus_client.core import Metric
@@ -41,9 +40,8 @@ class RollupMetrics:
     def collect(self) -> Iterator[Metric]:
         """Return the metric families of this scrape."""
         worker = self._worker
-        yield gauge(
-            "rollup_up", "Whether the rollup of this process works.", worker.trouble is None
-        )
+        text = "Whether the rollup of this process works."
+        yield gauge("rollup_up", text, worker.trouble is None)
         yield from self._passes()
         yield from self._lags()
         if self._leases is not None:
@@ -74,25 +72,16 @@ class RollupMetrics:
         text = "Shards of this worker whose watermark it has not seen yet."
         yield gauge("rollup_shards_unseen", text, self._worker.unseen)
         lags = self.lags()
-        labels = ("namespace", "shard")
-        yield gauges(
-            "rollup_lag_seconds",
-            "How far the watermark of a shard is behind the clock.",
-            labels,
-            ((of, lag.seconds) for of, lag in lags.items()),
-        )
-        yield gauges(
-            "rollup_overdue_seconds",
-            "How far a shard is behind where it would be if all closed windows were rolled up.",
-            labels,
-            ((of, lag.overdue_s) for of, lag in lags.items()),
-        )
-        yield gauges(
-            "rollup_windows_behind",
-            "Windows of a shard that are closed and not rolled up.",
-            labels,
-            ((of, lag.windows) for of, lag in lags.items()),
-        )
+        texts = {
+            "lag_seconds": "How far the watermark of a shard is behind the clock.",
+            "overdue_seconds": (
+                "How far a shard is behind where it would be if all closed windows were rolled up."
+            ),
+            "windows_behind": "Windows of a shard that are closed and not rolled up.",
+        }
+        for place, (name, text) in enumerate(texts.items()):
+            values = [(of, lag[place]) for of, lag in lags.items()]
+            yield gauges(f"rollup_{name}", text, ("namespace", "shard"), values)
 
     def lags(self) -> dict[tuple[str, str], _Lag]:
         """Return the lags by namespace and shard; the worst of those past the bounds is ``other``.
@@ -142,61 +131,37 @@ class RollupMetrics:
             for name, each in maintenance.slices.items()
             if each and self._worker.maintains
         }
-        yield gauges(
-            "slices",
-            "Slices that exist.",
-            ("dataset",),
-            (([name], len(each)) for name, each in slices.items()),
-        )
-        yield gauges(
-            "slices_ahead",
-            "Slices that begin later than now.",
-            ("dataset",),
-            (([name], sum(one.start_us > now_us for one in each)) for name, each in slices.items()),
-        )
-        yield gauges(
-            "slices_oldest_age_seconds",
-            "How long ago the oldest slice that exists ended; less than 0 where it has not.",
-            ("dataset",),
-            (([name], (now_us - each[0].end_us) / SECOND) for name, each in slices.items()),
-        )
+        text = "Slices that exist."
+        values = [([name], len(each)) for name, each in slices.items()]
+        yield gauges("slices", text, ("dataset",), values)
+        text = "Slices that begin later than now."
+        ahead = {name: sum(one.start_us > now_us for one in each) for name, each in slices.items()}
+        yield gauges("slices_ahead", text, ("dataset",), [([of], n) for of, n in ahead.items()])
+        text = "How long ago the oldest slice that exists ended; less than 0 where it has not."
+        ages = [([name], (now_us - each[0].end_us) / SECOND) for name, each in slices.items()]
+        yield gauges("slices_oldest_age_seconds", text, ("dataset",), ages)
 
     def _partitions(self) -> Iterator[Metric]:
         """Return the metrics of datasets whose event buckets may be raised."""
         outlooks = self._worker.partitions.outlooks
+        buckets: list[tuple[Sequence[str], float]] = []
+        largest: list[tuple[Sequence[str], float]] = []
+        for name, each in outlooks.items():
+            now, coming = (name, "now"), (name, "next")
+            buckets += [(now, each.buckets_now), (coming, each.buckets_next)]
+            largest += [(now, each.largest_bytes_now), (coming, each.largest_bytes_expected)]
         labels = ("dataset", "slice")
-        yield gauges(
-            "event_buckets",
-            "Event buckets of the slice of now, and of the next one to be made.",
-            labels,
-            chain.from_iterable(
-                (((name, "now"), each.buckets_now), ((name, "next"), each.buckets_next))
-                for name, each in outlooks.items()
-            ),
+        text = "Event buckets of the slice of now, and of the next one to be made."
+        yield gauges("event_buckets", text, labels, buckets)
+        text = (
+            "The largest partition of the slice of now, and the largest one expected in the next."
         )
-        yield gauges(
-            "partition_bytes",
-            "The largest partition of the slice of now, and the largest one expected in the next.",
-            labels,
-            chain.from_iterable(
-                (
-                    ((name, "now"), each.largest_bytes_now),
-                    ((name, "next"), each.largest_bytes_expected),
-                )
-                for name, each in outlooks.items()
-            ),
-        )
-        yield counters(
-            "event_buckets_raised",
-            "Slices that this process made with more event buckets than the one before.",
-            "dataset",
-            {name: each.raised for name, each in outlooks.items()},
-        )
-        yield counter(
-            "partition_size_failures",
-            "Times that partition sizes could not be read or shared by this process.",
-            self._worker.partitions.failures,
-        )
+        yield gauges("partition_bytes", text, labels, largest)
+        text = "Slices that this process made with more event buckets than the one before."
+        raised = {name: each.raised for name, each in outlooks.items()}
+        yield counters("event_buckets_raised", text, "dataset", raised)
+        text = "Times that partition sizes could not be read or shared by this process."
+        yield counter("partition_size_failures", text, self._worker.partitions.failures)
 
 
 def _lag(passed_us: int, closed_us: int, now_us: int, window_us: int) -> _Lag:

@@ -27,7 +27,7 @@ from counter.limits import SECOND
 from counter.security.host_rule import HostRule
 from counter.storage import open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.telemetry.tracing import open_tracing
+from counter.telemetry import open_tracing
 from rollup.audits import audits_of
 from rollup.health import Health, listening
 from rollup.leases import Leases, worker_id

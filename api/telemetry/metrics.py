@@ -38,12 +38,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
-        yield gauges(
-            "build_info",
-            "Versions of the service and of Python.",
-            ("version", "python"),
-            [(self._versions, 1)],
-        )
+        text = "Versions of the service and of Python."
+        yield gauges("build_info", text, ("version", "python"), [(self._versions, 1)])
         text = "Adds and clears by outcome."
         yield counters("adds", text, "outcome", self._service.tally)
         text = "Counts looked up in the cache."
@@ -67,21 +63,13 @@ class Metrics(Collector):
             "body_bytes": (self._bodies.held, limits.BODIES_BYTES_MAX),
             "unfinished_bytes": (self._unfinished.held, limits.UNFINISHED_BYTES_MAX),
         }
-        yield gauges(
-            "queue_depth",
-            "Length of each queue: adds, late tokens to resolve, bytes of requests.",
-            ("queue",),
-            (([name], depth) for name, (depth, _) in depths.items()),
-        )
-        yield gauges(
-            "queue_limit",
-            "Limit of each queue.",
-            ("queue",),
-            (([name], most) for name, (_, most) in depths.items()),
-        )
-        yield gauge(
-            "queue_room", "Further adds that could be queued and answered in time.", load.room
-        )
+        text = "Length of each queue: adds, late tokens to resolve, bytes of requests."
+        held = (([name], depth) for name, (depth, _) in depths.items())
+        yield gauges("queue_depth", text, ("queue",), held)
+        most = (([name], bound) for name, (_, bound) in depths.items())
+        yield gauges("queue_limit", "Limit of each queue.", ("queue",), most)
+        text = "Further adds that could be queued and answered in time."
+        yield gauge("queue_room", text, load.room)
         text = "Expected queueing delay of an add that arrives now."
         yield gauge("expected_wait_seconds", text, load.wait_us / SECOND)
         text = "Requests shed because they could not be answered in time."

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from counter.telemetry.families import add_histogram, histogram_family
+from counter.telemetry.families import histograms
 from counter.telemetry.metrics import SECONDS_BOUNDS, Histogram
 
 #: A bound in case a route ever contained what a client sent.
@@ -51,11 +51,5 @@ class RequestMetrics:
                 time.counts[place] += int(number)
             time.sum += counts[_SUM]
         yield requests
-        durations = histogram_family(
-            "counter_request_duration_seconds",
-            "Time from the request's head to its answer.",
-            labels=["route", "class"],
-        )
-        for labels, time in times.items():
-            add_histogram(durations, labels, time)
-        yield durations
+        text = "Time from the request's head to its answer."
+        yield histograms("request_duration_seconds", text, ("route", "class"), times.items())

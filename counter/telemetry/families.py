@@ -46,18 +46,17 @@ def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> M
 
 def histogram(name: str, text: str, tally: Histogram) -> Metric:
     """Return one histogram."""
-    family = histogram_family(f"counter_{name}", text, labels=())
-    add_histogram(family, (), tally)
+    return histograms(name, text, (), [((), tally)])
+
+
+def histograms(
+    name: str, text: str, labels: Sequence[str], tallies: Iterable[tuple[Sequence[str], Histogram]]
+) -> Metric:
+    """Return several histograms, each with its own *labels*. Their buckets are cumulative, as
+    Prometheus expects."""
+    family = HistogramMetricFamily(f"counter_{name}", text, labels=labels)
+    for of, tally in tallies:
+        bounds = [*map(floatToGoString, tally.bounds), "+Inf"]
+        counts = accumulate(list(tally.counts))
+        family.add_metric(of, list(zip(bounds, counts, strict=True)), tally.sum)
     return family
-
-
-def histogram_family(name: str, text: str, *, labels: Sequence[str]) -> HistogramMetricFamily:
-    """Return a histogram family with labels, to which histograms are added."""
-    return HistogramMetricFamily(name, text, labels=labels)
-
-
-def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], tally: Histogram) -> None:
-    """Add *tally* with cumulative buckets, as Prometheus expects."""
-    bounds = [*map(floatToGoString, tally.bounds), "+Inf"]
-    counts = list(tally.counts)
-    family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), tally.sum)

@@ -16,14 +16,16 @@ from inspect import iscoroutinefunction
 from threading import Thread
 from typing import Any, Final, cast
 
+from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span
+from opentelemetry.trace import Span, SpanKind, get_current_span
 
 from counter.background import pause
 from counter.ports import Store
+from counter.telemetry.tracing import Tracing
 from counter.types import Namespace
 
 _NAME: Final = "distributed-counter"
@@ -37,11 +39,8 @@ def to_collector(system: str) -> SpanTracing:
     return SpanTracing(BatchSpanProcessor(OTLPSpanExporter()), system)
 
 
-class SpanTracing:
-    """Creates spans and passes them to *processor*; see
-    :class:`counter.telemetry.tracing.Tracing`."""
-
-    tracer: Tracer | None
+class SpanTracing(Tracing):
+    """Creates spans and passes them to *processor*."""
 
     def __init__(self, processor: SpanProcessor, system: str) -> None:
         version = metadata.version(_NAME)
@@ -61,16 +60,13 @@ class SpanTracing:
         self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
 
     def watched(self, store: Store) -> Store:
-        """Return *store* wrapped so that each call within a trace gets a span."""
         return cast(Store, _WatchedStore(store, self._tracer, self._system))
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[Span]:
-        """Return a new root span; the store calls within are its children."""
         own = {f"counter.{key}": value for key, value in attributes.items()}
         return self._tracer.start_as_current_span(name, attributes=own)
 
     async def close(self) -> None:
-        """Send the remaining spans, within a few seconds."""
         # A daemon thread, because the exporter may retry an unreachable collector for longer than
         # shutdown may take.
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -92,7 +88,7 @@ class _WatchedStore:
     trace.
     """
 
-    def __init__(self, store: Store, tracer: Tracer, system: str) -> None:
+    def __init__(self, store: Store, tracer: trace.Tracer, system: str) -> None:
         self._store = store
         self._tracer = tracer
         self._kind = SpanKind.INTERNAL if store.transactional else SpanKind.CLIENT

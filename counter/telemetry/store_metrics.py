@@ -9,14 +9,7 @@ from prometheus_client.core import Metric
 from counter.core.clock_guard import ClockGuard
 from counter.limits import SECOND
 from counter.ports import Cache, Store
-from counter.telemetry.families import (
-    add_histogram,
-    counters,
-    gauge,
-    gauges,
-    histogram,
-    histogram_family,
-)
+from counter.telemetry.families import counters, gauge, gauges, histogram, histograms
 from counter.telemetry.metrics import CacheTally, Calls, StoreTally, TallyingCache, TallyingStore
 
 
@@ -51,12 +44,9 @@ class StoreMetrics:
         for each in (self._store, self._cache):
             if isinstance(each, TallyingStore | TallyingCache):
                 queues |= each.queues()
-        yield gauges(
-            "adapter_queue_depth",
-            "What waits in the queues of store and cache.",
-            ("queue",),
-            (([name], depth) for name, depth in queues.items()),
-        )
+        text = "What waits in the queues of store and cache."
+        depths = (([name], depth) for name, depth in queues.items())
+        yield gauges("adapter_queue_depth", text, ("queue",), depths)
 
 
 class ClockMetrics:
@@ -79,14 +69,9 @@ class ClockMetrics:
 
 
 def _calls(of: str, what: str, calls: Mapping[str, Calls]) -> Iterator[Metric]:
-    durations = histogram_family(
-        f"counter_{of}_call_duration_seconds",
-        f"How long calls to the {of} took; a call is {what}.",
-        labels=["operation"],
-    )
-    for operation, each in calls.items():
-        add_histogram(durations, [operation], each.seconds)
-    yield durations
+    text = f"How long calls to the {of} took; a call is {what}."
+    seconds = (([operation], each.seconds) for operation, each in calls.items())
+    yield histograms(f"{of}_call_duration_seconds", text, ("operation",), seconds)
     text = f"Requests to the {of} that failed."
     errors = {operation: each.errors for operation, each in calls.items()}
     yield counters(f"{of}_errors", text, "operation", errors)

@@ -7,12 +7,13 @@ import pytest
 
 from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.telemetry.tracing import NoTracing, open_tracing
+from counter.telemetry import open_tracing
+from counter.telemetry.tracing import Tracing
 
 
 def test_traces_are_off_unless_asked_for(tmp_path: Path) -> None:
     tracing = open_tracing(Settings(data=tmp_path))
-    assert isinstance(tracing, NoTracing)
+    assert type(tracing) is Tracing
 
 
 def test_without_the_extra_a_start_names_it(
