@@ -257,57 +257,45 @@ class Settings(ServingSettings):
 
     def dataset(self) -> Dataset:
         """Return the dataset ``default`` as the first start on a data directory creates it."""
-        return Dataset(
-            id=0,
-            name="default",
-            retention_us=self.retention,
-            slice_us=self.slice,
-            time_bucket_us=self.time_bucket,
-            event_buckets=self.event_buckets,
-            event_buckets_max=self.event_buckets_max,
-            write_timeout_us=self.write_timeout,
-            clock_skew_max_us=self.clock_skew_max,
-        )
+        return self.datasets()[0]
 
     def datasets(self) -> list[Dataset]:
         """Return all datasets, ``default`` first. A store identifies them by name and assigns
         the ids."""
-        extra = sorted(self.extra_datasets.items())
-        more = [self._dataset(i, name, each) for i, (name, each) in enumerate(extra, start=1)]
-        return [self.dataset(), *more]
+        return [self._dataset(i, *each) for i, each in enumerate(self._own_settings())]
+
+    def _own_settings(self) -> list[tuple[str, DatasetSettings]]:
+        """Return the names of all datasets, with what is set for each of them only."""
+        return [("default", DatasetSettings()), *sorted(self.extra_datasets.items())]
+
+    def _of(self, own: DatasetSettings, name: str) -> Any:
+        value = getattr(own, name)
+        return getattr(self, name) if value is None else value
 
     def _dataset(self, number: int, name: str, own: DatasetSettings) -> Dataset:
-        slice_us = own.slice or self.slice
-        bucket_us = own.time_bucket
-        if bucket_us is None:
-            inherits = own.slice is None or slice_us % self.time_bucket == 0
-            bucket_us = self.time_bucket if inherits else _time_bucket(self.store, slice_us)
-        skew_us = self.clock_skew_max if own.clock_skew_max is None else own.clock_skew_max
+        slice_us, bucket_us = self._of(own, "slice"), self._of(own, "time_bucket")
+        if own.time_bucket is None and own.slice is not None and slice_us % bucket_us:
+            bucket_us = _time_bucket(self.store, slice_us)
         return Dataset(
             id=number,
             name=name,
-            retention_us=own.retention or self.retention,
+            retention_us=self._of(own, "retention"),
             slice_us=slice_us,
             time_bucket_us=bucket_us,
-            event_buckets=own.event_buckets or self.event_buckets,
-            event_buckets_max=own.event_buckets_max or self.event_buckets_max,
-            write_timeout_us=own.write_timeout or self.write_timeout,
-            clock_skew_max_us=skew_us,
+            event_buckets=self._of(own, "event_buckets"),
+            event_buckets_max=self._of(own, "event_buckets_max"),
+            write_timeout_us=self._of(own, "write_timeout"),
+            clock_skew_max_us=self._of(own, "clock_skew_max"),
         )
 
     def placements(self) -> Mapping[str, Placement]:
         """Return the replication and consistency of each dataset in Cassandra."""
         home = (self.local_datacenter or "") if self.single_datacenter else ""
-        consistencies = (self.write_consistency, self.read_consistency)
-        placements = {"default": Placement(self.replication, *consistencies, home)}
-        for name, own in self.extra_datasets.items():
-            placements[name] = Placement(
-                own.replication or self.replication,
-                own.write_consistency or self.write_consistency,
-                own.read_consistency or self.read_consistency,
-                home,
-            )
-        return placements
+        names = ("replication", "write_consistency", "read_consistency")
+        return {
+            dataset: Placement(**{name: self._of(own, name) for name in names}, datacenter=home)
+            for dataset, own in self._own_settings()
+        }
 
     def contact_endpoints(self) -> list[tuple[str, int]]:
         """Return (host, port) of each contact point."""
