@@ -12,9 +12,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -58,59 +58,56 @@ class Finding:
     do: str = ""
 
 
+def _ok(part: str, detail: str) -> Finding:
+    return Finding(part, "ok", detail)
+
+
+def _wrong(part: str, detail: str, do: str) -> Finding:
+    return Finding(part, "wrong", detail, do)
+
+
 async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     """Check everything that a process with these settings depends on."""
     patience_us = min(loaded.settings.start_timeout, _PATIENCE_US)
     settings = loaded.settings.model_copy(update={"start_timeout": patience_us})
-    found = [*_settings(loaded)]
-    looks: Sequence[Callable[[], Awaitable[list[Finding]]]] = (
-        lambda: _store(settings, clock),
-        lambda: _cache(settings, clock),
-        lambda: _keys(settings, clock),
-    )
-    for look in looks:
-        found += await look()
+    found = [_ok("settings", f"{len(loaded.origins)} given")]
+    do = "counter config check shows all of them"
+    found += [Finding("settings", "warning", each, do) for each in loaded.warnings]
+    if settings.store == "sqlite":
+        found += [*_directory(settings, clock), *_disk(settings.data)]
+    else:
+        found += [each async for each in _cassandra(settings, clock)]
+    found.append(await _cache(settings, clock))
+    found += [each async for each in _keys(settings, clock)]
     return found
 
 
-def _settings(loaded: Loaded) -> Iterator[Finding]:
-    yield Finding("settings", "ok", f"{len(loaded.origins)} given")
-    for each in loaded.warnings:
-        yield Finding("settings", "warning", each, "counter config check shows all of them")
-
-
-async def _store(settings: Settings, clock: Clock) -> list[Finding]:
-    if settings.store == "sqlite":
-        return [*_directory(settings, clock), *_disk(settings.data)]
+async def _cassandra(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
     try:
         store = open_store(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
     except (CounterError, StartupError) as error:
         do = "set --contact-points right, start Cassandra, or run counter schema apply as it says"
-        return [Finding("store", "wrong", _text(error), do)]
+        yield _wrong("store", _text(error), do)
+        return
     try:
         datasets = [each.name for each in await store.datasets()]
         namespaces = await store.namespaces()
-        found = [
-            Finding(
-                "store",
-                "ok",
-                f"Cassandra answers; keyspace {settings.keyspace} has the schema of this version,"
-                f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
-            )
-        ]
+        yield _ok(
+            "store",
+            f"Cassandra answers; keyspace {settings.keyspace} has the schema of this version,"
+            f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
+        )
         guard = ClockGuard(store, clock)
         await guard.measure()
         if guard.trouble is not None:
             do = "synchronize the clocks of this machine and of Cassandra's nodes with NTP"
-            return [*found, Finding("clock", "wrong", guard.trouble, do)]
+            yield _wrong("clock", guard.trouble, do)
+            return
         apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from Cassandra's"
-        bound = format_duration(guard.bound_us)
-        return [*found, Finding("clock", "ok", f"{apart}; clock_skew_max is {bound}")]
+        yield _ok("clock", f"{apart}; clock_skew_max is {format_duration(guard.bound_us)}")
     except CounterError as error:
-        return [
-            Finding("store", "wrong", error.detail, "look at Cassandra's nodes: nodetool status")
-        ]
+        yield _wrong("store", error.detail, "look at Cassandra's nodes: nodetool status")
     finally:
         await store.close()
 
@@ -121,55 +118,50 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
 
     data = settings.data
     if not data.exists():
-        yield Finding("store", "ok", f"{data} does not exist yet: counter serve creates it")
+        yield _ok("store", f"{data} does not exist yet: counter serve creates it")
         return
     try:
         seen = glance(data)
     except StartupError as error:
         do = "run it as the user that serves, or restore a backup: counter restore --help"
-        yield Finding("store", "wrong", str(error), do)
+        yield _wrong("store", str(error), do)
         return
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
         do = "run it as the user that serves, or have that user own the directory"
-        yield Finding("store", "wrong", f"{data} cannot be written by this user", do)
+        yield _wrong("store", f"{data} cannot be written by this user", do)
     by = "no process serves it now" if seen.holder is None else f"process {seen.holder} serves it"
+    known = seen.newest_version
     if seen.version is None:
-        yield Finding("store", "ok", f"{data} holds no counters yet; {by}")
-    elif seen.version > seen.newest_version:
-        yield Finding(
-            "schema",
-            "wrong",
-            f"{data} has schema version {seen.version}; this program knows {seen.newest_version}",
-            "start the newer program that made it, or restore a backup of before",
-        )
+        yield _ok("store", f"{data} holds no counters yet; {by}")
+    elif seen.version > known:
+        detail = f"{data} has schema version {seen.version}; this program knows {known}"
+        do = "start the newer program that made it, or restore a backup of before"
+        yield _wrong("schema", detail, do)
     else:
-        later = "" if seen.version == seen.newest_version else ", which the next start brings up"
-        yield Finding("store", "ok", f"{data} holds {format_bytes(seen.size)}; {by}")
-        yield Finding("schema", "ok", f"version {seen.version} of {seen.newest_version}{later}")
-    yield _wal(seen.wal_bytes, settings.wal_bytes_max)
+        later = "" if seen.version == known else ", which the next start brings up"
+        yield _ok("store", f"{data} holds {format_bytes(seen.size)}; {by}")
+        yield _ok("schema", f"version {seen.version} of {known}{later}")
+    size, most = seen.wal_bytes, settings.wal_bytes_max
+    detail = (
+        f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
+    )
+    do = "end the process with a long read of the database: fuser counter.db in the data directory"
+    state = _state(wrong=size >= most, warning=size >= most * _WAL_SHARE_MAX)
+    yield Finding("log", state, detail, "" if state == "ok" else do)
     ahead_us = max(seen.stored_us, seen.written_us) - clock.now_us()
     if ahead_us <= CLOCK_STEP_MAX_US:
-        yield Finding("clock", "ok", "not behind what was written last")
+        yield _ok("clock", "not behind what was written last")
         return
-    yield Finding(
+    yield _wrong(
         "clock",
-        "wrong",
         f"{data} holds times that are {ahead_us // SECOND} s ahead of this machine's clock",
         "set the clock right (NTP) if it is wrong; if it was ahead once, writes are refused until"
         ' time has caught up: see "When the clock was wrong" in docs/how-to/read-an-outage.md',
     )
 
 
-def _wal(size: int, most: int) -> Finding:
-    detail = (
-        f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
-    )
-    do = "end the process with a long read of the database: fuser counter.db in the data directory"
-    if size >= most:
-        return Finding("log", "wrong", detail, do)
-    if size >= most * _WAL_SHARE_MAX:
-        return Finding("log", "warning", detail, do)
-    return Finding("log", "ok", detail)
+def _state(*, wrong: bool, warning: bool) -> State:
+    return "wrong" if wrong else "warning" if warning else "ok"
 
 
 def _disk(data: Path) -> Iterator[Finding]:
@@ -180,65 +172,55 @@ def _disk(data: Path) -> Iterator[Finding]:
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
     do = "make room: adds are refused while the disk is full, and none is lost"
     if os.statvfs(place).f_flag & os.ST_RDONLY:
-        yield Finding("disk", "wrong", f"{place} is mounted read-only", "mount it writable")
-    elif usage.free < _DISK_FULL:
-        yield Finding("disk", "wrong", detail, do)
-    elif usage.free < min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
-        yield Finding("disk", "warning", detail, do)
-    else:
-        yield Finding("disk", "ok", detail)
+        yield _wrong("disk", f"{place} is mounted read-only", "mount it writable")
+        return
+    low = min(_DISK_LOW, usage.total * _DISK_SHARE_MIN)
+    state = _state(wrong=usage.free < _DISK_FULL, warning=usage.free < low)
+    yield Finding("disk", state, detail, "" if state == "ok" else do)
 
 
-async def _cache(settings: Settings, clock: Clock) -> list[Finding]:
+async def _cache(settings: Settings, clock: Clock) -> Finding:
     servers = ", ".join(f"{host}:{port}" for host, port in settings.cache_servers())
     if not servers:
         if settings.store == "sqlite":
-            return [Finding("cache", "ok", "kept in the process itself")]
+            return _ok("cache", "kept in the process itself")
         detail = (
             "each process has its own: fewer reads hit it, and guards miss what others recorded"
         )
-        return [Finding("cache", "warning", detail, "give --cache memcached://host to all of them")]
+        return Finding("cache", "warning", detail, "give --cache memcached://host to all of them")
     try:
         cache = open_cache(settings, clock)
         await cache.open()
     except (CounterError, StartupError) as error:
-        return [Finding("cache", "wrong", _text(error), "set --cache right")]
+        return _wrong("cache", _text(error), "set --cache right")
     try:
         async with asyncio.timeout(_CACHE_S):
             await cache.ping()
     except (CounterError, TimeoutError) as error:
         why = _text(error) or f"{servers} did not answer within {_CACHE_S:g} s"
         do = "start memcached, or set --cache right; counts stay right meanwhile, only slower"
-        return [Finding("cache", "wrong", why, do)]
+        return _wrong("cache", why, do)
     finally:
         await cache.close()
-    return [Finding("cache", "ok", f"memcached answers: {servers}")]
+    return _ok("cache", f"memcached answers: {servers}")
 
 
-async def _keys(settings: Settings, clock: Clock) -> list[Finding]:
+async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
     try:
         async with opened_keys(settings, clock) as (store, _):
             keys = await store.api_keys()
     except (CounterError, StartupError) as error:
-        return [
-            Finding(
-                "keys",
-                "wrong",
-                _text(error),
-                "check the store: without keys all requests are rejected",
-            )
-        ]
+        do = "check the store: without keys all requests are rejected"
+        yield _wrong("keys", _text(error), do)
+        return
     valid = [each for each in keys if each.is_valid_at(clock.now_us())]
-    detail = "there are none: no request needs one"
-    if keys:
-        detail = f"{len(valid)} of {len(keys)} are valid; every request needs one"
-    found = [Finding("keys", "ok", detail)]
-    if keys and not valid:
-        do = "create one: counter key create --help"
-        found = [
-            Finding("keys", "warning", "all are revoked or expired: all requests are rejected", do)
-        ]
-    return found
+    if not keys:
+        yield _ok("keys", "there are none: no request needs one")
+        return
+    yield _ok("keys", f"{len(valid)} of {len(keys)} are valid; every request needs one")
+    if not valid:
+        detail = "all are revoked or expired: all requests are rejected"
+        yield Finding("keys", "warning", detail, "create one: counter key create --help")
 
 
 def _text(error: BaseException) -> str:
@@ -247,7 +229,7 @@ def _text(error: BaseException) -> str:
 
 _TIMEOUT_S: Final = 5.0
 #: With a larger difference, tokens made here are late or early for some namespaces.
-_APART_S: Final = 1.0
+_APART: Final = timedelta(seconds=1)
 #: It is only read, which creates no counter.
 _ANY: Final = "counter-doctor"
 
@@ -261,11 +243,11 @@ def check_service(url: str, api_key: str | None, version: str) -> Iterator[Findi
                 yield _ready(answer, _body(answer, "readyz"))
             yield from _version(http, version)
     except UnexpectedAnswerError as error:
-        yield Finding("service", "wrong", error.detail, "set --url right: to the service itself")
+        yield _wrong("service", error.detail, "set --url right: to the service itself")
         return
     except (httpx.HTTPError, httpx.InvalidURL, OSError, zlib.error) as error:
         why = f"{url} does not answer: {type(error).__name__} {error}".rstrip()
-        yield Finding("service", "wrong", why, "start it with counter serve, or set --url right")
+        yield _wrong("service", why, "start it with counter serve, or set --url right")
         return
     yield _clock(url, api_key)
 
@@ -278,20 +260,16 @@ def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
         if isinstance(each, dict)
     )
     do = "docs/operations.md says what to do about each"
-    status = body.get("status")
-    if answer.status_code == 200 and status == "ready":
-        return Finding("service", "ok", "it answers, and is ready")
-    if answer.status_code == 200 and status == "degraded":
-        return Finding("service", "warning", f"it works in part: {detail}", do)
+    match answer.status_code, body.get("status"):
+        case 200, "ready":
+            return _ok("service", "it answers, and is ready")
+        case 200, "degraded":
+            return Finding("service", "warning", f"it works in part: {detail}", do)
     if "code" in body:
         why = detail or str(body.get("detail"))
-        return Finding("service", "wrong", f"it answers, and is not ready: {why}", do)
-    return Finding(
-        "service",
-        "wrong",
-        f"the server there is not a counter service: status {answer.status_code}",
-        "set --url right: without a path, and to the service itself",
-    )
+        return _wrong("service", f"it answers, and is not ready: {why}", do)
+    detail = f"the server there is not a counter service: status {answer.status_code}"
+    return _wrong("service", detail, "set --url right: without a path, and to the service itself")
 
 
 def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
@@ -299,7 +277,7 @@ def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
         info = _body(answer, "openapi").get("info")
     found = info.get("version") if isinstance(info, dict) else None
     if found == version:
-        yield Finding("version", "ok", f"it is {version}, as this program")
+        yield _ok("version", f"it is {version}, as this program")
     elif found is not None:
         detail = f"it is {found}, and this program {version}"
         yield Finding("version", "warning", detail, "upgrade the older one")
@@ -319,14 +297,14 @@ def _clock(url: str, api_key: str | None) -> Finding:
     except CounterError as error:
         do = "give a key that may read: --api-key-file or COUNTER_API_KEY"
         return Finding("service clock", "warning", f"it cannot be read: {error.detail}", do)
-    apart_s = (as_of - before - (after - before) / 2).total_seconds()
-    surely_s = max(0.0, abs(apart_s) - (after - before).total_seconds() / 2)
-    ahead = "ahead of" if apart_s > 0 else "behind"
-    detail = f"{abs(apart_s):.3f} s {ahead} this machine's, give or take {(after - before) / 2}"
-    if surely_s < _APART_S:
-        return Finding("service clock", "ok", detail)
+    half = (after - before) / 2
+    apart = as_of - before - half
+    ahead = "ahead of" if apart > timedelta() else "behind"
+    detail = f"{abs(apart).total_seconds():.3f} s {ahead} this machine's, give or take {half}"
+    if abs(apart) - half < _APART:
+        return _ok("service clock", detail)
     do = "set both clocks right (NTP): tokens that are made here are late or early there"
-    return Finding("service clock", "wrong", detail, do)
+    return _wrong("service clock", detail, do)
 
 
 def _body(answer: httpx.Response, what: str) -> Mapping[str, Any]:
