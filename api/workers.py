@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Protocol
 
-from counter.background import pause
+from counter.background import first_of, pause
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import SECOND
@@ -106,13 +106,13 @@ class Supervisor:
         Otherwise return 0 when all have ended after :meth:`end`.
         """
         first = self._begin(0)
-        await _either(first.ready, first.ended)
+        await first_of(first.ready, first.ended)
         if first.ended.is_set() and not first.ready.is_set():
             return 0 if self._stop.is_set() else max(1, first.exit_code)
         others = [] if self._stop.is_set() else range(1, self._count)
         workers = [first, *(self._begin(number) for number in others)]
         keepers = [asyncio.create_task(self._keep(n, each)) for n, each in enumerate(workers)]
-        await asyncio.gather(*(_either(each.ready, each.ended) for each in workers))
+        await asyncio.gather(*(first_of(each.ready, each.ended) for each in workers))
         if not self._stop.is_set():
             ready()
         await self._stop.wait()
@@ -239,14 +239,6 @@ def supervise(
 
     with folder:
         return asyncio.run(keep())
-
-
-async def _either(*events: asyncio.Event) -> None:
-    """Wait until one of *events* is set."""
-    waiting = [asyncio.create_task(each.wait()) for each in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
 
 
 def _how(exit_code: int) -> str:

@@ -17,6 +17,16 @@ async def pause(stop: asyncio.Event, seconds: float) -> bool:
     return stop.is_set()
 
 
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of *events* is set, or *seconds* are over."""
+    waiting = [asyncio.create_task(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
 async def every(
     seconds: float,
     work: Callable[[], Awaitable[object]],

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
+from counter.background import first_of
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
@@ -195,14 +196,7 @@ class RollupWorker:
     async def _rest(self, stop: asyncio.Event) -> None:
         """Pause until *stop* is set, shards become ours, or the time is over."""
         events = [stop] if self._leases is None else [stop, self._leases.taken]
-        waiting = [asyncio.create_task(each.wait()) for each in events]
-        try:
-            await asyncio.wait(
-                waiting, timeout=self._pause_us() / SECOND, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for each in waiting:
-                each.cancel()
+        await first_of(*events, seconds=self._pause_us() / SECOND)
         if self._leases is not None:
             self._leases.taken.clear()
 
