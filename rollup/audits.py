@@ -105,10 +105,8 @@ class Audits:
         share = max(_SHARE_MIN, _COUNTERS_MAX // max(1, len(namespaces)))
         summaries = []
         for namespace in namespaces:
-            summary = Summary(namespace.name)
             with suppress(NamespaceUnknownError):
-                await self._one(namespace, share, summary)
-                summaries.append(summary)
+                summaries.append(await self._one(namespace, share))
             if self._stop.is_set():
                 return summaries
         known = {each.id for each in namespaces}
@@ -118,7 +116,10 @@ class Audits:
         self.tally.finished_at_us = self._clock.now_us()
         return summaries
 
-    async def _one(self, namespace: Namespace, share: int, summary: Summary) -> None:
+    async def _one(self, namespace: Namespace, share: int) -> Summary:
+        def on_batch(checked: int) -> None:
+            self.tally.checked += checked
+
         async def look(names: Sequence[str]) -> list[Verdict]:
             if self._stop.is_set():
                 return []
@@ -128,15 +129,11 @@ class Audits:
             )
 
         names = self._next(namespace, share)
-        async for verdicts in audited(
-            self._store, self._auditor, namespace, names, self._pace, look
-        ):
-            summary.counters += len(verdicts)
-            summary.take(verdicts)
-            self.tally.checked += len(verdicts)
+        summary = await audited(self._auditor, namespace, names, self._pace, look, on_batch)
         self.tally.mismatches += len(summary.wrong)
         self.tally.untold += len(summary.waiting)
-        _tell(summary)
+        _log_wrong(summary)
+        return summary
 
     async def _next(self, namespace: Namespace, share: int) -> AsyncIterator[str]:
         """Return the next names to audit; after the last one start again at the first."""
@@ -162,7 +159,7 @@ class Audits:
         await pause(self._stop, seconds)
 
 
-def _tell(summary: Summary) -> None:
+def _log_wrong(summary: Summary) -> None:
     """Log what is wrong."""
     lines = [text for each in summary.wrong.values() for text in described(each)]
     for text in lines[:_LINES_MAX]:

@@ -155,6 +155,7 @@ class Auditor:
         self._store = store
         self._sleep = sleep
         self._chunk_us = chunk_us
+        self.transactional = store.transactional
         #: Window rows that were read, since the beginning.
         self.rows_read = 0
 
@@ -247,7 +248,7 @@ class Auditor:
         heads = await self._store.heads(namespace, counters)
         # It may have moved meanwhile, and the settled count with it.
         dropped_us = await self._store.dropped_before(namespace.dataset)
-        this = _Pass(namespace, dropped_us, self._store.transactional, trust_settled)
+        this = _Pass(namespace, dropped_us, self.transactional, trust_settled)
         return [
             this.judge(name, part, head or EMPTY_HEAD)
             for (name, part), head in zip(parts.items(), heads, strict=True)

@@ -56,36 +56,6 @@ class Pace:
         await self.sleep(max(due_s - took_s, self.rests * took_s, 0.0))
 
 
-async def audited(
-    store: Store,
-    auditor: Auditor,
-    namespace: Namespace,
-    names: AsyncIterator[str],
-    pace: Pace,
-    look: Callable[[Sequence[str]], Awaitable[list[Verdict]]],
-) -> AsyncIterator[list[Verdict]]:
-    """Yield the verdicts that *look* returns on *names*, a batch at a time."""
-    size, most = _TOGETHER_FIRST, _TOGETHER[store.transactional]
-    batch: list[str] = []
-
-    async def one() -> list[Verdict]:
-        nonlocal size, batch
-        some, batch = batch, []
-        began_us, rows = pace.clock.boottime_us(), auditor.rows_read
-        verdicts = await look(some)
-        is_much = auditor.rows_read - rows > _ROWS_MAX
-        size = max(1, size // 2) if is_much else min(most, 2 * size)
-        await pace.rest(began_us, len(some))
-        return verdicts
-
-    async for name in names:
-        batch.append(name)
-        if len(batch) >= size:
-            yield await one()
-    if batch:
-        yield await one()
-
-
 async def all_names(store: Store, namespace: Namespace, prefix: str = "") -> AsyncIterator[str]:
     """Yield every counter of *namespace* whose name begins with *prefix*."""
     after: str | None = None
@@ -169,6 +139,40 @@ class Summary:
         for name, verdict in self.waiting.items():
             lines.append(f"  {name!r}: {verdict.why}")
         return lines
+
+
+async def audited(
+    auditor: Auditor,
+    namespace: Namespace,
+    names: AsyncIterator[str],
+    pace: Pace,
+    look: Callable[[Sequence[str]], Awaitable[list[Verdict]]],
+    on_batch: Callable[[int], None],
+) -> Summary:
+    """Summarize the verdicts that *look* returns on *names*, a batch at a time; *on_batch* is
+    called with the size of each."""
+    summary = Summary(namespace.name)
+    size, most = _TOGETHER_FIRST, _TOGETHER[auditor.transactional]
+    while batch := await _next(names, size):
+        began_us, rows = pace.clock.boottime_us(), auditor.rows_read
+        verdicts = await look(batch)
+        is_much = auditor.rows_read - rows > _ROWS_MAX
+        size = max(1, size // 2) if is_much else min(most, 2 * size)
+        await pace.rest(began_us, len(batch))
+        summary.counters += len(verdicts)
+        summary.take(verdicts)
+        on_batch(len(verdicts))
+    return summary
+
+
+async def _next(names: AsyncIterator[str], count: int) -> list[str]:
+    """Return the next *count* of *names*, fewer at the end."""
+    batch: list[str] = []
+    async for name in names:
+        batch.append(name)
+        if len(batch) == count:
+            break
+    return batch
 
 
 def described(verdict: Verdict) -> list[str]:

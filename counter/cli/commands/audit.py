@@ -93,13 +93,10 @@ class _Audit:
     async def run(self) -> int:
         """Audit, and repair if asked; return the exit code."""
         for namespace in _chosen(self.namespaces, self.flags):
-            summary = Summary(namespace.name)
             try:
-                await self._one(namespace, summary)
+                self.summaries.append(await self._one(namespace))
             except NamespaceUnknownError:
                 remark(f"{namespace.name} was deleted under the audit")
-                continue
-            self.summaries.append(summary)
         print_answer(
             "\n".join(line for each in self.summaries for line in each.lines()),
             {"namespaces": [each.document() for each in self.summaries]},
@@ -109,19 +106,17 @@ class _Audit:
             return EXIT_WRONG
         return EXIT_REPAIRED if any(each.repaired for each in self.summaries) else 0
 
-    async def _one(self, namespace: Namespace, summary: Summary) -> None:
+    async def _one(self, namespace: Namespace) -> Summary:
         names, total = await self._names(namespace)
         with progress(f"auditing {namespace.name}", total) as bar:
             look = partial(self._look, namespace)
-            async for verdicts in audited(
-                self.store, self.auditor, namespace, names, self.pace, look
-            ):
-                summary.counters += len(verdicts)
-                summary.take(verdicts)
-                bar.go_on(len(verdicts))
+            summary = await audited(
+                self.auditor, namespace, names, self.pace, look, on_batch=bar.go_on
+            )
         wrong = [each for each in summary.wrong.values() if each.repairs]
         if self.flags.repair and wrong:
             await self._repair(namespace, summary, wrong)
+        return summary
 
     async def _look(self, namespace: Namespace, names: Sequence[str]) -> list[Verdict]:
         trust = self.flags.trust_settled
