@@ -40,9 +40,8 @@ from counter.cli.flags import ServeFlags, given
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.config.settings import Settings
-from counter.core.coalescing import Done
 from counter.core.results import Add, Added, Credential
-from counter.core.service import CounterService
+from counter.core.service import CounterService, Done
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
 from counter.storage.cassandra.options import options_of
 from counter.telemetry.metrics import Histogram, StoreTally

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from functools import lru_cache
 from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from api.http.answers import added_reply, count_reply, problem_reply
+from api.http.answers import added_reply, count_reply, count_text, problem_reply
 from api.http.auth import Caller
 from api.http.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
-from api.http.middleware import Front
+from api.http.middleware import Front, known_error
 from api.http.response_headers import LABEL
-from api.http.routing import Route
+from api.http.routing import COUNTER, Route
 from api.server.protocol import TimedProtocol
 from counter.core.results import REPLAYED, Added
 from counter.core.service import CounterService
-from counter.errors import CounterError, RateLimitedError
+from counter.errors import CounterError, NamespaceUnknownError, RateLimitedError
 from counter.limits import HEAD_BYTES_MAX
-from counter.types import CounterType, Namespace, Scope, Written
+from counter.types import CounterType, Written
 
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these headers goes through uvicorn.
@@ -49,20 +47,15 @@ _OK: Final = (
     + LABEL
     + b"\r\n%s"
 )
-_SCOPES: Final[Mapping[bool, Scope]] = {True: Scope.WRITE, False: Scope.READ}
-_NAMES: Final[Mapping[bool, str]] = {
-    True: "POST /v1/namespaces/{namespace}/counters/{counter}/add",
-    False: "GET /v1/namespaces/{namespace}/counters/{counter}",
-}
 _STATUS_LINES: Final[Mapping[int, bytes]] = {
     each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
 }
 
 
 class _Target(NamedTuple):
-    """The operation and the counter of a request."""
+    """The name of a request's route, and its counter."""
 
-    adds: bool
+    route: str
     namespace: str
     counter: str
     path: bytes
@@ -74,7 +67,8 @@ def _target(method: bytes, path: bytes) -> _Target | None:
     found = _PATH.fullmatch(path)
     if found is None or method != (b"POST" if found[3] else b"GET"):
         return None
-    return _Target(bool(found[3]), found[1].decode("ascii"), found[2].decode("ascii"), path)
+    route = f"POST {COUNTER}/add" if found[3] else f"GET {COUNTER}"
+    return _Target(route, found[1].decode("ascii"), found[2].decode("ascii"), path)
 
 
 class _NoEvent:
@@ -102,6 +96,7 @@ class FastCycle:
         "quick",
         "request_id",
         "response_complete",
+        "route",
         "target",
         "timeout",
     )
@@ -111,21 +106,21 @@ class FastCycle:
         self,
         protocol: FastLane,
         target: _Target,
-        headers: list[tuple[bytes, bytes]],
         authorization: bytes | None,
         request_id: bytes | None,
         timeout: bytes | None,
         quick: bool,
     ) -> None:
-        self.began_s = protocol.began_s
+        front = protocol.front
+        self.began_s = protocol.waiting_since_s or 0.0
         self.authorization = authorization
-        ids = protocol.front.ids
-        self.request_id = ids.new() if request_id is None else ids.of(request_id)
+        self.request_id = front.ids.new() if request_id is None else front.ids.of(request_id)
         self.timeout = timeout
         self.admitted = False
         self.protocol = protocol
         self.target = target
-        self.headers = headers
+        self.route = front.routes[target.route]
+        self.headers = protocol.headers
         #: Whether the headers need no further processing.
         self.quick = quick
         self.keep_alive: bool = protocol.parser.should_keep_alive()
@@ -135,63 +130,61 @@ class FastCycle:
         self.response_complete = False
 
     def run(self) -> None:
-        """Answer the request, at once if possible."""
+        """Answer the request, at once if possible.
+
+        The checks are those of :class:`Front`, by the same objects and in the same order.
+        """
         self.more_body = False
-        adds, name, counter, _ = self.target
-        if adds and self.protocol.front.door.refuses(self.timeout, self.answer):
-            return
-        service = self.protocol.service
+        protocol, route, name = self.protocol, self.route, self.target.namespace
+        front, service = protocol.front, protocol.service
         # Authorize before any lookup: response times must not reveal what exists.
-        caller = self._caller(name, adds) if self.quick else None
-        namespace = None if caller is None else service.namespaces.at_hand(name, writes=adds)
-        if caller is not None and namespace is not None:
-            self._admit(caller, namespace, adds)
-            if self.response_complete:
-                return
-            if adds:
-                if self._add(service, namespace, counter):
-                    return
-            elif (count := service.peek(namespace, counter, None)) is not None:
-                reply = count_reply(name, count)
-                if self.protocol.front.door.keeps_waiting():
-                    self.protocol.loop.call_soon(self.answer, reply)
-                else:
-                    self.answer(reply)
-                return
-        self.protocol.start(self._handle())
+        caller = protocol.caller(self.authorization, route, name) if self.quick else None
+        namespace = None
+        if caller is not None:
+            namespace = service.namespaces.at_hand(name, writes=route.writes)
+        if caller is None or namespace is None:
+            protocol.start(self._handle())
+            return
+        try:
+            front.gate.admit(caller, namespace, route.adds)
+        except RateLimitedError as error:
+            self._fail(error)
+            return
+        self.admitted, self.namespace = True, namespace
+        if not route.writes:
+            self._get(service)
+        elif not front.door.refuses(self.timeout, self.answer) and not self._add(service):
+            protocol.start(self._handle())
 
-    def _caller(self, namespace: str, adds: bool) -> Caller | None:
-        """Return the caller if allowed; None if the handler must report why not."""
-        gate = self.protocol.front.gate
-        if not gate.asks_for_keys:
-            return gate.anyone
-        known = self.protocol.caller(self.authorization)
-        return known if known is not None and known.may(_SCOPES[adds], namespace) else None
+    def _get(self, service: CounterService) -> None:
+        """Answer with the count, at once if it is cached."""
+        count = service.reader.peek(self.namespace, self.target.counter, None)
+        if count is None:
+            self.protocol.start(self._finish(self._read(service)))
+            return
+        reply = count_reply(self.namespace.name, count)
+        if self.protocol.front.door.keeps_waiting():
+            self.protocol.loop.call_soon(self.answer, reply)
+        else:
+            self.answer(reply)
 
-    def _admit(self, caller: Caller, namespace: Namespace, adds: bool) -> None:
-        """Count the request towards the rate limits of *caller*; reject it if one is exceeded."""
-        meters = caller.meters(namespace)
-        if not meters.is_empty:
-            try:
-                self.protocol.front.gate.count(meters, adds)
-            except RateLimitedError as error:
-                self._fail(error)
-        self.admitted = True
+    async def _read(self, service: CounterService) -> Reply:
+        count = await service.reader.read_one(self.namespace, self.target.counter, None)
+        return Reply(200, count_text(self.namespace.name, count).encode())
 
-    def _add(self, service: CounterService, namespace: Namespace, counter: str) -> bool:
+    def _add(self, service: CounterService) -> bool:
         """Start the add; return False if the handler must do it."""
-        self.namespace = namespace
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        if self.namespace.settings.counter_type is CounterType.BEST_EFFORT:
             delta = read_change(self.body)
             if delta is None:
                 return False
-            self.protocol.start(self._change(service, counter, delta))
+            self.protocol.start(self._finish(self._change(service, delta)))
             return True
-        event = read_add(self.body, counter)
+        event = read_add(self.body, self.target.counter)
         if event is None:
             return False
         self.event = event
-        return service.add_soon(namespace, event, self._added)
+        return service.add_soon(self.namespace, event, self._added)
 
     def _added(self, outcome: Written | CounterError) -> None:
         if isinstance(outcome, CounterError):
@@ -204,25 +197,29 @@ class FastCycle:
             # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
 
-    async def _change(self, service: CounterService, counter: str, delta: int) -> None:
+    async def _change(self, service: CounterService, delta: int) -> Reply:
         """Add *delta* to a best-effort counter."""
+        added = await service.add(self.namespace, self.target.counter, delta, None)
+        return added_reply(self.namespace, added)
+
+    async def _finish(self, work: Awaitable[Reply]) -> None:
+        """Answer with the reply of *work*, or with its error."""
         try:
-            added = await service.add(self.namespace, counter, delta, None)
-        except CounterError as error:
-            self._fail(error)
+            reply = await work
+        except NamespaceUnknownError:
+            # The handler reads the directory again, and reports what it finds.
+            await self._handle()
+        except Exception as error:
+            self._fail(known_error(error))
         else:
-            self.answer(added_reply(self.namespace, added))
+            self.answer(reply)
 
     def _fail(self, error: CounterError) -> None:
         """Answer with *error*; observers see it if it is a server error."""
         reply = problem_reply(error)
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.protocol.front.show_failure(self._call(), self._route, self._names, reply)
+            self.protocol.front.show_failure(self._call(), self.route, self._names, reply)
         self.answer(reply)
-
-    @property
-    def _route(self) -> Route:
-        return self.protocol.front.routes[_NAMES[self.target.adds]]
 
     @property
     def _names(self) -> Mapping[str, str]:
@@ -230,14 +227,14 @@ class FastCycle:
 
     async def _handle(self) -> None:
         """Answer with the route's handler."""
-        reply = await self.protocol.front.reply(self._call(), self._route, self._names)
+        reply = await self.protocol.front.reply(self._call(), self.route, self._names)
         if reply is not None:
             self.answer(reply)
 
     def _call(self) -> Call:
         """Return the request as a Call for handlers."""
         scope: AsgiScope = {
-            "method": "POST" if self.target.adds else "GET",
+            "method": self.route.method,
             "path": self.target.path.decode("ascii"),
             "query_string": b"",
             "headers": self.headers,
@@ -275,14 +272,13 @@ class FastLane(TimedProtocol):
 
     front: ClassVar[Front]
     service: ClassVar[CounterService]
-    #: When the current request began to arrive.
-    began_s: float = 0.0
-    #: The caller of the last request, its header, and the version of the keys.
+    #: The caller of the last request, None if not allowed; its header; and the route, the namespace
+    #: and the version of the keys that this holds for.
     _caller: Caller | None = None
     _authorization: bytes = b""
+    _asked: tuple[Route, str, int] | None = None
     #: The last accepted Host header.
     _host: bytes | None = None
-    _version: int = -1
     #: Since when a kept-alive connection is idle: uvicorn has no timer for it.
     idle_since_s: float | None = None
 
@@ -301,27 +297,15 @@ class FastLane(TimedProtocol):
         ):
             self.timeout_keep_alive_handler()
 
-    def on_message_begin(self) -> None:
-        # uvicorn's own preparation is delayed to on_headers_complete, if it is needed.
-        self.waiting_since_s = self.began_s = time.monotonic()
-        self.idle_since_s = None
-        self.head_bytes = self._first_bytes = self._slice_bytes
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-
     def on_headers_complete(self) -> None:
+        self.idle_since_s = None
         if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
             self._check_head()
         cycle = self._fast_cycle()
-        if cycle is not None:
+        if cycle is None:
+            super().on_headers_complete()
+        else:
             self.cycle = cycle  # type: ignore[assignment]
-            return
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        HttpToolsProtocol.on_message_begin(self)
-        self.url, self.expect_100_continue = url, expects
-        self.headers += headers
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle
@@ -343,12 +327,9 @@ class FastLane(TimedProtocol):
         if target is None:
             return None
         busy = self.cycle is not None and not self.cycle.response_complete
-        if (
-            busy
-            or self.draining
-            or self.flow.write_paused
-            or self.parser.get_http_version() != "1.1"
-        ):
+        if busy or self.draining or self.flow.write_paused:
+            return None
+        if self.parser.get_http_version() != "1.1":
             return None
         is_json: bool | None = None
         has_key = False
@@ -374,22 +355,26 @@ class FastLane(TimedProtocol):
                 request_id = value if request_id is None else request_id
             elif name == TIMEOUT_HEADER:
                 timeout = value if timeout is None else timeout
-        quick = not target.adds or (is_json is True and not has_key)
-        quick = quick and not self.front.sees_all
-        return FastCycle(self, target, self.headers, authorization, request_id, timeout, quick)
+        is_get = self.parser.get_method() == b"GET"
+        quick = (is_get or (is_json is True and not has_key)) and not self.front.sees_all
+        return FastCycle(self, target, authorization, request_id, timeout, quick)
 
-    def caller(self, authorization: bytes | None) -> Caller | None:
-        """Return the caller of this header; None if the handler must check and report it."""
-        if authorization is None:
-            return None
+    def caller(self, authorization: bytes | None, route: Route, namespace: str) -> Caller | None:
+        """Return the caller if *route* is allowed; None if the handler must report why not.
+
+        The result is kept while the next requests have the same key, route and namespace.
+        """
         gate = self.front.gate
-        version = gate.ring.version
-        if version != self._version or not compare_digest(authorization, self._authorization):
-            self._version, self._authorization = version, authorization
+        header = authorization or b""
+        asked = route, namespace, gate.ring.version
+        if asked != self._asked or not compare_digest(header, self._authorization):
+            self._asked, self._authorization = asked, header
             try:
-                self._caller = gate.known(authorization)
+                caller = gate.known(header)
             except CounterError:
-                self._caller = None
+                caller = None
+            allowed = caller is not None and caller.may(route.scope, namespace)
+            self._caller = caller if allowed else None
         return self._caller
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
@@ -402,12 +387,13 @@ class FastLane(TimedProtocol):
         """Send the reply of *cycle*; then close, or continue with the next request."""
         self.socket.write(reply)
         now_s = time.monotonic()
-        self.front.tally.answered(_NAMES[cycle.target.adds], status, now_s - cycle.began_s)
+        self.front.tally.answered(cycle.target.route, status, now_s - cycle.began_s)
         self.server_state.total_requests += 1
         if not cycle.keep_alive or (self.is_deaf and not self.pipeline):
             self.transport.close()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused or self._unread or self._held_bytes:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self.waiting_since_s is None:

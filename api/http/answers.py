@@ -9,7 +9,7 @@ from http import HTTPStatus
 from math import ceil
 from typing import Any, Final
 
-from api.http.call import JSON, Reply, json_text
+from api.http.call import JSON, Reply
 from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from counter.clock import to_rfc3339
 from counter.core.read import Count
@@ -46,6 +46,15 @@ def problem_reply(error: CounterError) -> Reply:
         headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
         headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
     return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+
+
+def json_text(text: str) -> str:
+    """*text* as a JSON string."""
+    if text.isalnum() and text.isascii():
+        return f'"{text}"'
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return json.dumps(text, ensure_ascii=False)
 
 
 def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:

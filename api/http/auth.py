@@ -197,11 +197,6 @@ class Gate:
         #: How often a rate was reached, by what is limited.
         self.limited = dict.fromkeys(LIMITED, 0)
 
-    @property
-    def asks_for_keys(self) -> bool:
-        """Whether a request needs a key: since the first one was made."""
-        return self.ring.required
-
     def answers(self, host: bytes) -> bool:
         """Whether a request under this Host is answered: with keys, under any."""
         return self.ring.required or self._hosts.answers(host)
@@ -244,15 +239,13 @@ class Gate:
     def caller(self, authorization: bytes | None) -> Caller:
         """Who sent a request with this Authorization header. Raises KeyMissingError,
         KeyInvalidError and StoreUnavailableError."""
-        if not self.ring.required:
-            return self.anyone
-        if authorization is None:
+        caller = self.known(authorization)
+        if caller is None and authorization is None:
             self.turned_away["key_missing"] += 1
             raise KeyMissingError(
                 "this service asks for an API key: send Authorization: Bearer <key>;"
                 " counter key create makes one"
             )
-        caller = self.known(authorization)
         if caller is None:
             self.turned_away["key_invalid"] += 1
             raise KeyInvalidError(
@@ -261,10 +254,14 @@ class Gate:
             )
         return caller
 
-    def known(self, authorization: bytes) -> Caller | None:
-        """Whose key the header holds; None where it holds none that is valid now. Raises
-        StoreUnavailableError."""
-        if authorization[: len(_BEARER)].lower() != _BEARER:
+    def known(self, authorization: bytes | None) -> Caller | None:
+        """Return the caller whose key the header holds, and any caller if no keys exist; None if
+        the header holds no valid key. Raises StoreUnavailableError.
+
+        The result is valid while ``ring.version`` stays the same."""
+        if not self.ring.required:
+            return self.anyone
+        if authorization is None or authorization[: len(_BEARER)].lower() != _BEARER:
             return None
         key = self.ring.find(authorization[len(_BEARER) :].strip())
         if key is None:
@@ -311,10 +308,9 @@ class Gate:
     def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
         """Take one request and *adds* adds to *namespace* of what is allowed. Raises
         RateLimitedError."""
-        self.count(caller.meters(namespace), adds)
-
-    def count(self, meters: Meters, adds: int) -> None:
-        """:meth:`admit` for a namespace's *meters*."""
+        meters = caller.meters(namespace)
+        if meters.is_empty:
+            return
         now_s = self._now_s()
         for bucket in meters.requests:
             if not bucket.take(1, now_s):

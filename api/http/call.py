@@ -6,7 +6,6 @@ a second the framework's objects cost more than the count itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -269,15 +268,6 @@ def counter_of_segment(segment: bytes) -> str:
     except ValueError as error:
         shown = segment[:80].decode("latin-1")
         raise InvalidParameterError(f"counter {shown!r}: {error}", field="counter") from error
-
-
-def json_text(text: str) -> str:
-    """*text* as a JSON string."""
-    if text.isalnum() and text.isascii():
-        return f'"{text}"'
-    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
-        return f'"{text}"'
-    return json.dumps(text, ensure_ascii=False)
 
 
 Handler = Callable[[Call], Awaitable[Reply]]

@@ -252,9 +252,8 @@ class Front:
             return problem_reply(error)
         except ClientGoneError:
             return None
-        except Exception:
-            _log.exception("a request failed in a way that it should not")
-            return problem_reply(CounterError("the service met a fault of its own; see its log"))
+        except Exception as error:
+            return problem_reply(known_error(error))
         finally:
             self.door.bodies.give_back(call.held)
 
@@ -272,6 +271,14 @@ class Front:
             f"namespace {call.namespace!r} was created anew just now; send the request again",
             retry_after_us=SECOND,
         )
+
+
+def known_error(error: Exception) -> CounterError:
+    """Return *error* as the client gets it; log it if no code expects it."""
+    if isinstance(error, CounterError):
+        return error
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return CounterError("the service met a fault of its own; see its log")
 
 
 def _without_body(send: Send) -> Send:

@@ -317,7 +317,10 @@ class TimedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.waiting_since_s = time.monotonic()
         self.head_bytes = self._first_bytes = self._slice_bytes
-        super().on_message_begin()
+        # uvicorn's own preparation makes a scope: it is delayed until one is needed.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= HEADERS_MAX:
@@ -350,6 +353,10 @@ class TimedProtocol(HttpToolsProtocol):
                 raise ValueError("a transfer coding that is not supported")
         self.transport.has_continued = False  # type: ignore[attr-defined]
         before = self.cycle
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
         super().on_headers_complete()
         if (self.draining or self.is_spare) and (before is None or before.response_complete):
             # Otherwise an earlier request is pending, whose answer must not be the last.

@@ -101,8 +101,9 @@ class Load:
             # Raise a new instance: one that is raised repeatedly would accumulate tracebacks.
             raise OverloadedError(refusal.detail, retry_after_us=refusal.retry_after_us)
 
-    def admit(self, adds: int) -> None:
-        """Count *adds* as in flight until :meth:`leave`.
+    def admit(self, adds: int, *, begins_turn: bool = False) -> None:
+        """Count *adds* as in flight until :meth:`leave`; note if they are the first ones of this
+        turn of the event loop, as :meth:`turn_began` does.
 
         Raises OverloadedError, before any work, if more are in flight than PENDING_WRITES_MAX.
         """
@@ -112,8 +113,12 @@ class Load:
                 f"{ahead} adds wait for a commit; at most {limits.PENDING_WRITES_MAX} may",
                 retry_after_us=limits.SECOND,
             )
-        if not ahead:
-            self._begin(self._clock.boottime_us())
+        if begins_turn or not ahead:
+            now_us = self._clock.boottime_us()
+            if not ahead:
+                self._begin(now_us)
+            if begins_turn:
+                self.turn_began(now_us)
         self.ahead = ahead + adds
 
     def _is_forgotten(self, now_us: int) -> bool:

@@ -91,10 +91,7 @@ class Namespaces:
 
     def at_hand(self, name: str, *, writes: bool) -> Namespace | None:
         """Return the namespace *name* if it is known and needs no read of the directory."""
-        namespace = self._by_name.get(name)
-        if namespace is None or self.doubts(name, writes=writes):
-            return None
-        return namespace
+        return None if self.doubts(name, writes=writes) else self._by_name.get(name)
 
     async def look(self) -> None:
         """Read the directory again; calls while a read is scheduled share it."""

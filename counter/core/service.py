@@ -8,6 +8,7 @@ token too old for that is resolved instead. docs/architecture.md explains why.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -16,7 +17,6 @@ from counter.core import rate_limits
 from counter.core.admission import Bounded, Load
 from counter.core.bulk import OneByOne, adds_of, events_of_atomic
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.core.coalescing import Done, Turns
 from counter.core.namespaces import Namespaces
 from counter.core.read import Count, CountReader
 from counter.core.resolve import Resolver, conflict
@@ -56,6 +56,12 @@ from counter.types import (
     Written,
 )
 
+#: Called with the outcome of an add, or with the error that leaves it without one.
+Done = Callable[[Written | CounterError], None]
+#: Writes the events of one namespace; returns an outcome, or an error, for each.
+Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
+
+_log = logging.getLogger("counter.turns")
 _Answer = TypeVar("_Answer")
 _RERESERVE_ATTEMPTS_MAX: Final = 3
 #: Refusals of a list of adds that a single one of them may have caused.
@@ -307,7 +313,8 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
-            if self._guard is not None:
+            if self._guard is not None and not self._store.transactional:
+                # Without transactions the writer checks it only after the mark.
                 self._guard.check(namespace.dataset)
             outcomes = await self._writer.write_admitted(namespace, events)
         except _OF_ONE:
@@ -440,6 +447,67 @@ class CounterService:
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
+
+
+class _Turn:
+    __slots__ = ("dones", "events", "namespace")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.events: list[Event] = []
+        self.dones: list[Done] = []
+
+
+class Turns:
+    """Gathers the adds of one turn of the event loop, so that one task and one call write them.
+
+    A task for each add would cost more than the add.
+    """
+
+    def __init__(self, write: Write, load: Load) -> None:
+        self._write = write
+        self._load = load
+        #: The turns that still gather, one for each namespace and version of its settings.
+        self._gathering: dict[int, _Turn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, namespace: Namespace, event: Event, done: Done) -> None:
+        """Write *event* with the others of its turn, then call *done*. Raises OverloadedError
+        before any work."""
+        key = id(namespace)
+        turn = self._gathering.get(key)
+        self._load.admit(1, begins_turn=not self._gathering)
+        if turn is None:
+            turn = self._gathering[key] = _Turn(namespace)
+            task = asyncio.get_running_loop().create_task(self._flush(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        turn.events.append(event)
+        turn.dones.append(done)
+
+    async def _flush(self, key: int) -> None:
+        turn = self._gathering.pop(key)
+        self._load.turn_over()
+        try:
+            outcomes = await self._write(turn.namespace, turn.events)
+        except Exception as error:
+            outcomes = [_unexpected(error)] * len(turn.events)
+        finally:
+            self._load.leave(len(turn.events))
+        for done, outcome in zip(turn.dones, outcomes, strict=True):
+            try:
+                done(outcome)
+            except Exception:
+                # An add that cannot be answered must not block the others.
+                _log.exception("the outcome of an add could not be reported")
+
+
+def _unexpected(error: Exception) -> CounterError:
+    """Return what to answer for an *error* that no code expects."""
+    _log.error("a write of adds failed unexpectedly", exc_info=error)
+    fault = CounterError("the service met a fault of its own; see its log")
+    fault.__cause__ = error
+    return fault
 
 
 def _refused_resolution() -> RateLimitedError | None:

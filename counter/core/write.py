@@ -88,8 +88,9 @@ class EventWriter:
         """
         append = self._append_atomic if atomic else self._store.append
         if self._store.transactional:
-            # One transaction does all of it; only a clock that was set is not seen there.
-            self._now_us(namespace)
+            # One transaction does all of it, and cannot detect only a clock that was set.
+            if self._guard is not None:
+                self._guard.check(namespace.dataset)
             return await append(namespace, events)
         guarded = await self._guarded(namespace, events, atomic)
         outcomes: list[Written | UnavailableError] = [Written.CONFLICT] * len(events)

@@ -68,6 +68,14 @@ async def test_from_the_first_key_on_every_request_needs_one(door: Door) -> None
     assert (await door.get(header)).json()["count"] == 1
 
 
+async def test_a_client_without_a_key_learns_nothing_of_the_load(door: Door) -> None:
+    header = await door.key(Scope.WRITE)
+    load = door.app.application.service.load
+    load.admit(load.room)
+    assert code(await door.add(NOBODY)) == (401, "key_missing")
+    assert code(await door.add(header)) == (503, "overloaded")
+
+
 @pytest.mark.parametrize("sent", ["ck_", "Basic dXNlcjpwYXNz", "Bearer", "Bearer ck_a_b", ""])
 async def test_what_is_no_key_is_refused(door: Door, sent: str) -> None:
     await door.key(Scope.READ)

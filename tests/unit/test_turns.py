@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from counter.core.admission import Load
-from counter.core.coalescing import Turns
-from counter.core.service import CounterService
+from counter.core.service import CounterService, Turns
 from counter.errors import (
     CounterError,
     OverloadedError,
