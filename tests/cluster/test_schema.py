@@ -141,7 +141,7 @@ async def test_what_a_dataset_was_first_given_stays(options: CassandraOptions) -
     told = await have_schema(changed)
     assert told[:2] == [
         "dataset default: retention stays 1h as it was first set, and does not become 1d",
-        "dataset default: write_timeout stays 1s as it was first set, and does not become 9s",
+        "dataset default: write_timeout stays 10s as it was first set, and does not become 9s",
     ]
     assert "event_buckets hold from the next slice" in told[2]
     assert "write_consistency was LOCAL_QUORUM and is now QUORUM: stop every process" in told[3]

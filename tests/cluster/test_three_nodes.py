@@ -37,6 +37,7 @@ from tests.contracts.cases import SETTINGS, WINDOW, atomic, written_atomic
 from tests.rollup.processes import Worker, desk_over, flags_for, settings_over, worker
 from tests.support.cassandra import (
     DATASET,
+    HASTY,
     at,
     connected,
     have_schema,
@@ -56,7 +57,8 @@ _START_US = 60 * SECOND
 @pytest.fixture(scope="module")
 def made(three_nodes: Cluster) -> tuple[CassandraOptions, list[str]]:
     """A keyspace that has three replicas, made by four processes at once; what these told."""
-    options = replace(options_for(three_nodes, replicas=3), read_timeout_us=2 * SECOND)
+    options = with_dataset(options_for(three_nodes, replicas=3), HASTY)
+    options = replace(options, read_timeout_us=2 * SECOND)
     port = three_nodes.shape.cassandra_port
     settings = {
         "PATH": os.environ["PATH"],
@@ -67,7 +69,7 @@ def made(three_nodes: Cluster) -> tuple[CassandraOptions, list[str]]:
         "COUNTER_SLICE": format_duration(DATASET.slice_us),
         "COUNTER_TIME_BUCKET": format_duration(DATASET.time_bucket_us),
         "COUNTER_EVENT_BUCKETS": str(DATASET.event_buckets),
-        "COUNTER_WRITE_TIMEOUT": format_duration(DATASET.write_timeout_us),
+        "COUNTER_WRITE_TIMEOUT": format_duration(HASTY.write_timeout_us),
         "COUNTER_CLOCK_SKEW_MAX": format_duration(DATASET.clock_skew_max_us),
     }
 

@@ -23,7 +23,7 @@ from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_servers import STORAGE_PORT
 from tests.contracts.cases import SETTINGS, nonce
 from tests.support.cassandra import (
-    DATASET,
+    HASTY,
     have_schema,
     opened,
     options_for,
@@ -123,7 +123,7 @@ def options_in(ways: Ways, datacenter: str, placement: Placement) -> CassandraOp
         contact_points=[(ways.cluster.shape.address_of(number), port) for number in numbers],
         local_datacenter=datacenter,
         read_timeout_us=3 * SECOND,
-        datasets=[(DATASET, placement)],
+        datasets=[(HASTY, placement)],
     )
 
 
@@ -153,7 +153,7 @@ async def test_consistencies_that_do_not_overlap_are_refused(
     two_datacenters: Ways, options: CassandraOptions, placement: Placement
 ) -> None:
     """When the schema is applied, and when a process connects to one that was applied before."""
-    placed = with_dataset(options, placement=placement)
+    placed = with_dataset(options, HASTY, placement)
     with pytest.raises(StartupError, match=r"2 data centers \(dc1, dc2\), writes at"):
         await have_schema(placed)
     with patch("counter.storage.cassandra.schema.check_overlap"):
@@ -243,7 +243,7 @@ async def test_what_was_acknowledged_is_counted_through_every_data_center(
 ) -> None:
     """While one of them is frozen, or does not hear the other, or neither hears the other."""
     ways, placement = two_datacenters, Placement(TWO, write, read)
-    async with site(ways, with_dataset(options, placement=placement)) as each:
+    async with site(ways, with_dataset(options, HASTY, placement)) as each:
         await each.add_some([0, 1])
         assert len(each.acknowledged) == ADDS
         for fault in (ways.frozen(3), ways.cut(3), ways.cut(1, 2), ways.cut(1, 2, 3)):

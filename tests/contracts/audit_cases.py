@@ -15,6 +15,7 @@ from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
 from rollup.worker import RollupWorker
 from tests.contracts.cases import (
+    DATASET,
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -32,7 +33,7 @@ from tests.support.clock import FakeClock
 
 ACCEPT = 5 * SECOND
 #: What passes until a window of now is closed.
-CLOSING = WINDOW + ACCEPT + 2 * SECOND
+CLOSING = WINDOW + ACCEPT + DATASET.write_timeout_us + SECOND
 _YEAR = 365 * 24 * 60 * MINUTE
 
 
