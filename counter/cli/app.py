@@ -28,16 +28,16 @@ _CODES: Final[Mapping[str, str]] = {
     ),
     "planned": "0, with warnings too; 2 if a value cannot be read or is past its bound.",
     "keyed": (
-        "0; 1 if there is no such key, or it cannot be done to this one; 2 if a value cannot be"
+        "0; 1 if there is no such key, or it is not possible for this key; 2 if a value cannot be"
         f" read or is past its bound, or the keys cannot be reached; {_INTERRUPTED}."
     ),
 }
 _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Namespaces: sets of counters with their settings.",
     "token": "Tokens: they identify an add when it is sent again.",
-    "key": "API keys: who may do what, and how much of it.",
-    "plan": "How much of everything it takes: tokens, events, a cluster.",
-    "schema": "The tables that Cassandra holds.",
+    "key": "API keys: scopes, namespaces and rates.",
+    "plan": "Capacity planning: tokens, events, a cluster.",
+    "schema": "The tables in Cassandra.",
     "config": "The settings.",
 }
 #: The commands of each group, by ``module:function`` in ``counter.cli.commands``: what each does,
@@ -111,7 +111,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         the same moment.
           counter export counts.ndjson --namespace videos
           counter export - --prefix eu/ | gzip > counts.ndjson.gz
-        0 if the file is whole; 1 if the service refuses; 2 if it cannot be done; {interrupted}: the
+        0 if the file is whole; 1 if the service rejects it; 2 if it fails; {interrupted}: the
         same command goes on where it was.
         """,
         "transfer:import_": """

@@ -73,18 +73,19 @@ class PlaceFlags:
     url: Annotated[
         str,
         flag(
-            "The service; of several, separated by commas, any that answers", env_var="COUNTER_URL"
+            "The service; several URLs, separated by commas, are tried in order",
+            env_var="COUNTER_URL",
         ),
     ] = _DEFAULT_URL
     api_key_file: Annotated[
         Path | None, flag(f"A file with the API key [{KEY_VARIABLE} in the environment]")
     ] = None
     tls_ca: Annotated[
-        Path | None, flag("Who signs the service's certificate [the usual authorities]")
+        Path | None, flag("The authority of the service's certificate [the usual ones]")
     ] = None
     tls_cert: Annotated[Path | None, flag("This client's certificate, if it needs one")] = None
     tls_key: Annotated[Path | None, flag("The key of that certificate")] = None
-    timeout: Annotated[str, flag("How long to try, retries included")] = "10s"
+    timeout: Annotated[str, flag("The time limit, including retries")] = "10s"
 
     def words(self) -> list[str]:
         """Return these flags as words of a command line, without those that the environment or
@@ -128,7 +129,7 @@ def options_of(flags: PlaceFlags) -> Options:
     """
     timeout_s = duration_us("timeout", flags.timeout) / SECOND
     if timeout_s <= 0:
-        raise StartupError("--timeout: it is 0; give some time, such as 10s")
+        raise StartupError("--timeout: it is 0; give a duration, such as 10s")
     files = {
         name: None if path is None else str(path)
         for name, path in (

@@ -124,7 +124,7 @@ def flag(what: str, **more: Any) -> Parameter:
 
 #: The flag of commands that print one answer, and of those that print several.
 Json = Annotated[bool, flag("Print JSON")]
-JsonLines = Annotated[bool, flag("Print JSON: a document a line")]
+JsonLines = Annotated[bool, flag("Print JSON, one document per line")]
 _SECOND_CHARS: Final = len("2026-01-31T08:15:30")
 
 
@@ -202,7 +202,7 @@ def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise StartupError(
-            f"--{name}: {text[:40]!r} is no instant; write it like 2026-01-31T08:15:30Z, or how"
+            f"--{name}: {text[:40]!r} is not an instant; write it like 2026-01-31T08:15:30Z, or how"
             " long ago it was, like 24h"
         ) from None
     # Without an offset it could be local time or UTC; the answers are in UTC.

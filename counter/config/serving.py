@@ -21,10 +21,11 @@ class ServingSettings(BaseSettings):
     port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
     workers: int = Field(1, ge=1, le=64, description="API processes that share the port")
     metrics_port: int | None = Field(
-        None, ge=1, le=65_535, description="A port of each process's own"
+        None, ge=1, le=65_535, description="A separate metrics port of each process"
     )
     insecure: bool = Field(
-        False, description="Listen beyond loopback without API keys or TLS: anyone may do anything"
+        False,
+        description="Listen beyond loopback without API keys or TLS: every client has all rights",
     )
     https_cert: ReadableFile | None = Field(
         None, description="The server's certificate, with its chain; turns HTTPS on"
@@ -34,31 +35,32 @@ class ServingSettings(BaseSettings):
         None, description="A file with the password of https_key, if it has one"
     )
     https_client_ca: ReadableFile | None = Field(
-        None, description="Who signs clients' certificates; every client must show one then"
+        None, description="The authority of clients' certificates; a client without one is rejected"
     )
     tls_in_front: bool = Field(
-        False, description="A proxy in front speaks TLS, and only it can reach this address"
+        False, description="A proxy in front terminates TLS, and only it can reach this address"
     )
     connections_max: int = Field(
         limits.CONNECTIONS_MAX,
         ge=10,
         le=1_000_000,
-        description="Connections of one process at once; more are answered 503",
+        description="The maximum of connections of a process; more are answered 503",
     )
     connections_per_address: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Connections of one client address (of IPv6, one /64); 0 for any number",
+        description="Connections of one client address (IPv6: /64) at once; 0 for any number",
     )
     hosts: Hosts = Field(
-        (), description="Names that Host may have without keys, besides localhost: a.example"
+        (), description="Names allowed in Host if no API keys exist, besides localhost: a.example"
     )
     cors_origins: Origins = Field(
-        (), description="Web origins whose pages may call: https://a.example,https://b.example"
+        (),
+        description="Web origins whose pages may send requests: https://a.example,https://b.example",
     )
     shutdown_delay: Annotated[Duration, between(0, 5 * limits.MINUTE)] = Field(
-        0, description="How long /readyz says no after SIGTERM before the port is closed"
+        0, description="How long /readyz answers 503 after SIGTERM before the port is closed"
     )
     drain_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
         limits.DRAIN_TIMEOUT_US,
@@ -89,7 +91,7 @@ class ServingSettings(BaseSettings):
     )
     reservations_per_s: _Rate = Field(
         10_000,
-        description="Sends of one key with an arbitrary Idempotency-Key; 0 for any number",
+        description="Requests of one key with an arbitrary Idempotency-Key; 0 for any number",
     )
     resolutions_per_s: _Rate = Field(
         1_000,
@@ -97,7 +99,7 @@ class ServingSettings(BaseSettings):
     )
     request_timeout: Annotated[Duration, between(limits.MILLISECOND, limits.HOUR)] = Field(
         limits.REQUEST_TIMEOUT_US,
-        description="How long a request may take to arrive whole, and its answer to be taken",
+        description="How long a request may take to arrive, and a client to read its answer",
     )
     fast_lane: bool = Field(
         True, description="Answer the usual add and get of one counter without the ASGI application"
@@ -108,7 +110,9 @@ class ServingSettings(BaseSettings):
     log_requests: Literal["none", "failures", "all"] = Field(
         "failures", description="Requests to log: none, failures (5xx) or all"
     )
-    audit_log: Path | None = Field(None, description="A file that administrative acts are added to")
+    audit_log: Path | None = Field(
+        None, description="A file to which administrative acts are appended"
+    )
     traces: Literal["none", "otlp"] = Field(
         "none", description="none, or otlp: to the collector that OTEL_EXPORTER_OTLP_... names"
     )

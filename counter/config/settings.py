@@ -102,7 +102,9 @@ class Settings(ServingSettings):
 
     config: Path | None = Field(None, description="A TOML file with settings")
     log_level: str = Field(
-        "warning", pattern="^(debug|info|warning|error)$", description="The least that is logged"
+        "warning",
+        pattern="^(debug|info|warning|error)$",
+        description="The lowest level that is logged",
     )
 
     store: StoreKind = Field("sqlite", description="Where counts are kept: sqlite or cassandra")
@@ -111,12 +113,12 @@ class Settings(ServingSettings):
         limits.WAL_BYTES_MAX,
         ge=4 * limits.WAL_BYTES_KEPT,
         le=limits.INT64_MAX,
-        description="The largest write-ahead log of SQLite, in bytes; at it writes are refused",
+        description="The size of SQLite's write-ahead log, in bytes, at which writes are rejected",
     )
     contact_points: ContactPoints = Field(
-        (), description="Nodes of Cassandra: host[:port],host[:port]"
+        (), description="Cassandra nodes to connect to: host[:port],host[:port]"
     )
-    local_datacenter: str | None = Field(None, description="Cassandra's data center to talk to")
+    local_datacenter: str | None = Field(None, description="Cassandra's data center to connect to")
     single_datacenter: bool = Field(
         False, description="All API processes and workers run in local_datacenter"
     )
@@ -125,14 +127,16 @@ class Settings(ServingSettings):
         pattern="^[a-z][a-z0-9_]{0,30}$",
         description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
     )
-    cassandra_username: str | None = Field(None, description="Who logs in to Cassandra")
+    cassandra_username: str | None = Field(None, description="The user that logs in to Cassandra")
     cassandra_password_file: ReadableFile | None = Field(
         None, description="A file with the password"
     )
     cassandra_password: SecretStr | None = Field(
         default_factory=_password, description="The password; never a flag"
     )
-    tls_ca: ReadableFile | None = Field(None, description="Whom to trust; turns TLS on")
+    tls_ca: ReadableFile | None = Field(
+        None, description="The certificate authority to trust; turns TLS on"
+    )
     tls_cert: ReadableFile | None = Field(None, description="This process's own certificate")
     tls_key: ReadableFile | None = Field(None, description="The key of the certificate")
     tls_check_host: bool = Field(
@@ -141,14 +145,15 @@ class Settings(ServingSettings):
 
     cache: CacheAddress = Field("memory", description="memory, or memcached://host:port,host:port")
     cache_timeout: Annotated[Duration, between(limits.MILLISECOND, 5 * limits.SECOND)] = Field(
-        100 * limits.MILLISECOND, description="How long a cache may take to answer"
+        100 * limits.MILLISECOND, description="The time-out of requests to the cache"
     )
     cache_entries_max: int = Field(
         25_000, ge=1, le=10_000_000, description="Counts that a process keeps in its memory"
     )
 
     start_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
-        limits.START_TIMEOUT_US, description="How long a start waits for Cassandra in trouble"
+        limits.START_TIMEOUT_US,
+        description="How long startup retries while Cassandra is unavailable",
     )
 
     retention: _Retention = Field(
@@ -162,7 +167,7 @@ class Settings(ServingSettings):
     )
     write_wait_max: Annotated[Duration, between(10 * limits.MILLISECOND, limits.MINUTE)] = Field(
         default_factory=by_store(limits.WRITE_WAIT_MAX_US, 2 * limits.SECOND),
-        description="How long a write may be expected to wait; past it, it is refused",
+        description="The longest expected wait of a write; a longer one is rejected",
     )
     clock_skew_max: _Skew = Field(
         default_factory=by_store(0, 500 * limits.MILLISECOND),
@@ -176,7 +181,8 @@ class Settings(ServingSettings):
         1, description="Partitions that share a counter's time bucket"
     )
     event_buckets_max: _EventBuckets = Field(
-        default_factory=by_store(1, 64), description="Up to where event_buckets is raised by itself"
+        default_factory=by_store(1, 64),
+        description="The limit up to which event_buckets is raised automatically",
     )
     replication: Replication = Field(
         (("", 3),), description="Copies of the data: 3, or dc1:3,dc2:3"
@@ -196,7 +202,7 @@ class Settings(ServingSettings):
     )
     accept_limit: Duration = Field(
         5 * limits.SECOND,
-        description="How old a token may be when its add arrives; past it, it is resolved",
+        description="How old a token may be when its add arrives; an older one is resolved",
     )
     shards: int = Field(
         default_factory=by_store(1, 16),
@@ -215,14 +221,16 @@ class Settings(ServingSettings):
         limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
     )
     audit_interval: Annotated[Duration, between(0, 365 * limits.DAY)] = Field(
-        limits.HOUR, description="How long after an audit of some counters the next begins; 0: none"
+        limits.HOUR, description="The pause between audits of some counters; 0 for none"
     )
-    audit_rate: int = Field(20, ge=1, le=10_000, description="Counters audited a second, at most")
+    audit_rate: int = Field(
+        20, ge=1, le=10_000, description="The maximum of audited counters per second"
+    )
     rollup_concurrency: int = Field(
         limits.ROLLUP_CONCURRENCY,
         ge=1,
         le=1_024,
-        description="Counters that a worker rolls up at once, at most",
+        description="The maximum of counters that a worker rolls up at once",
     )
 
     @classmethod
@@ -358,16 +366,15 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         return
     if settings.cache == "memory":
         yield (
-            "cache is memory: every process counts BEST_EFFORT counters for itself, and another"
-            " payload under a used token is found by the store only where payload_check is strict;"
-            " use memcached://host:port"
+            "cache is memory: each process has its own BEST_EFFORT counts, and conflicts of tokens"
+            " are detected only if payload_check is strict; use memcached://host:port"
         )
     for name, placement in settings.placements().items():
         copies = [number for _, number in placement.replication]
         if max(copies) == 1:
             yield (
-                f"dataset {name!r} is kept in one copy: with a node its data are gone;"
-                " give --replication 3 where there are three nodes"
+                f"dataset {name!r} has one copy: if a node is lost, its data is lost;"
+                " with three nodes, give --replication 3"
             )
 
 
@@ -382,12 +389,12 @@ def _store_problems(settings: Settings) -> Iterator[str]:
     if settings.contact_points:
         yield (
             f"contact_points is {','.join(settings.contact_points)} and store is sqlite, which"
-            " has none: add --store cassandra, or leave it out"
+            " has none: add --store cassandra, or omit contact_points"
         )
     if settings.workers > 1:
         yield (
-            f"workers is {settings.workers} and store is sqlite, whose data directory one process"
-            " holds: use --workers 1, or --store cassandra"
+            f"workers is {settings.workers} and store is sqlite, whose data directory only one"
+            " process can use: use --workers 1, or --store cassandra"
         )
 
 
@@ -479,6 +486,6 @@ def serving_warnings(settings: Settings) -> Iterator[str]:
     plain = [each for each in settings.cors_origins if each.startswith("http://")]
     if plain and settings.https_cert is not None:
         yield (
-            f"cors_origins has {plain[0]}: what such a page sends and shows, anyone on its way can"
-            " change; use https://"
+            f"cors_origins has {plain[0]}: anyone on the network path can change such a page"
+            " and its requests; use https://"
         )

@@ -145,7 +145,7 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell
     new_id = out.strip().split("_")[1]
     first, second = shell.listed()
     assert (first["state"], first["replaced_by"], second["state"]) == ("replaced", new_id, "valid")
-    assert f"key {first['id']} holds until {first['expires_at']}: have its holders" in said
+    assert f"key {first['id']} is valid until {first['expires_at']}: give its clients" in said
     code, out = shell.run("rotate", old, "--json")
     assert (code, out) == (1, "")
     assert f"was rotated before, to {new_id}: rotate that one" in shell.err
@@ -163,8 +163,8 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell
 def test_a_revocation_says_how_soon_it_holds(shell: KeyShell) -> None:
     key_id = shell.create().split("_")[1]
     assert shell.run("revoke", key_id) == (0, "")
-    assert "refuses it within two seconds" in shell.err
-    assert "any more after 60 s" in shell.err
+    assert "rejects it within two seconds" in shell.err
+    assert "cannot read the keys, after 60 s" in shell.err
     code, out = shell.run("revoke", key_id, "--json")
     assert (code, json.loads(out)["state"]) == (0, "revoked")
     assert f"key {key_id} was revoked before, at 2" in shell.err

@@ -136,7 +136,7 @@ def test_an_export_that_was_cut_anywhere_goes_on(
         assert examine(Path("out.ndjson"), lambda *_: None).lines == len(COUNTS)
         assert not Path("out.ndjson.part").exists()
         Path("out.ndjson").unlink()
-    assert "going on with out.ndjson.part" in capsys.readouterr().err
+    assert "resuming out.ndjson.part" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "hard link", "pipe"])
@@ -306,14 +306,14 @@ def test_after_an_interrupt_both_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "get_many", interrupted(CounterClient.get_many, after=1))
         assert run("export", "out.ndjson") == 130
-    assert "the same command goes on with it" in capsys.readouterr().err
+    assert "run the same command to resume" in capsys.readouterr().err
     assert not Path("out.ndjson").exists()
     assert run("export", "out.ndjson") == 0
     assert "it has 1,000 counters" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
         assert run("import", "out.ndjson", "--namespace", target) == 130
-    assert "195 of 1,017 lines are counted; the same command" in capsys.readouterr().err
+    assert "195 of 1,017 lines are counted; run the same command" in capsys.readouterr().err
     assert run("import", "out.ndjson", "--namespace", target, "--json") == 0
     # The third piece was counted, and nobody was told.
     assert json.loads(capsys.readouterr().out)["counted_before"] == 294

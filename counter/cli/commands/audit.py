@@ -57,18 +57,18 @@ class AuditFlags:
         tuple[str, ...],
         flag("A counter of the one namespace; again for more", consume_multiple=False),
     ] = ()
-    prefix: Annotated[str, flag("Only counters whose names begin so")] = ""
-    sample: Annotated[int, flag("So many counters of each namespace, by chance")] = 1_000
+    prefix: Annotated[str, flag("Only counters with this prefix")] = ""
+    sample: Annotated[int, flag("A random sample of this many counters per namespace")] = 1_000
     all: Annotated[bool, flag("All of them")] = False
     last: Annotated[
         str | None,
-        flag("Compare with events of the last 24h, say [all that are kept]"),
+        flag("Compare only events of the last, say, 24h [all that are kept]"),
     ] = None
-    rate: Annotated[str, flag("Counters a second; 0/s for any number")] = "200/s"
-    repair: Annotated[bool, flag("Recount what is wrong")] = False
+    rate: Annotated[str, flag("Counters per second; 0/s for any number")] = "200/s"
+    repair: Annotated[bool, flag("Recount wrong counters")] = False
     trust_settled: Annotated[
         bool,
-        flag("With --repair: where a count contradicts what is settled, take that for right"),
+        flag("With --repair: if a count contradicts its settled part, use the settled part"),
     ] = False
     json: Json = False
 
@@ -96,7 +96,7 @@ class _Audit:
             try:
                 self.summaries.append(await self._one(namespace))
             except NamespaceUnknownError:
-                remark(f"{namespace.name} was deleted under the audit")
+                remark(f"{namespace.name} was deleted during the audit")
         print_answer(
             "\n".join(line for each in self.summaries for line in each.lines()),
             {"namespaces": [each.document() for each in self.summaries]},

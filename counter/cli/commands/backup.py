@@ -28,7 +28,7 @@ def backup(
     destination: Annotated[Path, flag("A directory that does not exist yet")],
     flags: StoreFlags | None = None,
     *,
-    rate: Annotated[str, flag("How much to copy a second; 0/s for any")] = "64MiB/s",
+    rate: Annotated[str, flag("Bytes to copy per second; 0/s for any number")] = "64MiB/s",
     json: Json = False,
 ) -> None:
     """Copy a data directory; see ``counter backup --help``."""
@@ -58,7 +58,7 @@ def restore(
     source: Annotated[Path, flag("A directory that counter backup made")],
     flags: StoreFlags | None = None,
     *,
-    without_keys: Annotated[bool, flag("Restore a backup that holds no API keys")] = False,
+    without_keys: Annotated[bool, flag("Restore a backup without API keys")] = False,
     json: Json = False,
 ) -> None:
     """Restore a backup into a new data directory; see ``counter restore --help``."""
@@ -92,7 +92,7 @@ def restored(flags: StoreFlags | None = None, *, json: Json = False) -> None:
             raise StartupError("store is sqlite: `counter restore` does all that is needed there")
         asyncio.run(_begin_new_life(settings))
         print_answer(
-            f"Keyspace {settings.keyspace} gives out nothing that it may have given out before."
+            f"Keyspace {settings.keyspace} issues no id or token again."
             "\nBefore it is served: restart memcached, start a worker, and run"
             " counter audit --all --repair",
             {"keyspace": settings.keyspace},

@@ -39,14 +39,14 @@ from counter.limits import BATCH_ITEMS_MAX
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _T = TypeVar("_T")
 Name = Annotated[str, flag("The counter; after -- if it begins with a dash")]
-_Delta = Annotated[str, flag("How much to add; less than 0 takes away", allow_leading_hyphen=True)]
+_Delta = Annotated[str, flag("How much to add; may be negative", allow_leading_hyphen=True)]
 _GivenToken = Annotated[
     str | None,
-    flag("The token it has had before, to finish it [a new one]"),
+    flag("The token of an earlier attempt, to finish it [a new one]"),
 ]
 _GivenKey = Annotated[
     str | None,
-    flag("An id that you have, such as order-123, in place of a token"),
+    flag("An existing id, such as order-123, instead of a token"),
 ]
 
 
@@ -125,7 +125,9 @@ def _warn(added: Added, service: ServiceFlags) -> None:
 def _given(token: str | None, key: str | None) -> Credential | None:
     """Return the credential of the two flags. Raises StartupError, and InvalidParameterError."""
     if token is not None and key is not None:
-        raise StartupError("--token and --key are both given: two of them are two adds; give one")
+        raise StartupError(
+            "--token and --key are both given: give one, because each identifies another add"
+        )
     if key is not None:
         return Key.of(key)
     return None if token is None else credential_of(token)
@@ -134,7 +136,7 @@ def _given(token: str | None, key: str | None) -> Credential | None:
 def _number(text: str) -> int:
     """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
     if _INTEGER.fullmatch(text) is None:
-        raise StartupError(f"DELTA: {text[:40]!r} is no integer; write it like 5 or -5")
+        raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")
     return check_delta(int(text))
 
 

@@ -26,7 +26,7 @@ def doctor(
     *,
     url: Annotated[
         str | None,
-        flag("A running service to look at, too; several with commas", env_var="COUNTER_URL"),
+        flag("A running service to check, too; several separated by commas", env_var="COUNTER_URL"),
     ] = None,
     api_key_file: Annotated[
         Path | None,
@@ -73,4 +73,4 @@ def _table(found: Sequence[Finding], wrong: int, warnings: int) -> str:
         if each.do:
             lines.append(f"{'':<8}  {'':<{width}}  -> {each.do}")
     end = f"{wrong} wrong" if wrong else "nothing is wrong"
-    return "\n".join([*lines, f"{end}, {warnings} to mind" if warnings else end])
+    return "\n".join([*lines, f"{end}; warnings: {warnings}" if warnings else end])

@@ -30,9 +30,9 @@ _PLOT_ROWS: Final = 12
 _PLOT_COLUMNS_MAX: Final = 120
 _From = Annotated[
     str | None,
-    flag("Since when: an instant, or how long ago, like 24h", name="--from"),
+    flag("The start: an instant, or how long ago, like 24h", name="--from"),
 ]
-_To = Annotated[str | None, flag("Until when, which is not part of it [now]", name="--to")]
+_To = Annotated[str | None, flag("The end, exclusive [now]", name="--to")]
 
 
 def history(
@@ -42,7 +42,7 @@ def history(
     *,
     start: _From = None,
     end: _To = None,
-    step: Annotated[str | None, flag("How long each step is: 1m [about 60 of them]")] = None,
+    step: Annotated[str | None, flag("The length of a step: 1m [for about 60 steps]")] = None,
     csv: Annotated[bool, flag("Print CSV")] = False,
     plot: Annotated[bool, flag("Draw the counts")] = False,
     json: JsonLines = False,
@@ -50,7 +50,7 @@ def history(
     """Print the count at the end of each step."""
     with ended(service), opened(service) as client:
         if csv + plot + json > 1:
-            raise StartupError("--csv, --plot and --json are three ways to print it: give one")
+            raise StartupError("--csv, --plot and --json exclude each other: give one")
         since, until = _span(start, end)
         points = list(client.history(name, since, until, step))
         if csv:
@@ -74,7 +74,7 @@ def events(
     *,
     start: _From = None,
     end: _To = None,
-    limit: Annotated[int, flag("How many at most; 0 for all")] = 100,
+    limit: Annotated[int, flag("The maximum number; 0 for all")] = 100,
     json: JsonLines = False,
 ) -> None:
     """Print the adds and clears themselves, latest first."""
@@ -99,7 +99,7 @@ def events(
             last = instant(shown[-1].event_time)
             remark(f"there are earlier ones: --limit 0 for all, or --to {last} for those before")
         if not shown:
-            remark(f"there are no events of {name} in that time, or they are kept no more")
+            remark(f"there are no events of {name} in that time, or they are no longer kept")
 
 
 def _span(start: str | None, end: str | None) -> tuple[datetime | None, datetime | None]:

@@ -52,7 +52,7 @@ class NewKey:
         ),
     ]
     scope: Annotated[str, flag("read, write, or admin; each allows what those before it do")]
-    label: Annotated[str | None, flag("What people know it by")] = None
+    label: Annotated[str | None, flag("A label for people")] = None
     expires: Annotated[str | None, flag("How long it is valid: 90d [for ever]")] = None
     requests: Annotated[
         str | None, flag("Requests it may make, of each process: 100/s; 0/s for any number")
@@ -112,7 +112,9 @@ def rotate(
     key: _Which,
     store: StoreFlags | None = None,
     *,
-    grace: Annotated[str, flag("How long the old key holds; 0s ends it at once")] = "1h",
+    grace: Annotated[
+        str, flag("How long the old key is still valid; 0s revokes it at once")
+    ] = "1h",
     json: Json = False,
 ) -> None:
     """Create a key with the same rights to replace another one, which expires after the grace
@@ -130,9 +132,9 @@ def rotate(
 
         issued, old = _run(settings, work)
         notes = [
-            f"key {issued.key.id} is shown this once, and has the rights of {old.id}",
-            f"key {old.id} holds until {_time(old.expires_at_us)}: have its holders send the new"
-            " one by then",
+            f"key {issued.key.id} is shown only now, and has the rights of {old.id}",
+            f"key {old.id} is valid until {_time(old.expires_at_us)}:"
+            " give its clients the new one by then",
         ]
         _show_issued(issued, notes, json=json, replaced=old.id)
 
@@ -153,8 +155,8 @@ def revoke(key: _Which, store: StoreFlags | None = None, *, json: Json = False) 
             _show_json(_document(revoked, SystemClock().now_us()))
         if is_new:
             remark(
-                f"key {revoked.id} is revoked: every process refuses it within two seconds, and one"
-                f" that cannot read the keys any more after {RING_AGE_MAX_US // SECOND} s"
+                f"key {revoked.id} is revoked: every process rejects it within two seconds, or,"
+                f" if it cannot read the keys, after {RING_AGE_MAX_US // SECOND} s"
             )
         else:
             remark(f"key {revoked.id} was revoked before, at {_time(revoked.revoked_at_us)}")

@@ -39,9 +39,9 @@ class ChangeFlags:
     key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered: 1d")] = None
     cache_ttl: Annotated[str | None, flag("How long a count may come from the cache: 10s")] = None
     requests_per_s: Annotated[
-        int | None, flag("Requests a second that each process takes for it; 0 for any number")
+        int | None, flag("Requests per second to each process; 0 for any number")
     ] = None
-    adds_per_s: Annotated[int | None, flag("Adds a second, likewise")] = None
+    adds_per_s: Annotated[int | None, flag("Adds per second, likewise")] = None
 
 
 @Parameter(name="*", group="Settings")
@@ -50,9 +50,9 @@ class CreateFlags(ChangeFlags):
     """The same, and the settings that are fixed for its lifetime."""
 
     counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
-    dataset: Annotated[str | None, flag("The event tables it shares, with their retention")] = None
-    rollup_window: Annotated[str | None, flag("How finely time is cut: 10s")] = None
-    shards: Annotated[int | None, flag("The parts that rollup workers share")] = None
+    dataset: Annotated[str | None, flag("The dataset, whose retention it has")] = None
+    rollup_window: Annotated[str | None, flag("The length of a rollup window: 10s")] = None
+    shards: Annotated[int | None, flag("The shards that rollup workers share")] = None
 
 
 def create(
@@ -89,7 +89,7 @@ def change(
     with ended(service), opened(service) as client:
         given = _given(settings or ChangeFlags())
         if not given:
-            raise StartupError("nothing is to be changed: give a setting, such as --cache-ttl 5s")
+            raise StartupError("nothing to change: give a setting, such as --cache-ttl 5s")
         _show(client.change_namespace(**given), json=json)
 
 
@@ -143,7 +143,7 @@ def _ask(name: str) -> None:
         end="",
     )
     if sys.stdin.readline().strip() != name:
-        fail("that is not its name: nothing is deleted", EXIT_NO)
+        fail("that is not its name; nothing was deleted", EXIT_NO)
 
 
 def _of(place: PlaceFlags | None, name: str) -> ServiceFlags:

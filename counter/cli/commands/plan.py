@@ -72,16 +72,16 @@ _CHECK: Final = _Kind(_one_of(PayloadCheck))
 class DedupFlags:
     """Durations are written like 10s or PT10S, rates like 80/s, shares like 20%."""
 
-    rate: Annotated[str, flag("Tokens that come: 80/s"), _PER_S]
+    rate: Annotated[str, flag("The rate of tokens: 80/s"), _PER_S]
     caller: Annotated[str, flag("How long a caller may wait before it sends"), _US] = "0s"
-    retry: Annotated[str, flag("How long it may go on to send again"), _US] = "0s"
-    network: Annotated[str, flag("How long a message may be under way"), _US] = "0s"
+    retry: Annotated[str, flag("How long it may retry"), _US] = "0s"
+    network: Annotated[str, flag("How long a message may be in flight"), _US] = "0s"
     clock: Annotated[str, flag("How far two clocks may be apart"), _US] = "0s"
     ttl: Annotated[str | None, flag("How long tokens are kept [the sum of these four]"), _US] = None
-    margin: Annotated[str, flag("How many more there may be at times"), _SHARE] = "0%"
+    margin: Annotated[str, flag("The share of further tokens at peaks"), _SHARE] = "0%"
     duplicates: Annotated[str, flag("Repetitions, as a share of the rate"), _SHARE] = "0%"
-    incident: Annotated[str, flag("How long a time of many repetitions lasts"), _US] = "0s"
-    record_size: Annotated[str, flag("What a token takes where it is kept"), _BYTES] = "200B"
+    incident: Annotated[str, flag("How long an incident with many repetitions lasts"), _US] = "0s"
+    record_size: Annotated[str, flag("The stored size of a token"), _BYTES] = "200B"
     bits: Annotated[str, flag("How many random bits a token has"), _COUNT] = str(planner.TOKEN_BITS)
     json: Json = False
 
@@ -94,10 +94,10 @@ class StorageFlags:
     retention: Annotated[str, flag("How long events are kept, or unlimited"), _RETENTION] = "7d"
     read_interval: Annotated[str, flag("The span of time that a read covers"), _US] = "PT24H"
     events_per_day: Annotated[str, flag("Events of the one counter"), _EVENTS]
-    event_size: Annotated[str, flag("What an event takes on disk"), _BYTES] = "64B"
+    event_size: Annotated[str, flag("The size of an event on disk"), _BYTES] = "64B"
     accept_limit: Annotated[
         str | None,
-        flag("How old an event may be that is written [10m; 0s if unlimited]"),
+        flag("How old an event may be when it is written [10m; 0s if unlimited]"),
         _US,
     ] = None
     json: Json = False
@@ -108,11 +108,11 @@ class StorageFlags:
 class ClusterFlags:
     """The load; the settings of its namespaces; the behavior of its clients."""
 
-    adds: Annotated[str, flag("Single adds, at the busiest: 75000/s"), _PER_S]
+    adds: Annotated[str, flag("The peak rate of single adds: 75000/s"), _PER_S]
     counters: Annotated[str, flag("Counters in use: 1e6"), _COUNT]
     gets: Annotated[str, flag("Gets of cached counts"), _PER_S] = "0/s"
     rates: Annotated[str | None, flag("A file of measured rates [a small machine's]")] = None
-    load: Annotated[str, flag("How much of its rate each part may be used at"), _SHARE] = "70%"
+    load: Annotated[str, flag("The share of its rate at which each part is used"), _SHARE] = "70%"
 
     retention: Annotated[str, flag("How long events are kept"), _US] = "7d"
     slice: Annotated[str | None, flag("The span of one event table [by retention]"), _US] = None
@@ -123,8 +123,10 @@ class ClusterFlags:
     replication: Annotated[str, flag("Copies of the data"), _COUNT] = "3"
     write_timeout: Annotated[str, flag("How long a write may take"), _US] = "2s"
     clock_skew_max: Annotated[str, flag("How far a process's clock may be off"), _US] = "500ms"
-    event_size: Annotated[str, flag("What an event takes on disk, a copy"), _BYTES] = "64B"
-    row_size: Annotated[str, flag("What a rolled-up window takes on disk, a copy"), _BYTES] = "64B"
+    event_size: Annotated[str, flag("The size of an event on disk, per copy"), _BYTES] = "64B"
+    row_size: Annotated[str, flag("The size of a rolled-up window on disk, per copy"), _BYTES] = (
+        "64B"
+    )
     disk: Annotated[str, flag("The disk of a Cassandra node"), _BYTES] = "1TB"
     disk_use: Annotated[str, flag("How much of it may be filled"), _SHARE] = "50%"
     memory: Annotated[str, flag("The memory of a memcached"), _BYTES] = "1GiB"
@@ -132,15 +134,15 @@ class ClusterFlags:
     counter_type: Annotated[
         str, flag("ACCURATE, EVENTUAL or BEST_EFFORT"), _Kind(_one_of(CounterType))
     ] = "EVENTUAL"
-    rollup_window: Annotated[str, flag("How finely time is cut"), _US] = "10s"
+    rollup_window: Annotated[str, flag("The length of a rollup window"), _US] = "10s"
     accept_limit: Annotated[str, flag("How old a token may be before it is resolved"), _US] = "5s"
     future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]"), _US] = None
-    shards: Annotated[str, flag("Parts that workers share"), _COUNT] = "16"
+    shards: Annotated[str, flag("Shards that rollup workers share"), _COUNT] = "16"
     payload_check: Annotated[str, flag("off, guard or strict"), _CHECK] = "guard"
     key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered [1d]"), _US] = None
     lease_time: Annotated[str, flag("How long a silent worker keeps its shards"), _US] = "10s"
 
-    retry: Annotated[str | None, flag("How long clients go on to send an add again"), _US] = None
+    retry: Annotated[str | None, flag("How long clients retry an add"), _US] = None
     client_clock: Annotated[str | None, flag("How far clients' clocks may be off"), _US] = None
     max_staleness: Annotated[str | None, flag("How old a count may be by default"), _US] = None
     hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s"), _PER_S] = None

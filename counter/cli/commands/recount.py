@@ -40,7 +40,9 @@ def recount(
         before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
         windows = client.recount(counter)
         if windows == 0 or before is None:
-            text = f"nothing of {counter!r} is rolled up: its count is the sum of its events as is"
+            text = (
+                f"nothing of {counter!r} is rolled up: its count is the sum of its events already"
+            )
             print_answer(text, {"counter": counter, "windows": 0}, json=json)
             return
         _wait(client, counter, windows, step)

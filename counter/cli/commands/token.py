@@ -34,7 +34,7 @@ from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
 from counter.tokens import format_nonce
 
-_Text = Annotated[str, flag("The token, as it was printed: <UUID>@<time>, or a UUIDv7")]
+_Text = Annotated[str, flag("The token: <UUID>@<time>, or a UUIDv7")]
 
 
 def new(
@@ -91,10 +91,10 @@ def show(
         nonce, _, made = str(found).partition("@")
         age = _age(age_us)
         ends = (
-            f"in time: younger than {format_duration(limit_us)}, what is sent with it is counted"
+            f"in time: younger than {format_duration(limit_us)}, an add with it is counted"
             if is_in_time
-            else f"late: older than {format_duration(limit_us)}; the service finds out what became"
-            " of it, and counts nothing new"
+            else f"late: older than {format_duration(limit_us)}; the service reports its outcome"
+            " and counts nothing new"
         )
         print_out(f"nonce  {nonce}\ntime   {made}\nage    {age}\n{ends}")
 
@@ -118,12 +118,12 @@ def derive(
 
 
 def resolve(
-    token: Annotated[str, flag("The token; or the JSON that an unfinished add of the SDK is")],
+    token: Annotated[str, flag("The token; or the JSON of an unfinished add of the SDK")],
     name: Annotated[str | None, flag("The counter it was sent to")] = None,
     delta: Annotated[
         str | None,
         flag(
-            "What it was sent with, to have it decided where nothing is found",
+            "The delta that was sent, to decide it if no event is found",
             allow_leading_hyphen=True,
         ),
     ] = None,
@@ -195,11 +195,11 @@ def _report_open(
     import shlex
 
     what = (
-        "what became of a key is known only by sending the same again"
+        "the outcome of a key is known only by sending the same add again"
         if isinstance(credential, Key)
-        else f"nothing of it is in {name} now, and what is under way may still be counted"
+        else f"nothing of it is in {name} now, and an attempt in flight may still be counted"
     )
-    remark(f"{what}; with what was sent (DELTA) this decides it, and counts it at most once:")
+    remark(f"{what}; with the DELTA that was sent, this decides it, and counts it at most once:")
     # A name that looks like a flag comes after all flags.
     odd = ["--"] if name.startswith("-") else []
     words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
@@ -224,14 +224,16 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise StartupError(f"DELTA: {text[:40]!r} is no integer; write it like 5 or -5") from None
+        raise StartupError(
+            f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5"
+        ) from None
 
 
 def _token(text: str) -> Token:
     """Parse a token. Raises StartupError if it is a key, which contains no time."""
     found = credential_of(text)
     if isinstance(found, Key):
-        raise StartupError("there is no time in a key: the service reserved one for it")
+        raise StartupError("a key contains no time: the service reserved one for it")
     return found
 
 

@@ -31,14 +31,14 @@ def top(
     limit: Annotated[int, flag("How many counters: 1 to 100")] = 10,
     by: Annotated[
         str,
-        flag("adds (a second, of late), or count (every counter is read)"),
+        flag("adds (per second, recently), or count (reads every counter)"),
     ] = _ADDS,
-    span: Annotated[str, flag("How long a time of adds: 1s to 1m")] = "10s",
+    span: Annotated[str, flag("The span of time of the adds: 1s to 1m")] = "10s",
     read: Annotated[
-        int, flag("With --by count: how many counters are read at most; 0 for all")
+        int, flag("With --by count: the maximum of counters to read; 0 for all")
     ] = _COUNTERS_MAX,
-    live: Annotated[bool, flag("Go on until Ctrl-C")] = False,
-    every: Annotated[str, flag("With --live: how often to look")] = "2s",
+    live: Annotated[bool, flag("Refresh until Ctrl-C")] = False,
+    every: Annotated[str, flag("With --live: the refresh interval")] = "2s",
     json: JsonLines = False,
 ) -> None:
     """Show the busiest counters."""
@@ -47,7 +47,7 @@ def top(
         pause_s = duration_us("every", every) / SECOND
         if by == _COUNT:
             if live:
-                raise StartupError("--live: every counter would be read again and again; leave it")
+                raise StartupError("--live: every counter would be read at each refresh; omit it")
             _highest(client, limit, read, json=json)
         elif not live:
             _tell(client.busiest(limit, span=span), json=json)
@@ -79,7 +79,7 @@ def _tell(found: Busiest, *, json: bool) -> None:
         return
     print_out(_shown(found))
     if not found.complete:
-        remark("more counters changed than were looked at: busier ones may be missing")
+        remark("more counters changed than were examined: busier ones may be missing")
 
 
 def _shown(found: Busiest) -> str:

@@ -46,8 +46,8 @@ def export(
     ],
     flags: ServiceFlags = DEFAULT_SERVICE,
     *,
-    prefix: Annotated[str, flag("Only counters whose names begin so")] = "",
-    json: Annotated[bool, flag("Print what was exported as JSON")] = False,
+    prefix: Annotated[str, flag("Only counters with this prefix")] = "",
+    json: Annotated[bool, flag("Print a summary of the export as JSON")] = False,
 ) -> None:
     """Write the exact counts of a namespace to a file; see ``counter export --help``."""
     with ended(flags), opened(flags) as client:
@@ -57,7 +57,7 @@ def export(
         header = header_of(namespace, str(uuid.uuid4()), prefix, _now())
         if file == STDOUT:
             if json:
-                raise StartupError("--json: standard output is the export itself; leave one out")
+                raise StartupError("--json: standard output is the export itself; omit one of them")
             writer = ExportWriter(sys.stdout.buffer, header)
             with printing():
                 writer.begin()
@@ -69,13 +69,13 @@ def export(
             writer = ExportWriter(part.file, header)
             if part.begin(writer):
                 remark(
-                    f"going on with {part.part}, begun at {writer.header['begun_at']}: it has"
+                    f"resuming {part.part}, begun at {writer.header['begun_at']}: it has"
                     f" {writer.lines:,} counters"
                 )
             try:
                 trailer = _copied(client, writer)
             except KeyboardInterrupt:
-                remark(f"{part.part} is kept: the same command goes on with it")
+                remark(f"{part.part} is kept: run the same command to resume")
                 raise
             part.whole()
         document = {"file": str(path), "export_id": writer.header["export_id"], **trailer}
@@ -86,7 +86,9 @@ def check_file_name(file: str) -> None:
     """Raise StartupError for a name that looks like a flag: only ``-`` is allowed in place of a
     file."""
     if file.startswith("-") and file != STDOUT:
-        raise StartupError(f"{file} is no flag of this command; a file of that name is ./{file}")
+        raise StartupError(
+            f"{file} is not a flag of this command; for a file of that name write ./{file}"
+        )
 
 
 def refuse_best_effort(namespace: Mapping[str, Any], what: str) -> None:
@@ -153,12 +155,12 @@ class ImportFlags:
     """How to handle counters that exist, and whether to verify."""
 
     add: Annotated[bool, flag("Count on top of counters that are not 0")] = False
-    verify: Annotated[bool, flag("Read all counters at the end, and compare")] = False
+    verify: Annotated[bool, flag("Read all counters at the end and compare them")] = False
     id: Annotated[
         str | None,
-        flag("What tells two imports of files with the same content apart"),
+        flag("Distinguishes two imports of files with the same content"),
     ] = None
-    json: Annotated[bool, flag("Print what was imported as JSON")] = False
+    json: Annotated[bool, flag("Print a summary of the import as JSON")] = False
 
 
 @dataclass(slots=True)
@@ -191,7 +193,7 @@ class _Import:
         if counted != self.file.lines:
             raise LedgerError(
                 f"counter {self.file.ledger!r} is {counted}, and the file has {self.file.lines}"
-                " lines: somebody else wrote to it, or imports another file under the same id"
+                " lines: another client wrote to it, or imports another file under the same id"
             )
         self.done = counted
 
@@ -280,7 +282,9 @@ def import_(
     what = what or ImportFlags()
     with ended(flags):
         if what.add and what.verify:
-            raise StartupError("--verify: with --add the earlier counts are unknown; leave one out")
+            raise StartupError(
+                "--verify: with --add the earlier counts are unknown; omit one of them"
+            )
         check_file_name(str(file))
         if str(file) == STDOUT:
             raise StartupError(
@@ -299,7 +303,7 @@ def import_(
 
 
 def _run(run: _Import) -> None:
-    again = "the same command goes on, and counts no line twice"
+    again = "run the same command to resume; it counts no line twice"
     try:
         run.run()
         if run.what.verify:
@@ -325,7 +329,7 @@ def _run(run: _Import) -> None:
         for each in run.different[:_SHOWN_MAX]:
             remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
         fail(
-            f"{len(run.different):,} counters differ from the file: did somebody else add to them?",
+            f"{len(run.different):,} counters differ from the file: did a client add to them?",
             EXIT_NO,
         )
 
@@ -340,7 +344,7 @@ def _said(run: _Import) -> str:
             f" {run.file.ledger!r} has their number"
         )
     verified = run.what.verify and not run.different
-    return f"{text}\nall counters are as the file has them" if verified else text
+    return f"{text}\nall counters equal the file" if verified else text
 
 
 def _horizon(namespace: Mapping[str, Any]) -> Horizon:

@@ -86,8 +86,10 @@ def watch(
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    lasting: Annotated[str | None, flag("How long: 30s [until Ctrl-C]", name="--for")] = None,
-    count: Annotated[int | None, flag("How many counts, the first one included [any]")] = None,
+    lasting: Annotated[str | None, flag("The duration: 30s [until Ctrl-C]", name="--for")] = None,
+    count: Annotated[
+        int | None, flag("The number of counts, including the first one [any]")
+    ] = None,
     json: JsonLines = False,
 ) -> None:
     """Show a count as it changes."""
