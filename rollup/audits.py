@@ -22,8 +22,7 @@ from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import HOUR, MINUTE, SECOND
-from counter.ops.audit import Auditor, Verdict
-from counter.ops.audit_run import Pace, Summary, audited, described
+from counter.ops.audit import Auditor, Pace, Summary, Verdict, audited, described
 from counter.ports import Clock, Store
 from counter.telemetry.families import counter, gauge
 from counter.types import CounterType, Namespace

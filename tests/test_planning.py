@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.ops.measured_rates import RATE_NAMES
+from counter.ops.cluster_planner import RATE_NAMES
 from tests.support.server import ROOT
 from tests.test_readme import Step, read, steps
 

@@ -30,7 +30,7 @@ from counter.clock import SystemClock, to_rfc3339
 from counter.config.report import load, toml_value
 from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.ops.measured_rates import SUBJECT
+from counter.ops.cluster_planner import SUBJECT
 
 EXIT_WRONG: Final = 1
 _SECONDS_MAX: Final = 3_600

@@ -13,8 +13,13 @@ from typing import Any, Final
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from counter.config.file import config_file, read_toml
-from counter.config.settings import DatasetSettings, Settings, warnings_of
+from counter.config.settings import (
+    DatasetSettings,
+    Settings,
+    config_file,
+    read_toml,
+    warnings_of,
+)
 from counter.config.values import replication_text
 from counter.durations import format_duration
 from counter.errors import StartupError

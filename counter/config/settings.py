@@ -6,8 +6,10 @@ docs/configuration.md describes each setting; counter/config/report.py reports t
 
 from __future__ import annotations
 
+import os
 import re
 import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,7 +23,6 @@ from pydantic_settings import (
 )
 
 from counter import limits
-from counter.config.file import config_file, read_toml
 from counter.config.serving import ServingSettings
 from counter.config.values import (
     CASSANDRA_PORT,
@@ -45,6 +46,9 @@ from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
 
+CONFIG_VARIABLE: Final = "COUNTER_CONFIG"
+#: Read from the working directory if it exists and no other file is named.
+CONFIG_DEFAULT: Final = "counter.toml"
 _FUTURE_LIMIT_US: Final = 5 * limits.SECOND
 
 _Retention = Annotated[Duration, between(limits.RETENTION_MIN_US, limits.RETENTION_MAX_US)]
@@ -489,3 +493,33 @@ def serving_warnings(settings: Settings) -> Iterator[str]:
             f"cors_origins has {plain[0]}: anyone on the network path can change such a page"
             " and its requests; use https://"
         )
+
+
+def config_file(named: str | Path | None) -> Path | None:
+    """Return the file to read: *named*, else the one of the environment, else the default if it
+    exists.
+
+    Raises StartupError if a file is named and does not exist.
+    """
+    name = named or os.environ.get(CONFIG_VARIABLE)
+    if name:
+        path = Path(name)
+        if not path.is_file():
+            raise StartupError(f"the configuration {str(path)!r} is not there, or is no file")
+        return path
+    default = Path(CONFIG_DEFAULT)
+    return default if default.is_file() else None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the settings in *path*. Raises StartupError if it is not TOML."""
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise StartupError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path}: it is not TOML: {error}") from error
+    if "config" in table:
+        raise StartupError(f"{path}: config names another file; there can be only one")
+    return table

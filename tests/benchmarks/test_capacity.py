@@ -13,7 +13,7 @@ from benchmarks.capacity import measure
 from benchmarks.capacity.measure import Run, check_counts
 from benchmarks.capacity.processes import Api, BenchError
 from counter.config.settings import Settings
-from counter.ops.measured_rates import read_rates
+from counter.ops.cluster_planner import read_rates
 from counter.storage.cassandra.control_keyspace import is_deleted
 from scripts.cluster_nodes import Cluster
 from tests.support.server import ROOT

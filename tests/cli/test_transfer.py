@@ -17,7 +17,7 @@ from counter.cli.app import app
 from counter.client import CounterClient, Options
 from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
-from counter.ops.import_file import COUNT_MAX, examine
+from counter.ops.importing import COUNT_MAX, examine
 from tests.support.server import ROOT, Server, served
 from tests.support.waiting import eventually
 

@@ -14,8 +14,7 @@ import pytest
 from counter.client import Key, Token
 from counter.errors import TokenTooOldError
 from counter.limits import DAY, HOUR, SECOND
-from counter.ops.import_file import cut
-from counter.ops.importing import Horizon, Importer, LaterError
+from counter.ops.importing import Horizon, Importer, LaterError, cut
 
 LEDGER = "imported:x"
 ACCEPT_US, KEY_TTL_US, RETENTION_US = 5 * SECOND, DAY, 7 * DAY

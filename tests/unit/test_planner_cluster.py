@@ -10,12 +10,16 @@ import pytest
 from counter import limits
 from counter.config.namespace_rules import Clients
 from counter.ops.cluster_planner import (
+    MEASURED,
+    RATE_NAMES,
     ClusterNeed,
     ClusterPlan,
+    Rate,
+    Rates,
     cluster_warnings,
     plan_cluster,
+    read_rates,
 )
-from counter.ops.measured_rates import MEASURED, RATE_NAMES, Rate, Rates, read_rates
 from counter.ops.planner import PlanError
 from counter.types import CounterType, PayloadCheck
 from tests.unit.test_planner_rules import dataset, settings

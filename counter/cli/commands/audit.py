@@ -23,8 +23,17 @@ from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import NamespaceUnknownError, StartupError, UnavailableError
-from counter.ops.audit import Auditor, State, Verdict
-from counter.ops.audit_run import Pace, Summary, all_names, audited, each_of, sample_of
+from counter.ops.audit import (
+    Auditor,
+    Pace,
+    State,
+    Summary,
+    Verdict,
+    all_names,
+    audited,
+    each_of,
+    sample_of,
+)
 from counter.ports import Clock, Store
 from counter.quantities import parse_rate
 from counter.security.audit_log import AdminLog, os_user

@@ -19,8 +19,16 @@ from counter.config.namespace_rules import Clients
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import StartupError
 from counter.ops import planner
-from counter.ops.cluster_planner import ClusterNeed, Step, cluster_warnings, plan_cluster
-from counter.ops.measured_rates import MEASURED, RATE_NAMES, Rates, read_rates
+from counter.ops.cluster_planner import (
+    MEASURED,
+    RATE_NAMES,
+    ClusterNeed,
+    Rates,
+    Step,
+    cluster_warnings,
+    plan_cluster,
+    read_rates,
+)
 from counter.quantities import (
     format_bytes,
     format_number,

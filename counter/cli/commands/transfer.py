@@ -32,8 +32,7 @@ from counter.durations import format_duration, parse_iso_duration
 from counter.errors import CounterError, StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
-from counter.ops.import_file import CountsFile, examine
-from counter.ops.importing import Horizon, Importer, LaterError, LedgerError
+from counter.ops.importing import CountsFile, Horizon, Importer, LaterError, LedgerError, examine
 
 #: In place of a file.
 STDOUT: Final = "-"
