@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -55,34 +55,29 @@ class AuditTally:
     finished_at_us: int = 0
 
 
+@dataclass(eq=False)
 class Audits:
     """Rounds of audits, one every *interval_us*, in one process at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        namespaces: Namespaces,
-        *,
-        interval_us: int,
-        counters_per_s: int,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._namespaces = namespaces
-        self._interval_s = interval_us / SECOND
+    store: Store
+    clock: Clock
+    namespaces: Namespaces
+    interval_us: int
+    counters_per_s: int
+    tally: AuditTally = field(default_factory=AuditTally)
+    #: The last audited counter of each namespace.
+    _after: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._stop = asyncio.Event()
-        self._pace = Pace(clock, counters_per_s, _RESTS, self._rest)
-        self._auditor = Auditor(store, sleep=self._rest, chunk_us=_CHUNK_US)
-        #: The last audited counter of each namespace.
-        self._after: dict[int, str] = {}
-        self.tally = AuditTally()
+        self._pace = Pace(self.clock, self.counters_per_s, _RESTS, self._rest)
+        self._auditor = Auditor(self.store, sleep=self._rest, chunk_us=_CHUNK_US)
 
     async def run(self, stop: asyncio.Event, is_mine: Callable[[], bool]) -> None:
         """Do rounds until *stop* is set, while *is_mine*. No failure ends them."""
         self._stop = stop
         # Pause first: a process that has just started has more urgent work.
-        while not await pause(stop, self._interval_s):
+        while not await pause(stop, self.interval_us / SECOND):
             if not is_mine():
                 continue
             try:
@@ -98,7 +93,7 @@ class Audits:
         """Audit the next counters of each namespace. Raises the store's errors."""
         namespaces = [
             each
-            for each in self._namespaces.all()
+            for each in self.namespaces.all()
             if each.settings.counter_type is not CounterType.BEST_EFFORT
         ]
         share = max(_SHARE_MIN, _COUNTERS_MAX // max(1, len(namespaces)))
@@ -112,7 +107,7 @@ class Audits:
         self._after = {key: name for key, name in self._after.items() if key in known}
         self.tally.rounds += 1
         self.tally.standing = sum(len(each.wrong) for each in summaries)
-        self.tally.finished_at_us = self._clock.now_us()
+        self.tally.finished_at_us = self.clock.now_us()
         return summaries
 
     async def _one(self, namespace: Namespace, share: int) -> Summary:
@@ -137,9 +132,9 @@ class Audits:
     async def _next(self, namespace: Namespace, share: int) -> AsyncIterator[str]:
         """Return the next names to audit; after the last one start again at the first."""
         after = self._after.get(namespace.id)
-        page = await self._store.counters(namespace, prefix="", after=after, limit=share)
+        page = await self.store.counters(namespace, prefix="", after=after, limit=share)
         if len(page) < share and after is not None:
-            first = await self._store.counters(namespace, prefix="", after=None, limit=share)
+            first = await self.store.counters(namespace, prefix="", after=None, limit=share)
             page = list(dict.fromkeys((*page, *first)))[:share]
         if page:
             self._after[namespace.id] = page[-1]
@@ -148,7 +143,7 @@ class Audits:
 
     def _from(self, namespace: Namespace) -> int:
         """Return the start of the next batch's span."""
-        now_us = self._clock.now_us()
+        now_us = self.clock.now_us()
         if random.random() < 0.5:  # half of the time
             return now_us - _SPAN_US
         return now_us - random.randrange(namespace.dataset.retention_us)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -64,28 +65,20 @@ async def in_groups(
     return results
 
 
+@dataclass(eq=False)
 class BatchRoller:
     """Turns marks into window rows and checkpoints."""
 
-    def __init__(
-        self,
-        store: Store,
-        cache: Cache,
-        limiter: Limiter,
-        partitions: Partitions,
-        *,
-        batch_counters: int,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._limiter = limiter
-        self._partitions = partitions
-        self._batch_counters = batch_counters
-        #: Where each batch is traced.
-        self.tracing = Tracing()
-        #: Counters written per batch, and windows that were recounted.
-        self.sizes = Histogram(NUMBER_BOUNDS)
-        self.recounts = 0
+    store: Store
+    cache: Cache
+    limiter: Limiter
+    partitions: Partitions
+    batch_counters: int
+    #: Where each batch is traced.
+    tracing: Tracing = field(default_factory=Tracing)
+    #: Counters written per batch, and windows that were recounted.
+    sizes: Histogram = field(default_factory=lambda: Histogram(NUMBER_BOUNDS))
+    recounts: int = 0
 
     async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
         """Roll up the counters of *marks*; return how many were written."""
@@ -93,12 +86,12 @@ class BatchRoller:
         if not dirty:
             return 0
         # A store in one file reads a window's events in one pass, for all counters at once.
-        size = len(dirty) if self._store.transactional else self._batch_counters
+        size = len(dirty) if self.store.transactional else self.batch_counters
         items = iter(dirty.items())
         groups = [dict(islice(items, size)) for _ in range(0, len(dirty), size)]
         with self.tracing.part("rollup.batch", namespace=namespace.name, counters=len(dirty)):
             written = await in_groups(
-                self._limiter,
+                self.limiter,
                 groups,
                 lambda each: self._roll_group(namespace, each, batch),
                 lambda entries: self._tell_cache(namespace, entries),
@@ -110,7 +103,7 @@ class BatchRoller:
         """Return the relative work: in a backlog a counter has many windows to sum, normally it
         has one."""
         windows = sum(len(each.windows) + len(each.recounts) for each in dirty.values())
-        return max(1, windows // self._batch_counters)
+        return max(1, windows // self.batch_counters)
 
     async def _roll_group(
         self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
@@ -121,7 +114,7 @@ class BatchRoller:
             except SliceMissingError as error:
                 # A slice was dropped during the scan: start again from the partitions.
                 missing = error
-                dropped_us = await self._store.dropped_before(namespace.dataset)
+                dropped_us = await self.store.dropped_before(namespace.dataset)
                 batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
         raise UnavailableError(
             f"slices vanish again and again: {missing.detail}", retry_after_us=SECOND
@@ -132,7 +125,7 @@ class BatchRoller:
     ) -> _Entries:
         """Read the counters' partitions concurrently, and write them a batch at a time."""
         names = list(dirty)
-        heads = await self._store.heads(namespace, names)
+        heads = await self.store.heads(namespace, names)
         plans: list[Plan] = []
         for place, (name, head) in enumerate(zip(names, heads, strict=True), start=1):
             each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
@@ -142,23 +135,23 @@ class BatchRoller:
                 await asyncio.sleep(0)
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
         wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
-        counted = self._partitions.counting(namespace)
-        folds = iter(await self._store.sums(namespace, wanted, counted=counted) if wanted else ())
+        counted = self.partitions.counting(namespace)
+        folds = iter(await self.store.sums(namespace, wanted, counted=counted) if wanted else ())
         self.recounts += sum(len(each.recounts) for each in plans)
         entries: _Entries = []
-        for start in range(0, len(plans), self._batch_counters):
+        for start in range(0, len(plans), self.batch_counters):
             updates: list[CounterUpdate] = []
-            for each in plans[start : start + self._batch_counters]:
+            for each in plans[start : start + self.batch_counters]:
                 sums = {window_us: next(folds) for window_us in each.sums}
                 updates.append(update(each, sums, rows.get(each.counter, ()), batch))
-            await self._store.apply(namespace, updates, through_us=batch.through_us)
+            await self.store.apply(namespace, updates, through_us=batch.through_us)
             self.sizes.observe(len(updates))
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries
 
     async def _tell_cache(self, namespace: Namespace, entries: _Entries) -> None:
         for start in range(0, len(entries), _AT_A_TIME):
-            await self._cache.put_many(namespace, entries[start : start + _AT_A_TIME])
+            await self.cache.put_many(namespace, entries[start : start + _AT_A_TIME])
             await asyncio.sleep(0)
 
     async def _with_rows(
@@ -174,7 +167,7 @@ class BatchRoller:
         if not whole:
             return list(plans), {}
         # Read all rows: another worker may move the checkpoint before the head is read again.
-        partitions = await read_partitions(self._store, namespace, whole, through_us=TIME_MAX_US)
+        partitions = await read_partitions(self.store, namespace, whole, through_us=TIME_MAX_US)
         known = {each.counter: each for each in plans}
         rows: dict[str, Sequence[WindowRow]] = {}
         for counter, (head, found) in zip(whole, partitions, strict=True):

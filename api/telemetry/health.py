@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from counter.background import every
@@ -71,30 +71,25 @@ class Report:
         return None
 
 
+@dataclass(eq=False)
 class Health:
     """Check everything that this process depends on."""
 
-    def __init__(
-        self,
-        store: Store,
-        cache: Cache,
-        worker: RollupWorker,
-        guard: ClockGuard | None,
-        clock: Clock,
-        keys: KeyRing,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._worker = worker
-        self._guard = guard
-        self._keys = keys
-        #: Whether the worker runs in this process; if not, its trouble is ignored.
-        self.rolls_up = True
-        #: Whether the process is shutting down.
-        self.is_leaving = False
-        self.latest = Report()
-        self._troubles = Troubles(clock)
-        self._asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
+    store: Store
+    cache: Cache
+    worker: RollupWorker
+    guard: ClockGuard | None
+    clock: Clock
+    keys: KeyRing
+    #: Whether the worker runs in this process; if not, its trouble is ignored.
+    rolls_up: bool = True
+    #: Whether the process is shutting down.
+    is_leaving: bool = False
+    latest: Report = field(default=Report(), init=False)
+    _asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
+
+    def __post_init__(self) -> None:
+        self._troubles = Troubles(self.clock)
 
     async def keep_looking(self, stop: asyncio.Event) -> None:
         """Look every few seconds until *stop* is set."""
@@ -108,19 +103,19 @@ class Health:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         store, cache = await asyncio.shield(self._asking)
-        clock = None if self._guard is None else self._guard.trouble
-        rollup = self._worker.trouble if self.rolls_up else None
+        clock = None if self.guard is None else self.guard.trouble
+        rollup = self.worker.trouble if self.rolls_up else None
         found = {
             "process": _LEAVING if self.is_leaving else None,
             "store": None if store is None else store.detail,
             "clock": clock,
             "rollup": rollup,
             "cache": cache,
-            "keys": self._keys.trouble,
+            "keys": self.keys.trouble,
         }
         troubles = self._troubles.note(found)
-        keys, leaving = self._keys.trouble, self.is_leaving
-        wait_us = SECOND if self._guard is None else self._guard.wait_us
+        keys, leaving = self.keys.trouble, self.is_leaving
+        wait_us = SECOND if self.guard is None else self.guard.wait_us
         self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, troubles)
         return self.latest
 
@@ -130,7 +125,7 @@ class Health:
     async def _ask_store(self) -> CounterError | None:
         try:
             async with asyncio.timeout(_PING_S):
-                await self._store.ping()
+                await self.store.ping()
         except CounterError as error:
             return error
         except TimeoutError:
@@ -142,9 +137,9 @@ class Health:
     async def _ask_cache(self) -> str | None:
         try:
             async with asyncio.timeout(_PING_S):
-                await self._cache.ping()
+                await self.cache.ping()
         except CounterError as error:
             return error.detail
         except TimeoutError:
             return f"the cache did not answer within {_PING_S:g} s"
-        return self._cache.trouble
+        return self.cache.trouble

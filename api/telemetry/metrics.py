@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.core import Metric
@@ -18,22 +19,17 @@ from counter.limits import SECOND
 from counter.telemetry.families import counter, counters, gauge, gauges
 
 
+@dataclass(eq=False)
 class Metrics(Collector):
     """Read the service's tallies at each scrape; the hot path only adds to integers."""
 
-    def __init__(
-        self,
-        service: CounterService,
-        health: Health,
-        gate: Gate,
-        bodies: Bounded,
-        unfinished: Bounded,
-    ) -> None:
-        self._service = service
-        self._health = health
-        self._gate = gate
-        self._bodies = bodies
-        self._unfinished = unfinished
+    service: CounterService
+    health: Health
+    gate: Gate
+    bodies: Bounded
+    unfinished: Bounded
+
+    def __post_init__(self) -> None:
         self._versions = (_version(), platform.python_version())
 
     def collect(self) -> Iterable[Metric]:
@@ -41,27 +37,27 @@ class Metrics(Collector):
         text = "Versions of the service and of Python."
         yield gauges("build_info", text, ("version", "python"), [(self._versions, 1)])
         text = "Adds and clears by outcome."
-        yield counters("adds", text, "outcome", self._service.tally)
+        yield counters("adds", text, "outcome", self.service.tally)
         text = "Counts looked up in the cache."
-        yield counters("cache_lookups", text, "result", self._service.reader.lookups)
-        found = self._health.latest
+        yield counters("cache_lookups", text, "result", self.service.reader.lookups)
+        found = self.health.latest
         yield gauge("store_up", "Whether the store can be written.", found.store is None)
         yield gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
         text = "Whether API keys were read recently enough to authenticate requests."
         yield gauge("keys_up", text, found.keys is None)
         yield from self._load()
         text = "Requests rejected for a missing or invalid key or for its rights."
-        yield counters("key_refusals", text, "reason", self._gate.turned_away)
+        yield counters("key_refusals", text, "reason", self.gate.turned_away)
         text = "Requests above the rate limit of their key or namespace."
-        yield counters("rate_limited", text, "rate", self._gate.limited)
+        yield counters("rate_limited", text, "rate", self.gate.limited)
 
     def _load(self) -> Iterator[Metric]:
-        load = self._service.load
+        load = self.service.load
         depths = {
             "adds": (load.ahead, limits.PENDING_WRITES_MAX),
-            "resolutions": (self._service.late.held, limits.RESOLUTIONS_MAX),
-            "body_bytes": (self._bodies.held, limits.BODIES_BYTES_MAX),
-            "unfinished_bytes": (self._unfinished.held, limits.UNFINISHED_BYTES_MAX),
+            "resolutions": (self.service.late.held, limits.RESOLUTIONS_MAX),
+            "body_bytes": (self.bodies.held, limits.BODIES_BYTES_MAX),
+            "unfinished_bytes": (self.unfinished.held, limits.UNFINISHED_BYTES_MAX),
         }
         text = "Length of each queue: adds, late tokens to resolve, bytes of requests."
         held = (([name], depth) for name, (depth, _) in depths.items())

@@ -42,19 +42,21 @@ class CountLine:
         return json_line({"counter": self.counter, "count": self.count, "as_of": self.as_of})
 
 
+@dataclass(eq=False)
 class ExportWriter:
     """Writes an export to *file*, which is empty or has the beginning of an export."""
 
-    def __init__(self, file: BinaryIO, header: Mapping[str, Any]) -> None:
-        self._file = file
+    file: BinaryIO
+    header: Mapping[str, Any]
+    lines: int = 0
+    sum: int = 0
+    #: The last counter in the file; the next ones come after it.
+    last: str | None = None
+    first_as_of: str | None = None
+    last_as_of: str | None = None
+
+    def __post_init__(self) -> None:
         self._digest = hashlib.sha256()
-        self.header = header
-        self.lines = 0
-        self.sum = 0
-        #: The last counter in the file; the next ones come after it.
-        self.last: str | None = None
-        self.first_as_of: str | None = None
-        self.last_as_of: str | None = None
 
     def begin(self) -> None:
         """Write the header."""
@@ -76,7 +78,7 @@ class ExportWriter:
             "sha256": self._digest.hexdigest(),
         }
         self._write(json_line(trailer))
-        self._file.flush()
+        self.file.flush()
         return trailer
 
     def go_on(self) -> int:
@@ -85,7 +87,7 @@ class ExportWriter:
         Raises StartupError if the header is missing or different.
         """
         end = 0
-        for line in self._file:
+        for line in self.file:
             if not line.endswith(b"\n"):
                 break
             if end == 0:
@@ -122,7 +124,7 @@ class ExportWriter:
 
     def _write(self, line: bytes) -> None:
         self._digest.update(line)
-        self._file.write(line)
+        self.file.write(line)
 
 
 class PartFile:

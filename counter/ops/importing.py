@@ -196,55 +196,48 @@ def _id_of(path: Path, kind: str, header: Mapping[str, Any], digest: str, given:
     return f"{given}-{digest[:_DIGITS]}"
 
 
+@dataclass(slots=True)
 class _Watched:
     """State of the first read: the digest, the line number, the progress."""
 
-    def __init__(
-        self,
-        path: Path,
-        file: BinaryIO,
-        update: Callable[[bytes], None],
-        on_progress: Callable[[int, int], None],
-        size: int,
-    ) -> None:
-        self.path = path
-        self.number = 0
-        #: The trailer of an export, with the digest of everything before it.
-        self.trailer: tuple[Mapping[str, Any], str] | None = None
-        self._file = file
-        self._update = update
-        self._on_progress = on_progress
-        self._size = size
-        self._export = hashlib.sha256()
-        self._read = 0
+    path: Path
+    file: BinaryIO
+    update: Callable[[bytes], None] = lambda _: None
+    on_progress: Callable[[int, int], None] = lambda *_: None
+    size: int = 0
+    number: int = 0
+    #: The trailer of an export, with the digest of everything before it.
+    trailer: tuple[Mapping[str, Any], str] | None = None
+    _read: int = 0
 
     @property
     def where(self) -> str:
         return f"{self.path}:{self.number}"
 
     def lines(self) -> Iterator[bytes]:
-        while line := self._file.readline(_LINE_BYTES_MAX + 1):
+        while line := self.file.readline(_LINE_BYTES_MAX + 1):
             self.number += 1
             if len(line) > _LINE_BYTES_MAX:
                 raise StartupError(f"{self.where}: the line has more than {_LINE_BYTES_MAX} bytes")
-            self._update(line)
+            self.update(line)
             self._read += len(line)
-            if self.number % 1_000 == 0 or self._read == self._size:
-                self._on_progress(self._read, self._size)
+            if self.number % 1_000 == 0 or self._read == self.size:
+                self.on_progress(self._read, self.size)
             yield line
 
     def of_export(self) -> Iterator[bytes]:
         """Yield lines between header and trailer; store the trailer."""
+        digest = hashlib.sha256()
         for line in self.lines():
             if self.trailer is not None:
                 raise StartupError(f"{self.where}: there is something after the trailer")
             if self.number > 1:
                 found = _object(line)
                 if found is not None and "counter" not in found and "sha256" in found:
-                    self.trailer = (found, self._export.hexdigest())
+                    self.trailer = (found, digest.hexdigest())
                     continue
                 yield line
-            self._export.update(line)
+            digest.update(line)
 
 
 class _Ascending:
@@ -287,7 +280,7 @@ def _lines_of(kind: str, file: BinaryIO, watched: _Watched | None) -> Iterator[t
 
     With *watched* everything is checked; without it the file was checked before.
     """
-    watched = watched or _Watched(Path(), file, lambda _: None, lambda *_: None, 0)
+    watched = watched or _Watched(Path(), file)
     if kind == "csv":
         return _csv(watched)
     return _export(watched) if kind == "export" else _ndjson(watched)
@@ -426,25 +419,23 @@ class Horizon:
         return self.key_ttl_us - self.margin_us
 
 
+@dataclass(slots=True)
 class Importer:
     """Counts the chunks of one file through a client of the target's namespace.
 
     Raises the client's CounterErrors, LedgerError, and LaterError.
     """
 
-    def __init__(
-        self, client: CounterClient, import_id: str, ledger: str, horizon: Horizon
-    ) -> None:
-        self._client = client
-        self._id = import_id
-        self._ledger = ledger
-        self._horizon = horizon
-        #: The instant of the previous chunk's add.
-        self._latest: datetime | None = None
+    client: CounterClient
+    id: str
+    ledger: str
+    horizon: Horizon
+    #: The instant of the previous chunk's add.
+    _latest: datetime | None = None
 
     def counted(self) -> int:
         """Return how many lines are counted now."""
-        return self._client.get(self._ledger, max_staleness="0s").count
+        return self.client.get(self.ledger, max_staleness="0s").count
 
     def run(self, chunks: Iterable[Chunk], done: int, on_progress: Callable[[int], None]) -> None:
         """Count all *chunks*, of which the first *done* lines were counted before; *on_progress* is
@@ -464,8 +455,8 @@ class Importer:
             # Reserve the instant first and read the count afterwards. If another run has another
             # instant because the key expired, it had it so long ago that its result is in this
             # count.
-            reserved = self._client.add_and_get(
-                self._ledger, 0, token=Token.from_key(f"import:{self._id}:{chunk.number}{after}")
+            reserved = self.client.add_and_get(
+                self.ledger, 0, token=Token.from_key(f"import:{self.id}:{chunk.number}{after}")
             )
             first = first or reserved.event_time
             if reserved.count > chunk.end:
@@ -476,11 +467,11 @@ class Importer:
                 continue
             if reserved.count != chunk.first:
                 raise self._wrong(reserved.count, chunk)
-            if _us(reserved.event_time - first) > self._horizon.chain_us:
+            if _us(reserved.event_time - first) > self.horizon.chain_us:
                 raise LaterError(
                     f"lines {chunk.first + 1} to {chunk.end} were begun at {first.isoformat()}, and"
-                    f" the key of that is forgotten after {self._horizon.key_ttl_us // SECOND} s;"
-                    f" begin again after that: in {self._horizon.margin_us // SECOND} s",
+                    f" the key of that is forgotten after {self.horizon.key_ttl_us // SECOND} s;"
+                    f" begin again after that: in {self.horizon.margin_us // SECOND} s",
                 )
             if not after and self._was_away(reserved.event_time):
                 instants = self._forgotten(reserved.event_time)
@@ -499,32 +490,32 @@ class Importer:
 
     def _is_sent(self, chunk: Chunk, instant: datetime) -> bool:
         """Return whether *chunk* counts under its token of *instant*: if not, it never will."""
-        items = [*chunk.items, (self._ledger, chunk.lines)]
+        items = [*chunk.items, (self.ledger, chunk.lines)]
         try:
-            self._client.atomic(items, token=chunk.token(self._id, _time_us(instant)))
+            self.client.atomic(items, token=chunk.token(self.id, _time_us(instant)))
         except TokenTooOldError as error:
             if error.applied is None:
                 raise
             return False
         except TokenConflictError as error:
             raise LedgerError(
-                f"another file was imported under the same id ({self._ledger!r}): {error.detail}"
+                f"another file was imported under the same id ({self.ledger!r}): {error.detail}"
             ) from error
         return True
 
     def _was_away(self, instant: datetime) -> bool:
         """Return whether keys may have expired since this run last counted something."""
-        chain = timedelta(microseconds=self._horizon.chain_us)
+        chain = timedelta(microseconds=self.horizon.chain_us)
         return self._latest is None or instant - self._latest >= chain
 
     def _forgotten(self, instant: datetime) -> list[datetime]:
         """Yield instants before *instant* that other runs may have reserved for the next chunk,
         under keys that are expired: those of adds of 0 after the last counted lines."""
         # Asking with a younger token would count it; and keys of younger ones are not expired.
-        late = instant - timedelta(microseconds=self._horizon.margin_us)
+        late = instant - timedelta(microseconds=self.horizon.margin_us)
         instants: list[datetime] = []
         oldest: datetime | None = None
-        for event in self._client.events(self._ledger):
+        for event in self.client.events(self.ledger):
             if oldest is not None and event.event_time < oldest:
                 break
             if event.delta and oldest is None:
@@ -566,15 +557,15 @@ class Importer:
 
     def _event_of(self, chunk: Chunk) -> Event | None:
         """Return the ledger's event of *chunk*."""
-        nonce = chunk.token(self._id, 0).nonce.hex()
-        for event in islice(self._client.events(self._ledger), PAGE_ITEMS_MAX):
+        nonce = chunk.token(self.id, 0).nonce.hex()
+        for event in islice(self.client.events(self.ledger), PAGE_ITEMS_MAX):
             if event.event_id.replace("-", "") == nonce:
                 return event
         return None
 
     def _wrong(self, count: int, chunk: Chunk) -> LedgerError:
         return LedgerError(
-            f"counter {self._ledger!r} is {count}, which no import of this file leaves after its"
+            f"counter {self.ledger!r} is {count}, which no import of this file leaves after its"
             f" first {chunk.first} lines: somebody else wrote to it, or imports another file under"
             " the same id; nothing more is counted"
         )
