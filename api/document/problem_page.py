@@ -1,4 +1,4 @@
-"""The page at ``/problems``: what a problem's ``type`` leads to, a section for each code."""
+"""Render the page at ``/problems``, to which a problem's ``type`` links: a section per code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STYLE: Final = (
     "ul{columns:14rem;padding-left:1.25rem}p{margin:.5rem 0}"
 )
 _DIGEST: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-#: Nothing but the page's own style shapes it, and nothing at all runs.
+#: Allows only the page's own style, and no scripts.
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'"
@@ -39,15 +39,15 @@ POLICY: Final = (
 class Explained(NamedTuple):
     """The explanation of one code, as ``problems.toml`` has it."""
 
-    #: When it occurs, and what to do then, in half a sentence each: docs/http.md has the same.
+    #: When it occurs and what to do, as in docs/http.md.
     when: str
     do: str
     #: Further explanation.
     more: str
-    #: The ``detail`` of the example, and the members that its document has besides.
+    #: The ``detail`` of the example, and its further members.
     detail: str
     fields: Mapping[str, Any] = {}
-    #: The seconds that the example says to wait.
+    #: The ``Retry-After`` of the example, in seconds.
     wait_s: int | None = None
 
 
@@ -66,32 +66,31 @@ def _one_line(value: Any) -> Any:
 
 
 def shapes(kind: type[CounterError]) -> Sequence[CounterError]:
-    """The problems that *kind* makes, each with the explanation's example of what is wrong: one,
-    or two where ``applied`` is not always the same."""
-    told = explained()[kind.code]
+    """Return example errors of *kind*: one, or two if ``applied`` varies."""
+    about = explained()[kind.code]
     if issubclass(kind, TokenTooOldError):
-        past = "the token is 691200 s old; what became of tokens is known for 604732 s"
-        return kind(told.detail, applied=False), kind(past, applied=None)
-    error = kind(told.detail, **told.fields)
-    error.retry_after_us = None if told.wait_s is None else told.wait_s * 1_000_000
+        past = "the token is 691200 s old; outcomes of tokens are known for 604732 s"
+        return kind(about.detail, applied=False), kind(past, applied=None)
+    error = kind(about.detail, **about.fields)
+    error.retry_after_us = None if about.wait_s is None else about.wait_s * 1_000_000
     return (error,)
 
 
 def example_text(error: CounterError) -> str:
-    """The problem document of *error*, for reading."""
+    """Return the problem document of *error*, indented."""
     return json.dumps(problem_of(error), ensure_ascii=False, indent=2)
 
 
 def problems_page() -> bytes:
-    """The page: by itself, in both colours, with the anchors that problems name."""
+    """Return the page, with the anchors that problems link to."""
     kinds = problem_types()
     listed = "".join(f'<li><a href="#{each.code}">{each.code}</a></li>' for each in kinds)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Problems</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{_STYLE}</style><main><h1>Problems</h1>"
-        "<p>Every answer of this service that is not a success has a <code>code</code>, and says"
-        " what to do: <code>applied</code> says whether the token's add is counted"
+        "<p>Every error of this service has a <code>code</code> and says what to do:"
+        " <code>applied</code> says whether the token's add is counted"
         " (<code>null</code>: not known from this answer), <code>retry</code> whether to send the"
         ' same token again, a new one, or nothing. The routes are in <a href="docs">the'
         ' reference</a>; <a href="console#/lab">the retry lab</a> shows some of these live.</p>'
@@ -100,18 +99,18 @@ def problems_page() -> bytes:
 
 
 def _section(kind: type[CounterError]) -> str:
-    told = explained()[kind.code]
-    told_of = " or ".join(
+    about = explained()[kind.code]
+    members = " or ".join(
         f"applied: {json.dumps(each.applied)}, retry: {each.retry}" for each in shapes(kind)
     )
     return (
         f'<section id="{kind.code}"><h2><code>{kind.code}</code> {kind.status}</h2>'
-        f"<p>{escape(kind.title)}.</p><p><strong>When:</strong> {_marked(told.when)}.</p>"
-        f"<p><strong>What to do:</strong> {_marked(told.do)}.</p><p>{_marked(told.more)}</p>"
-        f"<p><code>{told_of}</code></p><pre>{escape(example_text(shapes(kind)[0]))}</pre></section>"
+        f"<p>{escape(kind.title)}.</p><p><strong>When:</strong> {_marked(about.when)}.</p>"
+        f"<p><strong>What to do:</strong> {_marked(about.do)}.</p><p>{_marked(about.more)}</p>"
+        f"<p><code>{members}</code></p><pre>{escape(example_text(shapes(kind)[0]))}</pre></section>"
     )
 
 
 def _marked(text: str) -> str:
-    """*text* in HTML, with text in backticks as code."""
+    """Return *text* as HTML, with text in backticks as code."""
     return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))

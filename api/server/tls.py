@@ -1,4 +1,4 @@
-"""TLS of the server: its context, taken anew when files change, and the way of a connection in."""
+"""TLS of the server: a context that is rebuilt when the files change, and bounded handshakes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from counter.config.values import read_secret
 from counter.errors import StartupError, invariant
 from counter.limits import FIRST_REQUEST_US, HANDSHAKES_MAX, SECOND
 
-#: Of TLS 1.2 only what keeps the past secret and is not known to be weak; all of TLS 1.3 is.
+#: Ciphers of TLS 1.2 with forward secrecy and no known weakness; all of TLS 1.3 are such.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _LOOK_EVERY_S: Final = 5.0
 _ENDS_SOON_S: Final = 7 * 86_400
-#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL: the end of a certificate that has expired is wanted, too.
+#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, to read the end of an expired certificate, too.
 _NO_CHECK_TIME: Final = 0x200000
-#: Connections taken in one turn of the loop: others have their turn too.
+#: Connections accepted in one turn of the loop, so that other work gets its turn.
 _ACCEPTS_AT_ONCE: Final = 64
-#: How long nobody is let in when the process, or the machine, can open no more files.
+#: How long no connection is accepted when the process or the machine can open no more files.
 _FULL_PAUSE_S: Final = 1.0
 _log = logging.getLogger("counter.api")
 
-#: What tells that a file is another one, or has other contents.
+#: Identifies a file and its content.
 _Stamp = tuple[int, int, int]
 
 
 def server_context(settings: Settings) -> ssl.SSLContext:
-    """The context of the files in *settings*. Raises StartupError, naming what is wrong."""
+    """Return a context with the files in *settings*. Raises StartupError with the cause."""
     cert, key, trusted = settings.https_cert, settings.https_key, settings.https_client_ca
     invariant(cert is not None and key is not None, "TLS needs a certificate and its key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -46,7 +46,7 @@ def server_context(settings: Settings) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION
     try:
-        # Without a password of ours OpenSSL would ask the terminal for one.
+        # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(str(cert), str(key), _password(settings))
     except (OSError, ValueError) as error:
         raise StartupError(
@@ -76,7 +76,7 @@ def _why(error: Exception) -> str:
 
 
 class Certificates:
-    """The context that handshakes begin with now; files that are renewed are taken up."""
+    """The context of new handshakes, rebuilt when its files are renewed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -92,13 +92,13 @@ class Certificates:
         ]
         self._stamps = self._look()
         self.context = server_context(settings)
-        #: When the certificate in use ends, in Unix time; 0 if that is not known.
+        #: When the certificate in use expires, in Unix time; 0 if unknown.
         self.ends_at_s = self._find_end_s()
 
     def renew(self) -> bool:
-        """Take the files anew if they have changed; whether they were taken.
+        """Load the files again if they have changed; return whether they were loaded.
 
-        Those that cannot be used are told of once, and what was loaded before stays.
+        If they cannot be used, that is logged once and the previous context stays.
         """
         stamps = self._look()
         if stamps == self._stamps:
@@ -114,7 +114,7 @@ class Certificates:
         return True
 
     async def watch(self, every_s: float = _LOOK_EVERY_S) -> None:
-        """Look for other files from time to time, for ever."""
+        """Check the files periodically, forever."""
         while True:
             await asyncio.sleep(every_s)
             self.renew()
@@ -157,10 +157,10 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 class TlsListener:
-    """Takes the connections of one listening socket, each after its handshake.
+    """Accept connections on one listening socket, each with a handshake.
 
-    The event loop's own server would keep one context for ever, wait a minute for a handshake, and
-    count nobody who has not finished one.
+    The event loop's own server would keep one context forever, wait a minute for a handshake, and
+    not count connections before its end.
     """
 
     def __init__(
@@ -177,8 +177,7 @@ class TlsListener:
         self._certificates = certificates
         self._timeout_s = handshake_timeout_us / SECOND
         self._loop = asyncio.get_running_loop()
-        #: Connections that have sent nothing yet, and those whose handshake is under way; both the
-        #: oldest first.
+        #: Connections that have sent nothing yet, and handshakes in progress; both oldest first.
         self._silent: dict[asyncio.Task[None], None] = {}
         self._shaking: dict[asyncio.Task[None], None] = {}
         self._is_open = True
@@ -186,13 +185,13 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Drop those that shake hands, which have no request yet, and wait until they are gone."""
+        """Cancel all handshakes, which have no request yet, and wait for their end."""
         tasks = [*self._silent, *self._shaking]
         for task in tasks:
             task.cancel()
@@ -213,7 +212,7 @@ class TlsListener:
                 return
             peer = peer_of(address)
             if not self._shared.peers.take(peer):
-                # In the clear no problem can be told.
+                # A problem document cannot be sent before the handshake.
                 connection.close()
                 self._shared.end(FULL)
                 continue
@@ -225,8 +224,8 @@ class TlsListener:
             task.add_done_callback(partial(self._end, connection, peer))
 
     def _make_room(self) -> None:
-        """Drop the oldest connection that has sent nothing, or else the oldest handshake: one that
-        goes well is done long before it is the oldest."""
+        """Drop the oldest connection that has sent nothing, or else the oldest handshake: a normal
+        one is done long before it is the oldest."""
         waiting = self._silent or self._shaking
         task = next(iter(waiting))
         del waiting[task]
@@ -234,7 +233,7 @@ class TlsListener:
         self._shared.end(UNUSED)
 
     def _end(self, connection: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
-        """Drop a client that failed its handshake, or was dropped for another one."""
+        """Close a connection whose handshake failed or was cancelled."""
         known = task in self._silent or task in self._shaking
         self._silent.pop(task, None)
         self._shaking.pop(task, None)
@@ -251,14 +250,14 @@ class TlsListener:
             _log.error("a handshake failed unexpectedly", exc_info=error)
 
     def _pause(self, error: OSError) -> None:
-        """Wait for files to be closed: to try at once would be to try for ever."""
-        _log.error("no connection can be taken now: %s", error.strerror)
+        """Pause accepting until files may have been closed; retrying at once would loop."""
+        _log.error("no connection can be accepted now: %s", error.strerror)
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_FULL_PAUSE_S, self._listen)
 
     async def _shake(self, connection: socket.socket) -> None:
-        """Have the protocol begin when the handshake is done. The handshake, and its memory, begin
-        with the client's first byte."""
+        """Start the protocol after the handshake. The handshake, and its memory use, begin with the
+        client's first byte."""
         task = asyncio.current_task()
         invariant(task is not None, "a handshake runs in a task")
         pending = len(self._silent) + len(self._shaking)
@@ -278,7 +277,7 @@ class TlsListener:
         )
 
     async def _first_byte(self, connection: socket.socket) -> None:
-        """Wait until something can be read from *connection*."""
+        """Wait until *connection* is readable."""
         came: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(connection, _set, came)
         try:

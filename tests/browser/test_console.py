@@ -217,7 +217,7 @@ def test_the_lab_is_walked_by_clicks_and_tells_each_answer(visit: Visits, servic
         expect(log.nth(1)).to_contain_text("9 replayed")
         expect(log.nth(2)).to_contain_text("replayed: true")
         expect(log.nth(3)).to_contain_text("replayed: false")
-        page.locator("#do-anew").click()
+        page.locator("#do-restart").click()
         expect(page.locator("#exact-count")).to_have_text("0")
         expect(page.locator("#do-again")).to_have_attribute("aria-disabled", "true")
 
@@ -233,8 +233,8 @@ def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: s
         page.route("**/add", lose)
         page.locator("#do-send").click()
         lost = page.locator("#log > li").first
-        expect(lost).to_contain_text("send the very same again")
-        expect(lost).to_contain_text("What the counts are after it is not known.")
+        expect(lost).to_contain_text("send the same request again")
+        expect(lost).to_contain_text("The counts after it are not known.")
         # Both requests were lost, and the lab names the first: the other may still be under way.
         page.unroute_all(behavior="wait")
         page.locator("#do-again").click()
@@ -258,7 +258,9 @@ def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> Non
         page.keyboard.press("Enter")
         walk(page, "Enter")
         expect(page.locator("#do-change")).to_be_focused()
-        expect(page.locator("#said")).to_contain_text("the accurate count is 2, the rough one 112")
+        expect(page.locator("#said")).to_contain_text(
+            "the accurate count is 2, the best-effort one 112"
+        )
 
 
 def test_health_tells_outcomes_and_who_rolls_up(
@@ -275,7 +277,7 @@ def test_health_tells_outcomes_and_who_rolls_up(
         expect(page.get_by_role("region", name=re.compile("Shards of"))).to_have_count(10)
         expect(page.get_by_text(re.compile(r"The rollup of 10 of \d\d namespaces"))).to_be_visible()
         # Cut off, it goes on showing what it knew, and says so; with one alarm, not one for each.
-        old = page.get_by_text("No answer now: this is how it was.")
+        old = page.get_by_text("No answer now; this is the last known state.")
         at.cut_off(True)
         page.clock.fast_forward("00:05")
         expect(old.first).to_be_visible()
@@ -310,7 +312,7 @@ def test_an_answer_of_something_else_is_told_as_that(
         at.meant = {502}
         at.page.route("**/v1/namespaces", lambda way: way.fulfill(status=status, body=body))
         box = at.go().get_by_role("alert").filter(has_text=f"HTTP {status}")
-        expect(box).to_contain_text("something between here and the service")
+        expect(box).to_contain_text("a proxy in between may have made it")
 
 
 def test_colours_change_and_are_forgotten(visit: Visits, service: str) -> None:
@@ -335,7 +337,7 @@ def test_a_key_that_may_not_make_the_lab_is_told_who_can(
         page.keyboard.press("Enter")
         box = page.get_by_role("alert").filter(has_text="The lab needs the namespace")
         expect(box).to_contain_text("has the scope write, and this takes admin")
-        expect(box).to_contain_text("Ask whoever holds an admin key")
+        expect(box).to_contain_text("Ask someone with an admin key")
         at.go("health")
         expect(page.get_by_role("alert").filter(has_text="does not allow")).to_be_visible()
 
@@ -355,7 +357,7 @@ def test_a_key_is_asked_for_used_and_kept_nowhere(
         # No browser can send this one: it is not the service that does not answer.
         page.get_by_label("Key", exact=True).fill("ck_copied…")
         page.keyboard.press("Enter")
-        expect(dialog).to_contain_text("That is no key")
+        expect(dialog).to_contain_text("This is not a key")
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
         walk(page)
@@ -380,7 +382,7 @@ def test_every_page_is_for_everybody(
         page = at.go("lab")
         walk(page)
         pages = {
-            "lab": page.locator("#do-anew"),
+            "lab": page.locator("#do-restart"),
             "": page.locator(".card").first,
             "ns/default": page.locator("tbody tr").first,
             "ns/default/c/likes": page.locator(".u-legend"),

@@ -1,4 +1,4 @@
-// Asking the service. Paths are relative, so that the page works behind a proxy with a path of its own.
+// Requests to the service. Paths are relative, so that the page works behind a proxy with a path prefix.
 
 let key = null; // In memory only: never in storage, never in a URL.
 let whenRefused = () => {};
@@ -19,14 +19,14 @@ export class Problem extends Error {
 
 const NO_ANSWER = {
   code: "no_answer", title: "The service does not answer", status: 0, retry: "same_token", applied: null,
-  detail: "No answer came: the process may have ended, or the network may be down.",
+  detail: "There was no answer: the process may have ended, or the network may be down.",
 };
 
-// Of a proxy, say: its page, or its own kind of error.
+// For example a page or an error of a proxy.
 const foreign = (status) => ({
   ...NO_ANSWER, status, title: `HTTP ${status}`,
-  detail: "What came is no answer of the service; something between here and the service may have made it.",
-  todo: "Look at what stands between here and the service, then try again.",
+  detail: "The answer is not the service's; a proxy in between may have made it.",
+  todo: "Check what is between here and the service, then try again.",
 });
 
 // Numbers past 2^53 would lose digits: they become text.
@@ -46,7 +46,7 @@ async function problemOf(answer) {
   return new Problem(body);
 }
 
-// Whatever was answered, with its status, and how long it took.
+// Any answer, with its status and duration.
 export async function exchange(method, path, body, signal) {
   const began = performance.now();
   let answer, text;
@@ -71,7 +71,7 @@ export async function exchange(method, path, body, signal) {
 
 export const get = async (path, signal) => (await exchange("GET", path, undefined, signal)).body;
 
-// Server-sent events by fetch: EventSource cannot send a key. Begins anew when a stream ends, until aborted.
+// Server-sent events by fetch: EventSource cannot send a key. Reconnects when a stream ends, until aborted.
 export async function listen(path, signal, hear) {
   let wait = 500;
   while (!signal.aborted) {

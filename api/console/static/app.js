@@ -8,7 +8,7 @@ import { labView } from "./lab.js";
 import { namespacesView, namespaceView } from "./namespaces.js";
 
 const main = document.getElementById("main");
-let ending = new AbortController(); // Ends what the view that is shown does.
+let ending = new AbortController(); // Ends the work of the current view.
 let shown = 0;
 
 const ROUTES = [
@@ -51,7 +51,7 @@ async function show({ focus = true } = {}) {
   if (focus && turn === shown && document.activeElement === document.body) main.focus({ preventScroll: true });
 }
 
-// What stands in an address, or null where somebody mistyped it.
+// The decoded part of an address, or null if it is malformed.
 function namesIn(parts) {
   try {
     return parts.map(decodeURIComponent);
@@ -91,7 +91,7 @@ function keys() {
     setKey(text);
     input.value = "";
     dialog.close();
-    say(text ? "The key is used from now on." : "The key is forgotten.");
+    say(text ? "The key is in use." : "The key is forgotten.");
     document.getElementById("key").textContent = hasKey() ? "API key ✓" : "API key";
     show();
   };
@@ -100,13 +100,13 @@ function keys() {
     const text = input.value.trim();
     if (!text) wrong.textContent = "Enter a key; it begins with ck_.";
     // No browser sends other characters in a header.
-    else if (!/^[\x21-\x7e]+$/.test(text)) wrong.textContent = "That is no key: it has spaces, or letters that none has. Copy it anew, whole and alone.";
+    else if (!/^[\x21-\x7e]+$/.test(text)) wrong.textContent = "This is not a key: it has spaces or characters that keys never have. Copy the whole key again.";
     else use(text);
   });
   document.getElementById("key").addEventListener("click", () => ask());
   document.getElementById("ask-close").addEventListener("click", () => dialog.close());
   document.getElementById("ask-forget").addEventListener("click", () => use(null));
-  onRefused((problem) => ask(`${problem.title}. ${hasKey() ? "The one in use was refused." : "This service asks for one."}`));
+  onRefused((problem) => ask(`${problem.title}. ${hasKey() ? "The current key was rejected." : "This service requires one."}`));
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {

@@ -19,21 +19,21 @@ const axis = (more) => ({
   grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, ...more,
 });
 
-// The room that the widest label takes, in pixels.
+// The width of the widest label, in pixels.
 const room = (_, labels) => (labels ? 14 + 7 * Math.max(...labels.map((each) => String(each).length)) : 40);
 
-// Counts are whole: no line of the grid lies between two of them.
+// Counts are integers, so grid lines are, too.
 const WHOLE = Array.from({ length: 300 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
 const CURSOR = { y: false, points: { size: 6 }, drag: { x: false, y: false } };
 
-// A chart in *box*, drawn anew when the colours or the width change, until *signal* ends it.
+// A chart in *box*, redrawn when the colours or the width change, until *signal* ends it.
 function keep(box, signal, make) {
   let plot = null;
   const draw = () => {
     plot?.destroy();
     const { options, data } = make();
     plot = new window.uPlot({ width: Math.max(240, box.clientWidth), height: HEIGHT, ...options }, data, box);
-    // What is drawn is told by the caption, the legend and the table.
+    // The caption, the legend and the table describe the chart.
     plot.root.querySelector("canvas").setAttribute("aria-hidden", "true");
   };
   const watch = new ResizeObserver(() => plot && plot.setSize({ width: Math.max(240, box.clientWidth), height: HEIGHT }));
@@ -53,7 +53,7 @@ export function historyChart(points, span, signal) {
   const format = clock(span);
   const box = h("div", { class: "plot" });
   const moments = points.map((each) => Date.parse(each.time) / 1000);
-  // The last step is under way: it is drawn as wide as the others, and told by its own time.
+  // The last step is not complete: it is drawn as wide as the others, with its own end time.
   const step = points.length > 2 ? moments[1] - moments[0] : 0;
   const times = moments.map((at, place) => (step && place === points.length - 1 ? moments[place - 1] + step : at));
   const [totals, deltas] = ["count", "delta"].map((name) => points.map((each) => Number(each[name])));
@@ -87,7 +87,7 @@ export function historyChart(points, span, signal) {
   return figure;
 }
 
-// From 0 where that is asked for, or near; with a little room above and below.
+// From 0 if requested or close; with some space above and below.
 function bounds(low, high, fromZero) {
   const near = fromZero || (low >= 0 && low < high / 2) || (high <= 0 && high > low / 2);
   const [least, most] = near ? [Math.min(0, low ?? 0), Math.max(0, high ?? 0)] : [low ?? 0, high ?? 0];

@@ -6,11 +6,11 @@ import { problemBox } from "./problems.js";
 
 const SPANS = [["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
 const EVENTS = 20;
-const SILENCE_MS = 15000; // A stream tells the count every five seconds, if nothing else.
+const SILENCE_MS = 15000; // A stream sends the count at least every five seconds.
 const ACCURACY = {
-  accurate: "Every add that was acknowledged by then is in it.",
-  eventual: "From what is rolled up: exact as of then; adds since then follow within seconds.",
-  best_effort: "Rough: retries count twice, and it is lost with the cache.",
+  accurate: "It includes every add that was acknowledged by then.",
+  eventual: "Rolled up: exact as of then; later adds follow within seconds.",
+  best_effort: "Best effort: retries count twice, and the cache may lose it.",
 };
 
 export async function counterView(place, signal, namespace, counter) {
@@ -21,7 +21,7 @@ export async function counterView(place, signal, namespace, counter) {
     get(`${path}?max_staleness=0s`, signal),
   ]);
   noteClock(exact.as_of);
-  // Of the same age as those of the stream, so that the number does not go back when it begins.
+  // With the staleness of the stream's counts, so that the number does not decrease when it begins.
   const count = settings.counter_type === "EVENTUAL" ? await get(path, signal) : exact;
   const rough = settings.counter_type === "BEST_EFFORT";
   const main = h("div");
@@ -29,7 +29,7 @@ export async function counterView(place, signal, namespace, counter) {
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
       h("a", { href: `#/ns/${encodeURIComponent(namespace)}` }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
     h("h1", { class: "name" }, counter), main);
-  const refresh = []; // What is read anew when the count changes.
+  const refresh = []; // Called when the count changes.
   const big = countPart(count, path, signal, () => refresh.forEach((each) => each()));
   main.append(big);
   if (rough) {
@@ -39,12 +39,12 @@ export async function counterView(place, signal, namespace, counter) {
   main.append(await historyPart(path, settings, signal), await eventsPart(path, signal, refresh));
 }
 
-// A browser takes "." and ".." in a path for steps in it, however they are written: only a body can name them.
+// A browser resolves "." and ".." in a path, however they are encoded: only a body can name such counters.
 async function unaddressable(place, signal, namespace, counter) {
   const { body } = await exchange("POST", `v1/namespaces/${namespace}/batch/get`, { counters: [counter] }, signal);
   place.append(h("h1", { class: "name" }, counter),
     h("section", { class: "panel", "aria-label": "Count" }, h("p", { class: "count", id: "count" }, grouped(body.results[0].count)),
-      h("p", { class: "fine" }, "No browser can ask for the history of a counter with this name; curl --path-as-is can.")));
+      h("p", { class: "fine" }, "A browser cannot request the history of a counter with this name; curl --path-as-is can.")));
 }
 
 function countPart(first, path, signal, changed) {
@@ -95,7 +95,7 @@ function countPart(first, path, signal, changed) {
   return h("section", { class: "panel", "aria-label": "Count" }, h("div", { class: "row between" }, number, state), about, trouble);
 }
 
-// What is asked of the history: a step near the wished one that the namespace's windows fit into.
+// The step of the request: near the chosen one, and a multiple of the namespace's windows.
 function historyQuery(span, step, window) {
   const width = Math.ceil((step * 1e6) / window) * window;
   const to = now() + 1000;
@@ -112,18 +112,18 @@ async function historyPart(path, settings, signal) {
     const [name, span, step] = chosen;
     try {
       const { points } = await get(`${path}/history?${historyQuery(span, step, window)}`, signal);
-      if (chosen[0] !== name) return; // Another span was asked for meanwhile.
+      if (chosen[0] !== name) return; // Another span was chosen meanwhile.
       drawnFor = name;
       drawn.abort();
       drawn = new AbortController();
       const ended = AbortSignal.any([signal, drawn.signal]);
       box.replaceChildren(points.length
         ? historyChart(points, span, ended)
-        : h("p", { class: "empty" }, `Nothing is rolled up in the last ${name} yet: a window is closed ${settings.accept_limit} after its end, and then some.`));
+        : h("p", { class: "empty" }, `Nothing is rolled up in the last ${name} yet: a window closes more than ${settings.accept_limit} after its end.`));
     } catch (error) {
       if (signal.aborted || chosen[0] !== name) return;
       if (!(error instanceof Problem)) throw error;
-      // The count says so already: what was drawn stays.
+      // The count shows the failure already: keep the chart.
       if (error.body.code === "no_answer" && drawnFor === name) return;
       drawnFor = null;
       box.replaceChildren(problemBox(error.body, load));
@@ -141,7 +141,7 @@ async function historyPart(path, settings, signal) {
   return h("section", { "aria-labelledby": "history" },
     h("div", { class: "row between" }, h("h2", { id: "history" }, "History"), h("div", { class: "choice", role: "group", "aria-label": "Span of the history" }, buttons)),
     box,
-    h("p", { class: "fine" }, "Ends where the rollup has come to. Events older than the retention are known only as a sum."));
+    h("p", { class: "fine" }, "Ends at the watermark. Events older than the retention are known only as a sum."));
 }
 
 async function eventsPart(path, signal, refresh) {
@@ -153,7 +153,7 @@ async function eventsPart(path, signal, refresh) {
     busy = true;
     try {
       const { events, next_page } = await get(`${path}/events?limit=${EVENTS}`, signal);
-      box.replaceChildren(events.length ? eventsTable(events, next_page) : h("p", { class: "empty" }, "No event is kept. The first add to this name makes the counter."));
+      box.replaceChildren(events.length ? eventsTable(events, next_page) : h("p", { class: "empty" }, "There are no events. The first add to this name creates the counter."));
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof Problem)) throw error;

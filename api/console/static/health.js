@@ -1,4 +1,4 @@
-// How the service does: what became of adds, while this page looks on; and how far the rollup has come.
+// Health of the service: outcomes of adds while this page is open, and the progress of the rollup.
 import { get, Problem } from "./api.js";
 import { ratesChart } from "./chart.js";
 import { grouped, h, seconds, table, time } from "./dom.js";
@@ -15,24 +15,24 @@ const LINES = [
 ];
 const ABOUT = {
   original: "counted, for the first time",
-  replayed: "duplicates: there already, answered and not counted again",
-  untold: "counted once; the store could not say whether before",
-  conflict: "a token used again with another payload: refused",
-  late_applied: "late tokens that turned out to be counted",
+  replayed: "replays: acknowledged and not counted again",
+  untold: "counted once; the store does not report whether before",
+  conflict: "a token used with another payload: rejected",
+  late_applied: "late tokens whose adds are counted",
   voided: "late tokens that will never count",
-  best_effort: "added to rough counters, retries and all",
-  refused: "refused before anything was written",
-  unknown: "ended without an answer: the same token finds out",
+  best_effort: "adds to best-effort counters, including retries",
+  refused: "rejected before anything was written",
+  unknown: "unknown outcome: a retry with the same token finds out",
 };
 
 export async function healthView(place, signal) {
-  const told = h("div");
-  place.append(h("h1", {}, "Health"), told);
+  const outcomes = h("div");
+  place.append(h("h1", {}, "Health"), outcomes);
   try {
-    told.append(await outcomesPart(signal));
+    outcomes.append(await outcomesPart(signal));
   } catch (error) {
     if (signal.aborted || !(error instanceof Problem)) throw error;
-    told.append(h("section", {}, h("h2", {}, "What became of adds"), problemBox(error.body)));
+    outcomes.append(h("section", {}, h("h2", {}, "Outcomes of adds"), problemBox(error.body)));
   }
   const { namespaces } = await get("v1/namespaces", signal);
   const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
@@ -76,13 +76,13 @@ async function outcomesPart(signal) {
   const timer = setInterval(look, EVERY_MS);
   signal.addEventListener("abort", () => (clearTimeout(first), clearInterval(timer)));
   return h("section", { "aria-labelledby": "outcomes" },
-    h("h2", { id: "outcomes" }, "What became of adds"),
+    h("h2", { id: "outcomes" }, "Outcomes of adds"),
     h("figure", {}, h("figcaption", {}, "Adds and clears a second, sampled by this page every two seconds while it is open, ten minutes at most."), plot),
     trouble,
     h("h3", {}, "Since the process began"), sums);
 }
 
-// Rates between each two samples, a row for each line; a restart begins anew at 0.
+// Rates between each two samples, a row for each line; a restart begins at 0.
 function rates(samples) {
   const pairs = samples.slice(1).map((each, place) => [samples[place], each]);
   const sum = (sample, line) => line.of.reduce((total, name) => total + sample[name], 0);
@@ -92,7 +92,7 @@ function rates(samples) {
 
 export async function shardsPart(namespace, signal) {
   const box = h("div");
-  const old = h("p", { class: "warn", hidden: true }, "No answer now: this is how it was.");
+  const old = h("p", { class: "warn", hidden: true }, "No answer now; this is the last known state.");
   const load = async () => {
     try {
       const found = await get(`v1/namespaces/${encodeURIComponent(namespace)}/shards`, signal);
@@ -114,8 +114,8 @@ export async function shardsPart(namespace, signal) {
 function summary(shards) {
   const most = Math.max(...shards.map((each) => each.overdue_seconds));
   const alone = shards.filter((each) => each.owner === null).length;
-  const text = [most < 5 ? "The rollup is on time." : `The worst shard is ${seconds(most)} behind where it should be.`];
-  if (alone) text.push(`${alone} of ${shards.length} shards have no owner now: counts stay right, and reads of them get slower.`);
+  const text = [most < 5 ? "The rollup is on time." : `The worst shard is ${seconds(most)} overdue.`];
+  if (alone) text.push(`${alone} of ${shards.length} shards have no owner now: counts stay correct, but reads of them become slower.`);
   return h("p", { class: most > 30 || alone ? "warn" : "fine" }, text.join(" "));
 }
 
@@ -125,6 +125,6 @@ function shardsTable(namespace, shards) {
     h("td", {}, time(each.watermark)),
     h("td", { class: "number" }, seconds(each.lag_seconds)),
     h("td", { class: "number" }, each.overdue_seconds < 0.001 ? "none" : seconds(each.overdue_seconds)),
-    h("td", {}, each.owner === null ? h("em", {}, "nobody") : h("code", {}, each.owner))));
+    h("td", {}, each.owner === null ? h("em", {}, "none") : h("code", {}, each.owner))));
   return table(`Shards of ${namespace}`, ["Shard", "Rolled up to", { text: "Lag", number: true }, { text: "Overdue", number: true }, "Owner"], rows);
 }

@@ -10,14 +10,14 @@ const TIMES = 10;
 export async function labView(place, signal) {
   place.append(
     h("h1", {}, "Retry lab"),
-    h("p", { class: "lead" }, "A client that hears no answer must send again, and then nobody knows: was that one add, or two? Here each add has a ",
-      h("strong", {}, "token"), ". Send it as often as you like: it counts once. Each step goes to a counter that minds tokens, and to a rough one that does not."));
+    h("p", { class: "lead" }, "A client that gets no answer must retry, and cannot know whether that is one add or two. Here each add has a ",
+      h("strong", {}, "token"), ". Send it as often as you like: it counts once. Each step goes to a counter with tokens, and to a best-effort one without."));
   await prepare(signal);
   const lab = new Lab(place, signal);
   await lab.begin();
 }
 
-// The namespaces are made when somebody first comes here, if the key may.
+// The namespaces are created at the first visit if the key allows it.
 async function prepare(signal) {
   const { namespaces } = await get("v1/namespaces", signal);
   for (const { namespace, type } of [EXACT, ROUGH]) {
@@ -28,7 +28,7 @@ async function prepare(signal) {
       if (error instanceof Problem && [403, 404].includes(error.body.status)) {
         error.body = { ...error.body, title: `The lab needs the namespace “${namespace}”`,
           detail: `It does not exist, and the key in use may not create it: ${error.body.detail}.`,
-          todo: "Ask whoever holds an admin key to open this page once, or to create “lab” (ACCURATE) and “lab-rough” (BEST_EFFORT)." };
+          todo: "Ask someone with an admin key to open this page once, or to create “lab” (ACCURATE) and “lab-rough” (BEST_EFFORT)." };
       }
       throw error;
     }
@@ -45,15 +45,15 @@ class Lab {
     this.log = h("ol", { class: "log", id: "log", reversed: true });
     this.next = h("p", { class: "hint", id: "hint" });
     this.steps = [
-      ["send", "Send an add", "An add of 1, with a token of its own.", () => this.send()],
-      ["again", "Send the very same again", "As a client does that heard no answer.", () => this.again()],
-      ["hedge", `Send one add ${TIMES} times at once`, "As a client does that cannot wait: a new token, hedged.", () => this.hedge()],
+      ["send", "Send an add", "An add of 1, with a new token.", () => this.send()],
+      ["again", "Send the same request again", "Like a client that got no answer.", () => this.again()],
+      ["hedge", `Send one add ${TIMES} times at once`, "Like a client that hedges: with a new token.", () => this.hedge()],
       ["change", "Change the payload", "The first token again, now with 100 instead of 1.", () => this.change()],
-      ["anew", "Begin anew", "With new counters at 0.", () => this.begin()],
+      ["restart", "Start over", "With new counters at 0.", () => this.begin()],
     ];
-    this.buttons = Object.fromEntries(this.steps.map(([id, name, , act]) => [id, h("button", { type: "button", id: `do-${id}`, "aria-describedby": `about-${id}`, onclick: () => this.run(act), class: id === "anew" ? "quiet" : null }, name)]));
+    this.buttons = Object.fromEntries(this.steps.map(([id, name, , act]) => [id, h("button", { type: "button", id: `do-${id}`, "aria-describedby": `about-${id}`, onclick: () => this.run(act), class: id === "restart" ? "quiet" : null }, name)]));
     place.append(
-      h("div", { class: "scales" }, this.scale(EXACT, this.exact, "Counts each token once."), this.scale(ROUGH, this.rough, "Counts every request that comes.")),
+      h("div", { class: "scales" }, this.scale(EXACT, this.exact, "Counts each token once."), this.scale(ROUGH, this.rough, "Counts every request.")),
       h("p", { class: "tally" }, "You wanted ", this.wanted, " adds of 1, and sent ", this.sent, " requests to each counter."),
       h("div", { class: "bench" },
         h("section", { "aria-labelledby": "steps" }, h("h2", { id: "steps" }, "Steps"), this.next,
@@ -77,7 +77,7 @@ class Lab {
     await this.weigh();
   }
 
-  // One step: nothing else can be pressed meanwhile, and the focus stays where it was.
+  // One step: the buttons are disabled meanwhile, and the focus stays.
   async run(act) {
     if (this.busy) return;
     this.busy = true;
@@ -87,9 +87,9 @@ class Lab {
       if (this.signal.aborted) return;
       if (!(error instanceof Problem)) throw error;
       this.tally();
-      // The very case that this page is about: whether it is counted, nobody knows now.
-      const todo = this.token && !error.body.status ? { todo: "When the service answers, send the very same again: it counts once, whatever became of this." } : {};
-      this.tell("It did not work", [problemBox({ ...error.body, ...todo })], false);
+      // The case that this page is about: the outcome is unknown.
+      const todo = this.token && !error.body.status ? { todo: "When the service answers, send the same request again: it counts once." } : {};
+      this.tell("It failed", [problemBox({ ...error.body, ...todo })], false);
     } finally {
       this.busy = false;
     }
@@ -97,7 +97,7 @@ class Lab {
 
   enable(ids) {
     for (const [id, button] of Object.entries(this.buttons)) {
-      if (id !== "anew") button.setAttribute("aria-disabled", ids.includes(id) ? "false" : "true");
+      if (id !== "restart") button.setAttribute("aria-disabled", ids.includes(id) ? "false" : "true");
     }
   }
 
@@ -115,7 +115,7 @@ class Lab {
     return body.tokens[0];
   }
 
-  // One request to each of the two: answers are told apart, and a problem is an answer too.
+  // One request to each of the two counters; a problem is an answer, too.
   async both(delta, token) {
     this.requests += 1;
     const body = { delta, idempotency_token: token };
@@ -133,21 +133,21 @@ class Lab {
 
   async send() {
     this.token = await this.newToken();
-    // Wanted from here on, whatever is heard of it.
+    // Wanted from here on, with or without an answer.
     this.adds += 1;
     this.enable(["send", "again", "hedge", "change"]);
     const sent = await this.both(1, this.token);
     await this.weigh();
     this.tell("Send an add", [request(sent.body), answers(sent)]);
-    this.hint("Now send the very same again, as if no answer had come.");
+    this.hint("Now send the same request again, as if there had been no answer.");
   }
 
   async again() {
     if (!this.allowed("again")) return;
     const sent = await this.both(1, this.token);
     await this.weigh();
-    this.tell("The very same again", [request(sent.body), answers(sent),
-      sent.exact.body.replayed ? h("p", {}, "It was there already: answered, and not counted. The rough counter went up.") : null]);
+    this.tell("The same request again", [request(sent.body), answers(sent),
+      sent.exact.body.replayed ? h("p", {}, "It existed already: acknowledged and not counted again. The best-effort counter increased.") : null]);
     this.hint("Press it again if you like. Then hedge: one add, ten requests at once.");
   }
 
@@ -158,11 +158,11 @@ class Lab {
     const sent = await Promise.all(Array.from({ length: TIMES }, () => this.both(1, token)));
     await this.weigh();
     const words = sent.map(({ exact }) => outcome(exact));
-    const told = [...new Set(words)].map((word) => `${words.filter((each) => each === word).length} ${word}`).join(", ");
+    const results = [...new Set(words)].map((word) => `${words.filter((each) => each === word).length} ${word}`).join(", ");
     this.tell(`One add, ${TIMES} times at once`, [request(sent[0].body),
-      h("p", {}, `ACCURATE: ${told}. BEST_EFFORT: ${sent.filter((each) => each.rough.status === 200).length} counted.`),
+      h("p", {}, `ACCURATE: ${results}. BEST_EFFORT: ${sent.filter((each) => each.rough.status === 200).length} counted.`),
       h("p", { class: "chips" }, sent.map((each) => chip(each.exact)))]);
-    this.hint("Now use the first token for something else: that is a bug in a client, and it is told.");
+    this.hint("Now use the first token for another payload: that is a client's bug, and it is reported.");
   }
 
   async change() {
@@ -170,8 +170,8 @@ class Lab {
     const sent = await this.both(100, this.token);
     await this.weigh();
     this.tell("Another payload under the first token", [request(sent.body), answers(sent),
-      h("p", {}, "What the token was first used for stands. The rough counter took it for another add.")]);
-    this.hint("That is all: a token makes any number of sends one add.");
+      h("p", {}, "The first payload remains in effect. The best-effort counter counted another add.")]);
+    this.hint("That is all: any number of requests with one token is one add.");
   }
 
   // What each count is now.
@@ -190,19 +190,19 @@ class Lab {
     this.sent.textContent = this.requests;
   }
 
-  // What was done, and what the counts are after it, where they are *known*.
+  // A step and the counts after it, if they are *known*.
   tell(title, parts, known = true) {
     this.log.querySelector(".empty")?.remove();
     const { exact, rough } = this.counts;
-    const after = known ? `After it: ACCURATE ${exact}, BEST_EFFORT ${rough}.` : "What the counts are after it is not known.";
+    const after = known ? `After it: ACCURATE ${exact}, BEST_EFFORT ${rough}.` : "The counts after it are not known.";
     this.log.prepend(h("li", {}, h("h3", {}, title), parts, h("p", { class: "fine after" }, after)));
-    say(known ? `${title}: the accurate count is ${exact}, the rough one ${rough}.` : title);
+    say(known ? `${title}: the accurate count is ${exact}, the best-effort one ${rough}.` : title);
   }
 }
 
 const request = (body) => h("pre", { tabindex: "0", "aria-label": "Request" }, `POST …/add\n${JSON.stringify(body, null, 1)}`);
 
-// In a word. Over several nodes the store cannot always tell a new add from one that was there.
+// The result in a word. Over several nodes the store does not always report whether an add is a replay.
 function outcome({ status, body }) {
   if (status !== 200) return body.code;
   if (body.replayed === true) return "replayed";

@@ -5,11 +5,11 @@ import { shardsPart } from "./health.js";
 import { problemBox } from "./problems.js";
 
 const PAGE = 50;
-const FEW = 12; // As many are found by looking at them.
+const FEW = 12; // So few need no search.
 const ABOUT = {
-  ACCURATE: "Every read is exact at its instant.",
+  ACCURATE: "Every read is exact.",
   EVENTUAL: "Counts are exact, and may be a few seconds old.",
-  BEST_EFFORT: "Fast and rough: retries count twice, and a cache may lose it.",
+  BEST_EFFORT: "Fast and inexact: retries count twice, and the cache may lose it.",
 };
 
 const ofNamespace = (name) => `#/ns/${encodeURIComponent(name)}`;
@@ -20,20 +20,20 @@ export async function namespacesView(place, signal) {
   const { namespaces } = await get("v1/namespaces", signal);
   place.append(
     h("h1", {}, "Namespaces"),
-    h("p", { class: "lead" }, "A namespace is a set of counters with settings of its own. ",
+    h("p", { class: "lead" }, "A namespace is a set of counters with common settings. ",
       h("a", { href: "#/lab" }, "New here? The retry lab shows in a minute what this service is for.")),
     namespaces.length
       ? choice(namespaces)
-      : h("p", { class: "empty" }, "There is no namespace for you to see. Create one with ", code("PUT /v1/namespaces/{name}"), "."));
+      : h("p", { class: "empty" }, "There is no namespace that you can see. Create one with ", code("PUT /v1/namespaces/{name}"), "."));
 }
 
-// All of them were in one answer: they are chosen from with each letter, and paged, here.
+// One answer contains all of them, so they are filtered and paged here.
 function choice(namespaces) {
   if (namespaces.length <= FEW) return h("ul", { class: "cards" }, namespaces.map(card));
   const body = h("div");
   const input = h("input", { id: "part", type: "search", autocomplete: "off", spellcheck: "false", maxlength: 63, "aria-describedby": "found" });
-  const told = h("p", { class: "fine", id: "found" });
-  // What was asked for, and the page: kept for who comes back.
+  const number = h("p", { class: "fine", id: "found" });
+  // The filter and the page, kept for a return to this view.
   const began = history.state?.namespaces ?? { asked: "", page: 0 };
   input.value = began.asked;
   let found = [];
@@ -42,8 +42,8 @@ function choice(namespaces) {
     found = namespaces.filter((each) => each.namespace.includes(part));
     const page = Math.max(0, Math.min(wanted, Math.ceil(found.length / PAGE) - 1));
     history.replaceState({ namespaces: { asked, page } }, "");
-    told.textContent = part ? `${found.length} of ${namespaces.length} namespaces` : `${namespaces.length} namespaces`;
-    say(told.textContent, 500);
+    number.textContent = part ? `${found.length} of ${namespaces.length} namespaces` : `${namespaces.length} namespaces`;
+    say(number.textContent, 500);
     const [first, end] = [page * PAGE, (page + 1) * PAGE];
     const next = end < found.length ? page + 1 : null;
     replace(body, [
@@ -59,7 +59,7 @@ function choice(namespaces) {
   input.addEventListener("input", () => show(input.value, 0));
   show(began.asked, began.page);
   return h("section", { "aria-label": "All namespaces" },
-    h("form", { class: "filter", role: "search", onsubmit: only }, h("label", { for: "part" }, "Names that contain"), h("div", { class: "row" }, input, told)),
+    h("form", { class: "filter", role: "search", onsubmit: only }, h("label", { for: "part" }, "Names that contain"), h("div", { class: "row" }, input, number)),
     body);
 }
 
@@ -78,7 +78,7 @@ export async function namespaceView(place, signal, name) {
     h("div", { class: "title" }, h("h1", {}, name), badge(found.counter_type)),
     search(name),
     rough
-      ? h("p", { class: "empty" }, "A BEST_EFFORT namespace keeps no list of its counters: look one up by its exact name.")
+      ? h("p", { class: "empty" }, "A BEST_EFFORT namespace has no list of its counters: look one up by its exact name.")
       : await listing(name, signal),
     h("section", {}, h("h2", {}, "Settings"), settings(found)));
   if (!rough) place.append(await shardsPart(name, signal));
@@ -105,10 +105,10 @@ async function listing(namespace, signal) {
   const box = h("section", { "aria-labelledby": "counters" });
   const body = h("div");
   const prefix = h("input", { id: "prefix", type: "text", autocomplete: "off", spellcheck: "false", maxlength: 256 });
-  // What the names begin with, and the pages that led here, this one last: kept for who comes back.
+  // The prefix and the pages that led here, this one last, kept for a return to this view.
   const began = history.state?.listing ?? { asked: "", trail: [null] };
   prefix.value = began.asked;
-  let turn = 0; // The latest answer that was asked for is shown, whichever comes last.
+  let turn = 0; // Only the answer to the latest request is shown.
   const load = async (asked, trail) => {
     const mine = ++turn;
     const query = new URLSearchParams({ limit: PAGE });
@@ -141,7 +141,7 @@ async function listing(namespace, signal) {
   return box;
 }
 
-// Shows something else; the focus stays on the button that was pressed for it, or on the other one.
+// Shows another page; the focus stays on the pressed button, or moves to the other one.
 function replace(body, shown) {
   const pressed = body.contains(document.activeElement) ? document.activeElement.id : null;
   body.replaceChildren(...shown);
@@ -151,7 +151,7 @@ function replace(body, shown) {
 async function counters(namespace, found, asked, signal) {
   if (!found.counters.length) {
     if (asked) return h("p", { class: "empty" }, `No counter’s name begins with “${asked}”.`);
-    return h("p", { class: "empty" }, "No counter here yet. The first add to a name makes it: ", code(`POST /${counterPath(namespace, "likes")}/add`));
+    return h("p", { class: "empty" }, "No counter here yet. The first add to a name creates it: ", code(`POST /${counterPath(namespace, "likes")}/add`));
   }
   let counts = [];
   try {

@@ -2,28 +2,28 @@
 import { code, h } from "./dom.js";
 
 const WHAT_TO_DO = {
-  no_answer: "See whether the process runs, then try again.",
+  no_answer: "Check whether the process runs, then try again.",
   key_missing: "Enter an API key: the button is at the top right.",
   key_invalid: "Enter a key that is valid now. “counter key list” shows which are.",
-  scope_insufficient: "Use a key with a wider scope, or one for the namespace “*” where it says so.",
-  origin_refused: "Open the console at localhost, or at a name that the setting “hosts” lists.",
-  quota_exceeded: "Delete a namespace, or have the quota raised in the service’s settings.",
-  namespace_unknown: "Look at the list of namespaces. A key sees only those that it is for.",
-  not_supported: "This is what BEST_EFFORT does without: it keeps no events.",
-  token_conflict: "What the token was first used for stands. Find out why a client used it twice.",
+  scope_insufficient: "Use a key with a wider scope, or one for the namespace “*” if the message says so.",
+  origin_refused: "Open the console at localhost, or at a name in the setting “hosts”.",
+  quota_exceeded: "Delete a namespace, or raise the quota in the service’s settings.",
+  namespace_unknown: "Look at the list of namespaces. A key sees only those that it covers.",
+  not_supported: "A BEST_EFFORT namespace keeps no events.",
+  token_conflict: "The first payload remains in effect. Find out why a client used the token twice.",
   token_too_old: "If the add is still wanted, send it with a new token.",
   overloaded: "Wait a moment, then try again.",
   rate_limited: "Wait a moment, then try again.",
-  store_unavailable: "Look at /readyz and at the service’s log; counts that were acknowledged are safe.",
+  store_unavailable: "Check /readyz and the service’s log; acknowledged adds are safe.",
 };
 const BY_RETRY = {
-  same_token: "Send the very same again.",
+  same_token: "Send the same request again.",
   new_token: "Send it with a new token.",
-  never: "Repair what it names; the same request would be refused again.",
+  never: "Fix what the message names; the same request would be rejected again.",
 };
 
 export function problemBox(body, again) {
-  // The button goes with the box: the focus must not go with it.
+  // The button disappears with the box, so move the focus.
   const retry = async () => {
     await again();
     if (document.activeElement === document.body) document.getElementById("main").focus({ preventScroll: true });
