@@ -19,6 +19,7 @@ from counter.cli.terminal import (
     EXIT_UNREAD,
     OutputError,
     flag,
+    parsed,
     print_error,
     printing,
     read_no_more,
@@ -116,10 +117,7 @@ DEFAULT_SERVICE: Final = ServiceFlags()
 
 def duration_us(name: str, text: str) -> int:
     """Return the microseconds of the flag *name*. Raises StartupError."""
-    try:
-        return parse_iso_duration(text)
-    except ValueError as error:
-        raise StartupError(f"--{name}: {error}") from error
+    return parsed(name, text, parse_iso_duration)
 
 
 def options_of(flags: PlaceFlags) -> Options:
@@ -130,22 +128,18 @@ def options_of(flags: PlaceFlags) -> Options:
     timeout_s = duration_us("timeout", flags.timeout) / SECOND
     if timeout_s <= 0:
         raise StartupError("--timeout: it is 0; give a duration, such as 10s")
-    files = {
-        name: None if path is None else str(path)
-        for name, path in (
-            ("tls_ca", flags.tls_ca),
-            ("tls_cert", flags.tls_cert),
-            ("tls_key", flags.tls_key),
-        )
-    }
     return Options(
         deadline_s=timeout_s,
         attempt_timeout_s=min(_ATTEMPT_S_MAX, timeout_s),
         on_attempt=_Remarks(flags.timeout).attempt,
-        tls_ca=files["tls_ca"],
-        tls_cert=files["tls_cert"],
-        tls_key=files["tls_key"],
+        tls_ca=_path(flags.tls_ca),
+        tls_cert=_path(flags.tls_cert),
+        tls_key=_path(flags.tls_key),
     )
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 class _Remarks:
@@ -168,7 +162,7 @@ def opened(flags: ServiceFlags, options: Options | None = None) -> Iterator[Coun
     Raises StartupError, and InvalidParameterError for values that no client accepts.
     """
     options = options or options_of(flags)
-    key = key_of(flags)
+    key = key_of(flags.api_key_file)
     with CounterClient(urls_of(flags), flags.namespace, api_key=key, options=options) as client:
         yield client
 
@@ -178,16 +172,15 @@ def urls_of(flags: PlaceFlags) -> list[str]:
     return [each.strip() for each in flags.url.split(",") if each.strip()]
 
 
-def key_of(flags: PlaceFlags) -> str | None:
-    """Return the API key, from its file or the environment. Raises StartupError, never with the
-    key."""
-    if flags.api_key_file is None:
+def key_of(file: Path | None) -> str | None:
+    """Return the API key of *file* or the environment. Raises StartupError, never with the key."""
+    if file is None:
         return os.environ.get(KEY_VARIABLE) or None
     try:
-        return flags.api_key_file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
-        raise StartupError(f"--api-key-file: {flags.api_key_file} cannot be read: {why}") from error
+        raise StartupError(f"--api-key-file: {file} cannot be read: {why}") from error
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 from cyclopts import Parameter
 
@@ -22,22 +22,15 @@ from counter.durations import parse_iso_duration
 from counter.errors import CounterError, StartupError
 from counter.tokens import token_of_uuid7
 
+_Value = TypeVar("_Value")
 #: Exit code of a command that cannot start, or whose settings are wrong.
 EXIT_CANNOT_START: Final = 2
-
-
 #: Exit code that shells use for an interrupted program.
 EXIT_INTERRUPTED: Final = 130
-
-
 #: Exit code that shells use for a closed pipe: the output was not printed.
 EXIT_UNREAD: Final = 141
-
-
 #: Characters that may need escaping; most texts have none.
 _UNUSUAL: Final = re.compile(r"[^ -~]")
-
-
 #: Joiners that emoji and some scripts need, which str.isprintable() rejects.
 _JOINERS: Final = "\u200c\u200d"
 
@@ -181,6 +174,14 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) or str(cell).lstrip("+-").replace(".", "").isdecimal()
+
+
+def parsed(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
+    """Return the value of the flag *name*. Raises StartupError if *parse* raises ValueError."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise StartupError(f"--{name}: {error}") from error
 
 
 def credential_of(text: str) -> Token | Key:

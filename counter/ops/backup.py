@@ -37,7 +37,8 @@ _PIECE: Final = 1 << 20
 #: Entries of an empty directory that are allowed: an unheld lock, and the file system's own.
 _NOTHING: Final = frozenset({"lock", "lost+found"})
 
-Progress = Callable[[str, int, int], None]
+#: Called with the bytes of a file that are done, and its size.
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ def back_up(
         try:
             for name in FILES:
                 if (data / name).exists():
-                    on_progress = _of(progress, name)
-                    copy_file(data / name, partial / name, bytes_per_s, on_progress, wal_bytes_max)
+                    copy_file(data / name, partial / name, bytes_per_s, progress, wal_bytes_max)
             manifest = _manifest_of(partial, now_us)
             _write_manifest(partial, manifest)
             _sync_directory(partial)
@@ -128,7 +128,7 @@ def restore(
         _must_fit(manifest.size, data)
         names = [name for name in reversed(FILES) if name in manifest.files]
         for name in names:
-            _copy(source / name, data / (name + UNFINISHED), _of(progress, name))
+            _copy(source / name, data / (name + UNFINISHED), progress)
         begin_new_life(data / (DATABASE + UNFINISHED), now_us)
         check_file(data / (DATABASE + UNFINISHED))
         for name in names:
@@ -229,7 +229,7 @@ def _copied(path: Path) -> CopiedFile:
     return CopiedFile(size, digest.hexdigest())
 
 
-def _copy(source: Path, target: Path, progress: Callable[[int, int], None]) -> None:
+def _copy(source: Path, target: Path, progress: Progress) -> None:
     size, done = _size(source), 0
     target.touch(mode=0o600)
     with source.open("rb") as reader, target.open("wb") as writer:
@@ -246,10 +246,6 @@ def _give_to_owner(data: Path, names: Iterable[str]) -> None:
         owner = data.stat()
         for name in names:
             os.chown(data / name, owner.st_uid, owner.st_gid)
-
-
-def _of(progress: Progress, name: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(name, done, total)
 
 
 def _size(path: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import Json, exit_on_error, flag, print_answer, remark
+from counter.cli.terminal import Json, exit_on_error, flag, parsed, print_answer, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, checked_now_us
@@ -35,13 +35,13 @@ def backup(
     with exit_on_error():
         settings = _sqlite(flags)
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
-        with ending_in_order(), _shown("copying") as moved:
+        with ending_in_order(), progress("copying", None) as bar:
             made = backups.back_up(
                 settings.data,
                 destination,
                 now_us=now_us,
                 bytes_per_s=speed,
-                progress=moved,
+                progress=bar.be_at,
                 wal_bytes_max=settings.wal_bytes_max,
             )
         did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
@@ -66,9 +66,9 @@ def restore(
         settings = _sqlite(flags)
         clock = SystemClock()
         log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
-        with _shown("restoring") as moved:
+        with progress("restoring", None) as bar:
             made = backups.restore(
-                source, settings.data, now_us=now_us, progress=moved, without_keys=without_keys
+                source, settings.data, now_us=now_us, progress=bar.be_at, without_keys=without_keys
             )
         did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
         log.record("backup.restore", os_user(), Act(did))
@@ -129,16 +129,7 @@ def _sqlite(flags: StoreFlags | None) -> Settings:
 
 def _bytes_per_s(rate: str) -> float:
     text = rate.removesuffix("/s")
-    try:
-        return 0.0 if text == "0" else float(parse_size(text))
-    except ValueError as error:
-        raise StartupError(f"--rate: {error}") from error
-
-
-@contextmanager
-def _shown(what: str) -> Iterator[backups.Progress]:
-    with progress(what, None) as bar:
-        yield lambda _name, done, total: bar.be_at(done, total)
+    return 0.0 if text == "0" else float(parsed("rate", text, parse_size))
 
 
 @contextmanager

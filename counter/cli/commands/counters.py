@@ -63,7 +63,7 @@ def add(
 ) -> None:
     """Add, once."""
     with ended(service):
-        number = _number(delta)
+        number = delta_of(delta)
         given = _given(token, key)
         operation = "add-and-get" if get else "add"
 
@@ -133,7 +133,7 @@ def _given(token: str | None, key: str | None) -> Credential | None:
     return None if token is None else credential_of(token)
 
 
-def _number(text: str) -> int:
+def delta_of(text: str) -> int:
     """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
     if _INTEGER.fullmatch(text) is None:
         raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final
 
+from counter.cli.client import key_of
 from counter.cli.flags import ServeFlags, given
 from counter.cli.terminal import Json, exit_on_error, flag, print_answer
 from counter.clock import SystemClock
@@ -36,7 +36,7 @@ def doctor(
 ) -> None:
     """Check everything, and change nothing; see ``counter doctor --help``."""
     with exit_on_error():
-        api_key = _key(api_key_file)
+        api_key = key_of(api_key_file)
         found: list[Finding] = []
         try:
             loaded = load(given(flags))
@@ -54,15 +54,6 @@ def doctor(
         print_answer(_table(found, wrong, warnings), document, json=json, indent=2)
         if wrong:
             raise SystemExit(EXIT_WRONG)
-
-
-def _key(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get("COUNTER_API_KEY") or None
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"--api-key-file: {path} cannot be read") from error
 
 
 def _table(found: Sequence[Finding], wrong: int, warnings: int) -> str:

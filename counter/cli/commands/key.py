@@ -11,7 +11,16 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out, remark, table
+from counter.cli.terminal import (
+    Json,
+    exit_on_error,
+    flag,
+    json_line,
+    parsed,
+    print_out,
+    remark,
+    table,
+)
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.settings import Settings
 from counter.durations import parse_iso_duration
@@ -120,7 +129,7 @@ def rotate(
     """Create a key with the same rights to replace another one, which expires after the grace
     period."""
     with _ended():
-        grace_us = _read("grace", grace, parse_iso_duration)
+        grace_us = parsed("grace", grace, parse_iso_duration)
         settings = ready(store).settings
 
         async def work(admin: KeyAdmin, log: AdminLog) -> tuple[Issued, ApiKey]:
@@ -191,7 +200,7 @@ def _rights(new: NewKey) -> Rights:
 
     def read(name: str, text: str | None, parse: Callable[[str], _Value]) -> _Value | None:
         try:
-            return None if text is None else _read(name, text, parse)
+            return None if text is None else parsed(name, text, parse)
         except StartupError as error:
             problems.append(str(error))
             return None
@@ -205,13 +214,6 @@ def _rights(new: NewKey) -> Rights:
     if problems:
         raise StartupError("\n".join(problems))
     return Rights(new.namespace, scope or Scope.READ, new.label or "", lifetime_us, **rates)
-
-
-def _read(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise StartupError(f"--{name}: {error}") from error
 
 
 def _scope(text: str) -> Scope:

@@ -16,6 +16,7 @@ from counter.cli.client import (
     fail,
     opened,
 )
+from counter.cli.commands.counters import delta_of
 from counter.cli.terminal import (
     JsonLines,
     credential_of,
@@ -152,7 +153,7 @@ def resolve(
             elif delta is None:
                 _report_open(service, token, name, credential, json=json)
             else:
-                items = ((name, _number(delta)),)
+                items = ((name, delta_of(delta)),)
                 text = text_of(credential)
                 _decide(client, Unfinished("add", service.namespace, items, text), json=json)
 
@@ -218,15 +219,6 @@ def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> Non
         print_out("counted: once, however often it was sent")
     if not resolved.applied:
         fail(f"not counted, and it never will be: {resolved.detail}", EXIT_NO)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise StartupError(
-            f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5"
-        ) from None
 
 
 def _token(text: str) -> Token:

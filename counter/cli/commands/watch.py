@@ -187,7 +187,7 @@ async def _taken(
     """Show counts; an outage after the first one is waited for."""
     left = count
     trouble = ""
-    options, key = options_of(service), key_of(service)
+    options, key = options_of(service), key_of(service.api_key_file)
     async with AsyncCounterClient(
         urls_of(service), service.namespace, api_key=key, options=options
     ) as client:
