@@ -1,4 +1,4 @@
-"""Runs the benchmarks: all of them or the named ones. `scripts/bench --help` tells more."""
+"""Run the benchmarks: all of them or the named ones. See `scripts/bench --help`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def main(
         Write benchmarks/results.json, docs/benchmarks.md and what docs/explanation/comparison.md
         quotes of them. A quick run never does.
     render
-        Only write the documents anew from benchmarks/results.json.
+        Only rewrite the documents from benchmarks/results.json.
     """
     if render:
         _write_documents()

@@ -124,7 +124,7 @@ def _counted(server: Server, loads: list[Load]) -> Load:
         totals.append(sum(server.counts(BASE, names, None).values()))
         return totals[-1] == totals[-2]
 
-    wait_until("the server is still at work on adds that nobody waits for", settled, 30.0)
+    wait_until("the server is still processing abandoned adds", settled, 30.0)
     acknowledged, sent = sum(x.requests for x in loads), sum(x.sent for x in loads)
     check(
         acknowledged <= totals[-1] <= sent,

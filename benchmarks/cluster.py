@@ -134,7 +134,7 @@ class Site:
             yield server
 
     def worker(self, *flags: str) -> Worker:
-        """Start ``counter rollup``; to be stopped or killed by whoever asked."""
+        """Start ``counter rollup``; the caller stops or kills it."""
         arguments = ["counter", "rollup", *self.flags, *self.cache, *flags]
         return Worker(arguments, self._bench.fresh_folder("rollup.log"))
 
@@ -200,14 +200,14 @@ class Site:
         time.sleep(2 * LEASE_LOOK_US / SECOND)
 
     def memcached_stats(self) -> dict[str, int]:
-        """The numbers that memcached tells of itself."""
+        """Return the statistics of memcached."""
         host, _, port = self.cluster.memcached_addresses[0].rpartition(":")
-        told = b""
+        answer = b""
         with socket.create_connection((host, int(port)), timeout=10) as asked:
             asked.sendall(b"stats\r\n")
-            while not told.endswith(b"END\r\n"):
-                told += asked.recv(65_536)
-        lines = [line.split() for line in told.decode().splitlines()]
+            while not answer.endswith(b"END\r\n"):
+                answer += asked.recv(65_536)
+        lines = [line.split() for line in answer.decode().splitlines()]
         return {each[1]: int(each[2]) for each in lines if len(each) == 3 and each[2].isdigit()}
 
     def cpu_s(self) -> float:
@@ -215,7 +215,7 @@ class Site:
         return _cpu_s_of(self.cluster)
 
     def forget(self) -> None:
-        """Leave nothing behind for whoever has the cluster next."""
+        """Delete everything, for the next user of the cluster."""
         for (keyspace,) in self.rows("SELECT keyspace_name FROM system_schema.keyspaces"):
             if keyspace.startswith(KEYSPACE):
                 self._session.execute(f"DROP KEYSPACE {keyspace}", timeout=60)
@@ -245,8 +245,8 @@ def site(bench: Bench, *dataset: str, nodes: int = 1) -> Iterator[Site]:
 
 @contextmanager
 def _running(bench: Bench, nodes: int) -> Iterator[Cluster]:
-    """A started cluster: one that nobody used yet, but in a quick run, whose figures mean nothing,
-    the same for all."""
+    """Yield a started cluster: a new one, but in a quick run, whose figures mean nothing, the same
+    one for all."""
     if not bench.quick:
         with ExitStack() as stack:
             yield _started(bench, nodes, stack)
@@ -295,8 +295,8 @@ def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
 
 
 def _java() -> str:
-    told = run(["java", "-version"], capture_output=True, text=True, check=False).stderr
-    return told.splitlines()[0].replace('"', "") if told else "an unknown Java"
+    output = run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    return output.splitlines()[0].replace('"', "") if output else "an unknown Java"
 
 
 def _free_port() -> int:

@@ -74,8 +74,8 @@ def run(bench: Bench) -> Report:
         subject="cluster-rollups",
         title="Rollup over Cassandra",
         method=(
-            "`counter rollup` processes over one Cassandra node and memcached, counters that nobody"
-            " added to before, an event each, 16 shards. *One large window*: all of them lie in one"
+            "`counter rollup` processes over one Cassandra node and memcached, new counters with"
+            " one event each, 16 shards. *One large window*: all of them lie in one"
             f" window of {_WINDOW_US / SECOND:g} s; what is counted begins at the instant at which"
             " it closes and ends when the watermarks of all shards have passed it. *A stream*:"
             f" {_STREAM_PER_S:,} new counters a second by `batch/add`, whose API process runs on"

@@ -1,4 +1,4 @@
-"""How cost grows: servers that stand ready with pasts of several sizes, and what is drawn of them.
+"""How cost grows: servers with stored data of several sizes, and the plots of their figures.
 
 One server runs at a time: the others are stopped where they are.
 """

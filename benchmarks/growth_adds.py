@@ -58,7 +58,7 @@ def counters(bench: Bench) -> Report:
 
 
 _METHOD: Final = (
-    "Servers of all sizes stand ready, and one runs at a time; what it took in its last turn is"
+    "Servers of all sizes are ready, and one runs at a time; what it took in its last turn is"
     " rolled up before the next, so no rollup falls into a load. After each load what is on disk is"
     " compared with what was acknowledged, and some counters are read through the API; at the end"
     " the servers are killed, and their disks read again. Bands are the rounds' range."

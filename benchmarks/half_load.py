@@ -33,7 +33,7 @@ _METHOD: Final = (
     " one is answered, get through; then the same connections send half as many a second, each add"
     " at its turn, for {seconds:.0f} s, and the rate must be kept within 10 %. wrk adds to its"
     " latencies what it could not send in time. Adds go to {counters:,} counters, a few hot, most"
-    " rare; the rollup runs meanwhile in windows of 10 s, as it does unless told otherwise."
+    " rare; the rollup runs meanwhile in windows of 10 s, the default."
 )
 
 

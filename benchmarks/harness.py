@@ -48,7 +48,7 @@ def check(condition: bool, message: str) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """One run: how long and how often, where it may write, and whom it tells."""
+    """One run: its length and rounds, where it may write, and where it reports."""
 
     console: Console
     folder: Path
@@ -65,7 +65,7 @@ class Bench:
     _made: int = 0
 
     def fresh_folder(self, name: str) -> Path:
-        """A path that nothing stands at yet."""
+        """Return a path that does not exist yet."""
         self._made += 1
         return self.folder / f"{self._made:03}-{name}"
 
@@ -195,7 +195,7 @@ class Server:
             before, latest = latest, self.tally()
             if before == latest:
                 return latest
-        raise BenchError("the server is still at work on adds that nobody waits for")
+        raise BenchError("the server is still processing abandoned adds")
 
     def counts(self, base: str, names: Sequence[str], staleness: str | None) -> dict[str, int]:
         """Counts read by ``batch/get`` under the namespace path *base*."""

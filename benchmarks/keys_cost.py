@@ -30,7 +30,7 @@ _AT_LEAST: Final = 0.9
 #: Starts of both, a round. Many: what is measured is smaller than what the machine does from one to
 #: the next.
 _STARTS: Final = 4
-#: So many that nobody is refused: each add takes from the buckets all the same.
+#: So high that no add is rejected; each add takes from the buckets all the same.
 _PER_S: Final = 1_000_000
 _LIMITS: Final = (
     *(f"--requests-per-s={_PER_S}", f"--adds-per-s={_PER_S}"),
@@ -83,7 +83,7 @@ def run(bench: Bench) -> Report:
         method=(
             f"`POST .../add` with a fresh token each, over {COUNTERS:,} counters (a few hot, most"
             " rare), by wrk on the same machine, in turn to two servers that run at the same time"
-            " and are started anew for each ratio; they roll up meanwhile in windows of 2 s."
+            " and are restarted for each ratio; they roll up meanwhile in windows of 2 s."
             " *With*: every request shows an API key of"
             " scope write, which is looked up among the valid ones, and takes from the buckets of"
             " requests and of adds of its key and of its namespace, which allow"
@@ -96,7 +96,7 @@ def run(bench: Bench) -> Report:
 
 
 def _load_both(bench: Bench, made: Mapping[int, _Both]) -> None:
-    """Start both anew: where its memory lies makes a process faster or slower for all its life."""
+    """Restart both: where its memory lies makes a process faster or slower for all its life."""
     with _with_keys(bench) as on, _without(bench) as off:
         loads: dict[_Served, list[Load]] = {on: [], off: []}
         for served, own in loads.items():
@@ -154,7 +154,7 @@ def _with_keys(bench: Bench) -> Iterator[_Served]:
     # What the metrics tell is of all namespaces, and takes a key for all of them.
     admin, writer = _new_key(data, "admin", "*"), _new_key(data, "write", "default")
     with counter_serve(bench, data, *WINDOWS, *_LIMITS) as server:
-        check(server.client.get(BASE).status_code == 401, "nobody is asked for a key")
+        check(server.client.get(BASE).status_code == 401, "no key is required")
         server.use_key(admin)
         answer = server.client.put(BASE, json={"requests_per_s": _PER_S, "adds_per_s": _PER_S})
         check(answer.is_success, f"no limits: {answer.status_code} {answer.text[:300]}")

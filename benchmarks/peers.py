@@ -219,7 +219,7 @@ def _settled_count(server: Server, counters: int) -> int:
         if before == latest:
             return latest
         time.sleep(0.2)
-    raise BenchError("the server is still at work on adds that nobody waits for")
+    raise BenchError("the server is still processing abandoned adds")
 
 
 def _figures(compared: Compared) -> list[Figure]:

@@ -1,7 +1,7 @@
 """Plots beside the tables: what a report draws, and the SVG files they become.
 
 A file is a pure function of its plot, so that a run that measured nothing new changes none. Its
-colors are legible on white and on black, for nobody knows what a reader's page looks like.
+colors are legible on white and on black, because the background of a reader's page is unknown.
 """
 
 from __future__ import annotations

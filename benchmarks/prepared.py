@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def step(self) -> int:
-        """Every so many positions stands an active counter."""
+        """Return the distance between two active counters."""
         return self.counters // self.active if self.scattered else 1
 
     def active_names(self) -> list[str]:

@@ -175,13 +175,13 @@ def render(reports: Sequence[Report]) -> str:
     """docs/benchmarks.md: every number with the command that measured it."""
     parts = [
         "# Benchmarks\n",
-        "Written by `./scripts/bench`; `./scripts/bench --render` writes it anew from"
-        " `benchmarks/results.json`. Every figure with a target is the median of alternating rounds"
-        " within one run, and after every round the counts were compared with what had been"
-        " acknowledged. Speed is no test: a target that is missed is shown, and fails nothing.\n",
-        "Below each table stands what else the machine did meanwhile. Where that was much, figures"
-        " by the clock are low and their rounds far apart; ratios and figures by the CPU hold"
-        " better.\n",
+        "Written by `./scripts/bench`; `./scripts/bench --render` rewrites it from"
+        " `benchmarks/results.json`. Each figure with a target is the median of alternating rounds"
+        " of one run; after every round the counts were compared with the acknowledged adds. A"
+        " missed target is shown and fails no test.\n",
+        "The conditions below each table include the load of other processes. If that was high,"
+        " figures per second are low and vary; ratios and figures per CPU second are more"
+        " reliable.\n",
     ]
     for report in reports:
         parts.append(f"## {report.title}\n")
@@ -236,7 +236,7 @@ def _disk(folder: Path) -> tuple[tuple[str, str], ...]:
     return (
         ("SQLite", sqlite3.sqlite_version),
         ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),
-        ("a retry is known", "as long as events are retained, 7 days unless told otherwise"),
+        ("a retry is known", "as long as events are retained, by default 7 days"),
         ("fsync of 4 KiB", f"{_fsync_ms(folder):.2f} ms (median of {_FSYNCS}) on {_kind(folder)}"),
     )
 
@@ -245,7 +245,7 @@ def _wrk_version() -> str:
     wrk = shutil.which("wrk")
     if wrk is None:
         return "none"
-    # It tells its version and ends with an error code.
+    # It prints its version and exits with an error code.
     return subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split()[
         1
     ]

@@ -45,7 +45,7 @@ _EVENTS_PER_COUNTER: Final = 10
 
 
 class SteppedClock:
-    """A clock that stands still until it is moved."""
+    """A clock that advances only when it is moved."""
 
     def __init__(self) -> None:
         self._now_us = SystemClock().now_us()
@@ -114,7 +114,7 @@ class Desk:
             await Maintenance(self.store, self.clock, self.namespaces).run_once()
             if namespace not in [each.name for each in self.namespaces.all()]:
                 await self.namespaces.create(namespace, self._settings.default_namespace())
-            # What stands there already is none of the rollup that is to be measured.
+            # Existing data is not part of the measured rollup.
             await self.worker.tick()
             yield self.namespaces.get(namespace)
         finally:

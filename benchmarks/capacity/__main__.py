@@ -45,7 +45,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "node_adds": "events a Cassandra node",
     "node_copies": "copies of events a Cassandra node",
     "worker_rollups": "counters rolled up by a worker",
-    "event_bytes": "bytes of disk an event, all told",
+    "event_bytes": "bytes of disk an event, in total",
 }
 
 

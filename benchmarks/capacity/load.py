@@ -61,7 +61,7 @@ class Job:
 @dataclass(slots=True)
 class Done:
     """What became of a load: requests answered with success, the adds of each counter that were
-    acknowledged, and those sent whose outcome nobody knows."""
+    acknowledged, and those sent whose outcome is unknown."""
 
     requests: int = 0
     failed: int = 0
@@ -157,7 +157,7 @@ class Load:
         self.lost(places, answer[problem:].decode(errors="replace"))
 
     def lost(self, places: list[int], why: str) -> None:
-        """Note a request of which nobody knows what became."""
+        """Record a request with an unknown outcome."""
         self.done.failed += 1
         self.done.first_failure = self.done.first_failure or why[:300]
         for place in places:

@@ -38,7 +38,7 @@ _BATCH_CONNECTIONS: Final = 4
 _READ_AT_ONCE: Final = 1_000
 _BUSY: Final = 0.9
 _POLL_S: Final = 0.05
-#: A worker that uses so much of a core is at work, also where it has not told of it yet.
+#: A worker that uses so much of a core is working, even if it has not reported it yet.
 _WORKS: Final = 0.4
 _ROLLUP_TIMEOUT_S: Final = 60.0
 #: A rollup that nothing more comes of is over.
@@ -56,7 +56,7 @@ class Figure:
     unit: str = "/s"
     p50_ms: float | None = None
     p99_ms: float | None = None
-    #: Cores that the measured process and the load used; None where nobody tells.
+    #: Cores that the measured process and the load used; None if unknown.
     cores: float | None = None
     load_cores: float | None = None
     limited_by: str = ""
@@ -64,7 +64,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Run:
-    """One measurement: how, whom to tell, and what came of it."""
+    """One measurement: its method, its reports and its result."""
 
     settings: Settings
     folder: Path
@@ -74,7 +74,7 @@ class Run:
     connections: int
     counters: int
     api_key: str | None
-    #: Is told what is under way, and how much of it is done, 0 to 1.
+    #: Called with the current step and its progress, 0 to 1.
     progress: Callable[[str, float], None]
     figures: list[Figure] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
@@ -203,7 +203,7 @@ def _note(run: Run, done: Done) -> None:
 
 
 def limit(cores: float | None, load_cores: float, idle: float | None) -> str:
-    """What kept a rate from being higher, as far as CPU tells."""
+    """What kept a rate from being higher, as far as the CPU shows."""
     if load_cores >= _BUSY:
         return "the load: at least"
     if cores is not None and cores >= _BUSY:

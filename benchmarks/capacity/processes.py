@@ -39,7 +39,7 @@ class Child:
 
     It is in a session of its own: Ctrl-C reaches only whoever started it, who ends it in order. It
     is started in a thread, because an interruption meets only the main one: within ``Popen`` it
-    would leave a process that nobody knows.
+    would leave an unknown process.
     """
 
     def __init__(self, command: Sequence[str], **how: Any) -> None:
@@ -72,7 +72,7 @@ class Child:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has. Somebody may take it before it is used; the system
+    """Return a free port of this machine. Another process may take it before it is used; the system
     gives out others first."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
@@ -122,7 +122,7 @@ class Process(Child):
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        """End it as a user would, and at last as nobody would like."""
+        """Stop it gracefully, and kill it if that takes too long."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

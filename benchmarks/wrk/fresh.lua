@@ -1,4 +1,4 @@
--- Single adds, each to a counter that nobody has added to before, under fresh tokens. Arguments: 16
+-- Single adds, each to a new counter, under fresh tokens. Arguments: 16
 -- hexadecimal digits, path of the namespace, what the counters' names begin with.
 local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
 local base, prefix
