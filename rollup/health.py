@@ -17,11 +17,11 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from counter.core.clock_guard import ClockGuard
-from counter.errors import CounterError, OriginRefusedError, StartupError
+from counter.errors import OriginRefusedError, StartupError
 from counter.ports import Cache, Clock, Store
 from counter.security.host_rule import HostRule
 from counter.telemetry.exposition import Exposition
-from counter.telemetry.incidents import Trouble, Troubles
+from counter.telemetry.incidents import Trouble, Troubles, ping_error
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.leases import Leases
 from rollup.metrics import RollupMetrics
@@ -52,26 +52,17 @@ class Health:
 
     async def troubles(self) -> Sequence[Trouble]:
         """Return why this worker cannot work now, and since when; empty if it can."""
+        store = await ping_error(self.store.ping, "the store")
         draining = "the worker is shutting down, and finishes its work in flight"
         self._troubles = self._troubles or Troubles(self.clock)
         return self._troubles.note(
             {
                 "process": draining if self.is_draining else None,
-                "store": await self._ask_store(),
+                "store": None if store is None else store.detail,
                 "clock": self.guard.trouble,
                 "rollup": self.worker.trouble,
             }
         )
-
-    async def _ask_store(self) -> str | None:
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self.store.ping()
-        except CounterError as error:
-            return error.detail
-        except TimeoutError:
-            return f"the store did not answer within {_PATIENCE_S:g} s"
-        return None
 
 
 @asynccontextmanager

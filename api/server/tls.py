@@ -278,14 +278,9 @@ class TlsListener:
 
     async def _first_byte(self, connection: socket.socket) -> None:
         """Wait until *connection* is readable."""
-        came: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(connection, _set, came)
+        came = asyncio.Event()
+        self._loop.add_reader(connection, came.set)
         try:
-            await came
+            await came.wait()
         finally:
             self._loop.remove_reader(connection)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -18,11 +18,10 @@ from counter.errors import (
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.keys import KeyRing
-from counter.telemetry.incidents import Trouble, Troubles
+from counter.telemetry.incidents import Trouble, Troubles, ping_error
 from rollup.worker import RollupWorker
 
 _log = logging.getLogger("counter.health")
-_PING_S: Final = 5.0
 _LOOK_EVERY_S: Final = 5.0
 _LEAVING: Final = "this process is shutting down: send requests elsewhere"
 
@@ -120,26 +119,7 @@ class Health:
         return self.latest
 
     async def _ask(self) -> tuple[CounterError | None, str | None]:
-        return await asyncio.gather(self._ask_store(), self._ask_cache())
-
-    async def _ask_store(self) -> CounterError | None:
-        try:
-            async with asyncio.timeout(_PING_S):
-                await self.store.ping()
-        except CounterError as error:
-            return error
-        except TimeoutError:
-            return StoreUnavailableError(
-                f"the store did not answer within {_PING_S:g} s", retry_after_us=SECOND
-            )
-        return None
-
-    async def _ask_cache(self) -> str | None:
-        try:
-            async with asyncio.timeout(_PING_S):
-                await self.cache.ping()
-        except CounterError as error:
-            return error.detail
-        except TimeoutError:
-            return f"the cache did not answer within {_PING_S:g} s"
-        return self.cache.trouble
+        store, cache = await asyncio.gather(
+            ping_error(self.store.ping, "the store"), ping_error(self.cache.ping, "the cache")
+        )
+        return store, self.cache.trouble if cache is None else cache.detail

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
 
 from counter.clock import to_rfc3339
+from counter.errors import CounterError, StoreUnavailableError
+from counter.limits import SECOND
 from counter.ports import Clock
+
+_PING_S: Final = 5.0
+
+
+async def ping_error(ping: Callable[[], Awaitable[None]], what: str) -> CounterError | None:
+    """Return why *ping* of *what* fails, or takes too long; None if it is answered."""
+    try:
+        async with asyncio.timeout(_PING_S):
+            await ping()
+    except CounterError as error:
+        return error
+    except TimeoutError:
+        why = f"{what} did not answer within {_PING_S:g} s"
+        return StoreUnavailableError(why, retry_after_us=SECOND)
+    return None
 
 
 class Trouble(NamedTuple):
