@@ -18,7 +18,7 @@ from api.http.connections import Connections
 from api.http.hooks import Observer
 from api.http.load_shedding import Door
 from api.http.middleware import Front
-from api.http.routing import Route
+from api.http.routing import routes_of
 from api.routes.counters import CounterRoutes
 from api.routes.insight import InsightRoutes
 from api.routes.live import LiveRoutes
@@ -244,8 +244,8 @@ def create_app(
         )
     )
     live = LiveRoutes(service, gate, shares_by_address=not settings.tls_in_front)
-    routes = _routes(settings, service, store, clock)
-    routes += [*live.routes(), *_insight(service, store, clock, health, exposition).routes()]
+    insight = _insight(service, store, clock, health, exposition)
+    routes = routes_of(*_handlers(settings, service, store, clock), live, insight)
     site = site_of(routes, health, exposition, lifespan)
     front = Front(
         routes,
@@ -325,20 +325,13 @@ def _insight(
     )
 
 
-def _routes(settings: Settings, service: CounterService, store: Store, clock: Clock) -> list[Route]:
-    """The routes that need nothing but these; the hottest come first, because they are tried so."""
+def _handlers(
+    settings: Settings, service: CounterService, store: Store, clock: Clock
+) -> tuple[object, ...]:
+    """The handlers that need nothing but these, the hottest first: routes are tried in order."""
     admin_log = AdminLog(settings.audit_log, clock)
-    namespaces = NamespaceRoutes(
-        service,
-        settings.default_namespace(),
-        admin_log,
-        lease_time_us=settings.lease_time,
-        shared=settings.store == "cassandra",
-        namespaces_max=settings.namespaces_max,
-        shards_max=settings.shards_max,
+    return (
+        CounterRoutes(service, settings.batch_items_max),
+        ReportRoutes(service, store, clock, admin_log),
+        NamespaceRoutes(service, settings, admin_log),
     )
-    return [
-        *CounterRoutes(service, batch_items_max=settings.batch_items_max).routes(),
-        *ReportRoutes(service, store, clock, admin_log).routes(),
-        *namespaces.routes(),
-    ]

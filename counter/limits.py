@@ -51,6 +51,7 @@ LIVE_LOOK_US: Final = 500 * MILLISECOND
 LIVE_STREAM_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
+BUSIEST_MAX: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
 #: How much of an answer a client reads: of one with many items; of any other answer; of a problem;
 #: and of one event of a stream.

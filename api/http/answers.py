@@ -1,31 +1,25 @@
-"""The bodies of answers. Written by hand where they are hot, by ``json`` where they are not."""
+"""The answers that are written by hand, because they are hot, and problems."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
+from api.http.answer_models import ClearAnswer
 from api.http.call import JSON, Reply
 from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.results import Added
-from counter.durations import format_duration
 from counter.errors import CounterError, RateLimitedError
 from counter.types import Accuracy, CounterType, Namespace
 
 _REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 _REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
-
-
-def json_reply(value: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
-    """*value* in JSON."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return Reply(status, body, JSON, tuple(headers))
 
 
 def problem_reply(error: CounterError) -> Reply:
@@ -103,15 +97,15 @@ def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:
 
 def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
     """A clear's answer."""
-    body = {
-        "namespace": namespace.name,
-        "counter": cleared.counter,
-        "event_time": to_rfc3339(cleared.event_time_us),
-        "replayed": cleared.replayed,
-    }
+    body = ClearAnswer(
+        namespace=namespace.name,
+        counter=cleared.counter,
+        event_time=cleared.event_time_us,
+        replayed=cleared.replayed,
+    )
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-        body["retry_safe"] = False
-    return json_reply(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
+        body.retry_safe = False
+    return Reply.json(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
 
 
 def count_text(name: str, count: Count) -> str:
@@ -129,32 +123,3 @@ def count_text(name: str, count: Count) -> str:
 def count_reply(name: str, count: Count) -> Reply:
     """The answer to a get in namespace *name*; that of a hot counter is the same many times."""
     return Reply(200, count_text(name, count).encode())
-
-
-def namespace_body(namespace: Namespace) -> dict[str, Any]:
-    """A namespace as its owner set it."""
-    settings = namespace.settings
-    return {
-        "namespace": namespace.name,
-        "created_at": to_rfc3339(namespace.created_at_us),
-        "counter_type": settings.counter_type,
-        "dataset": settings.dataset,
-        "accept_limit": format_duration(settings.accept_limit_us),
-        "future_limit": format_duration(settings.future_limit_us),
-        "rollup_window": format_duration(settings.rollup_window_us),
-        "shards": settings.shards,
-        "payload_check": settings.payload_check,
-        "key_ttl": format_duration(settings.key_ttl_us),
-        "cache_ttl": format_duration(settings.cache_ttl_us),
-        "requests_per_s": settings.requests_per_s,
-        "adds_per_s": settings.adds_per_s,
-    }
-
-
-def namespace_reply(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Reply:
-    """A namespace with its ETag, and *warnings* if there are any."""
-    etag = (b"etag", b'"v%d"' % namespace.version)
-    body = namespace_body(namespace)
-    if warnings:
-        body["warnings"] = list(warnings)
-    return json_reply(body, status, (etag,))

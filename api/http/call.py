@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
-from api.http.models import Body, read_body
+from pydantic import BaseModel
+
+from api.http.models import Body, Query, read_body, read_query
 from counter.core.admission import Bounded
 from counter.core.results import Credential
 from counter.errors import (
@@ -22,7 +24,7 @@ from counter.errors import (
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.names import check_counter_name
 from counter.tokens import token_of_uuid7
-from counter.types import Token
+from counter.types import Namespace, Token
 
 if TYPE_CHECKING:
     from api.http.auth import Caller
@@ -34,6 +36,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _Body = TypeVar("_Body", bound=Body)
+_Query = TypeVar("_Query", bound=Query)
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
@@ -53,6 +56,13 @@ class Reply(NamedTuple):
     body: bytes
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @classmethod
+    def json(
+        cls, answer: BaseModel, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> Reply:
+        """*answer* in JSON, with the members that were given."""
+        return Reply(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
 
     async def send(self, send: Send) -> None:
         """Send it over ASGI."""
@@ -88,6 +98,7 @@ class Call:
         "caller",
         "charge",
         "counter",
+        "found",
         "held",
         "key_is_token",
         "namespace",
@@ -108,6 +119,8 @@ class Call:
         self.request_id = request_id
         self.namespace = ""
         self.counter = ""
+        #: The namespace of that name; None if there is none.
+        self.found: Namespace | None = None
         #: Who sent it; None until that is known.
         self.caller: Caller | None = None
         self.route: Found | None = None
@@ -131,23 +144,9 @@ class Call:
         """The value of the header *name* (in lower case)."""
         return header_of(self.scope, name)
 
-    def query(self, *allowed: str) -> dict[str, str]:
-        """The query's parameters. Raises InvalidParameterError for one that is not *allowed*."""
-        text = self.scope["query_string"]
-        if not text:
-            return {}
-        found: dict[str, str] = {}
-        for name, value in parse_qsl(text.decode("utf-8", "replace"), keep_blank_values=True):
-            if name not in allowed:
-                known = ", ".join(allowed) or "none"
-                raise InvalidParameterError(
-                    f"query parameter {name[:80]!r} is not known here; known are: {known}",
-                    field=name[:80],
-                )
-            if name in found:
-                raise InvalidParameterError(f"query parameter {name!r} is given twice", field=name)
-            found[name] = value
-        return found
+    def query(self, model: type[_Query]) -> _Query:
+        """The query as *model*. Raises InvalidParameterError."""
+        return read_query(model, self.scope["query_string"])
 
     def content_type(self, *allowed: bytes) -> bytes:
         """The body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
@@ -176,18 +175,17 @@ class Call:
             raise self._too_large(len(body))
         return body
 
-    async def json(self, model: type[_Body]) -> _Body:
+    async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:
         """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
-        self.content_type(JSON)
-        return read_body(model, await self.body())
-
-    async def json_or(self, default: _Body) -> _Body:
-        """The body as the model of *default*, which stands for an empty one."""
-        body = await self.body()
-        if not body:
-            return default
-        self.content_type(JSON)
-        return read_body(type(default), body)
+        if may_be_empty:
+            body = await self.body()
+            if not body:
+                return model()
+            self.content_type(JSON)
+        else:
+            self.content_type(JSON)
+            body = await self.body()
+        return read_body(model, body)
 
     async def _rest(self, start: bytes) -> bytes:
         parts, size = [start], len(start)
@@ -268,6 +266,3 @@ def counter_of_segment(segment: bytes) -> str:
     except ValueError as error:
         shown = segment[:80].decode("latin-1")
         raise InvalidParameterError(f"counter {shown!r}: {error}", field="counter") from error
-
-
-Handler = Callable[[Call], Awaitable[Reply]]

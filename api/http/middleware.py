@@ -237,13 +237,14 @@ class Front:
                 call.receive = self.door.guarded(call.receive, call.header(TIMEOUT_HEADER))
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
+            call.found = self._namespaces.find(name)
             # Who changes what a namespace may have is not held up by those who have had all of it.
-            namespace = None if route.latest else self._namespaces.find(name)
+            namespace = None if route.latest else call.found
             if not call.admitted:
                 self.gate.admit(caller, namespace, route.adds)
             call.charge = partial(self.gate.charge, caller, namespace)
             ALLOWANCE.set(caller)
-            return await route.handler(call)
+            return await route.answer(call)
         except NamespaceUnknownError as error:
             return problem_reply(await self._unknown(call, error))
         except CounterError as error:

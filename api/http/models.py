@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Final, NotRequired, TypeVar, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl
 
 import msgspec
 import pydantic_core
@@ -18,15 +20,20 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    PlainSerializer,
     ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
     with_config,
 )
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
 from api.http.problems import body_error, shown
 from counter import limits
-from counter.durations import parse_duration
-from counter.errors import InvalidBodyError
+from counter.clock import to_rfc3339, to_us
+from counter.durations import format_duration, parse_duration
+from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
 from counter.types import CounterType, PayloadCheck
 
@@ -58,9 +65,11 @@ DurationText = Annotated[
 ]
 
 
-#: The same in answers.
-DurationOut = Annotated[str, Field(pattern="^([0-9]+(us|ms|s|m|h|d))+$")]
-TimeOut = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+_DURATION_TEXT: Final = WithJsonSchema({"type": "string", "pattern": "^([0-9]+(us|ms|s|m|h|d))+$"})
+_TIME_TEXT: Final = WithJsonSchema({"type": "string", "format": "date-time"})
+#: Microseconds, which answers have as text.
+DurationOut = Annotated[int, PlainSerializer(format_duration, str), _DURATION_TEXT]
+TimeOut = Annotated[int, PlainSerializer(to_rfc3339, str), _TIME_TEXT]
 
 TOKEN_EXAMPLE: Final[Mapping[str, str]] = {
     "token": "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b",
@@ -81,6 +90,8 @@ class Body(BaseModel):
 
 
 _Body = TypeVar("_Body", bound=Body)
+_Query = TypeVar("_Query", bound="Query")
+_LIMIT_DIGITS_MAX: Final = 9
 
 
 @with_config(_STRICT)
@@ -248,6 +259,142 @@ class NamespaceBody(Body):
         description="Adds that each process takes in a second; 0 for any number.",
     )
     clients: ClientsBody | None = None
+
+
+class Query(BaseModel):
+    """The parameters of a query: each at most once, and no others."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _parameter(read: Callable[[str], Any], form: str = "{name}: {error}") -> BeforeValidator:
+    """Have a parameter's text read by *read*. What it says is wrong becomes a problem."""
+
+    def read_or_raise(text: str, info: ValidationInfo) -> Any:
+        name = (info.field_name or "").rstrip("_")
+        try:
+            return read(text)
+        except (ValueError, OverflowError) as error:
+            detail = form.format(name=name, text=text[:40], error=error)
+            raise InvalidParameterError(detail, field=name) from error
+
+    return BeforeValidator(read_or_raise)
+
+
+def _count(most: int) -> BeforeValidator:
+    """Have a number from 1 to *most* be read."""
+
+    def read(text: str) -> int:
+        plain = text.isascii() and text.isdigit() and len(text) <= _LIMIT_DIGITS_MAX
+        if not (plain and 1 <= int(text) <= most):
+            raise ValueError(most)
+        return int(text)
+
+    return _parameter(read, "{name} is {text!r}; it must be from 1 to {error}")
+
+
+def _instant(text: str) -> int:
+    # A plus sign in a query that was not percent-encoded arrives as a space.
+    moment = datetime.fromisoformat(text.replace(" ", "+"))
+    if moment.tzinfo is None:
+        raise ValueError("it has no offset")
+    return max(0, min(to_us(moment), limits.TIME_MAX_US))
+
+
+def _span(text: str) -> int:
+    span_us = parse_duration(text)
+    if not limits.SECOND <= span_us <= limits.MINUTE:
+        raise ValueError("it must be from 1s to 1m")
+    return span_us
+
+
+_Duration = Annotated[int, _parameter(parse_duration), _DURATION_TEXT]
+_Instant = Annotated[
+    int,
+    _parameter(_instant, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
+    _TIME_TEXT,
+]
+
+
+class NoQuery(Query):
+    """A query without parameters."""
+
+
+class StalenessQuery(Query):
+    max_staleness: _Duration | SkipJsonSchema[None] = Field(
+        None, description="How stale the count may be: 0s for accurate, 5s, 1h."
+    )
+
+
+class PageQuery(Query):
+    """A list that comes in pages."""
+
+    limit: Annotated[int, _count(limits.PAGE_ITEMS_MAX)] = Field(
+        limits.PAGE_ITEMS_DEFAULT, ge=1, le=limits.PAGE_ITEMS_MAX, description="Items a page."
+    )
+    page: str | SkipJsonSchema[None] = Field(None, description="The next_page of the page before.")
+
+
+class PrefixQuery(Query):
+    prefix: str | SkipJsonSchema[None] = Field(None, description="Only names that start with it.")
+
+
+class NamesQuery(PageQuery, PrefixQuery):
+    """A page of the names of counters."""
+
+
+class SpanQuery(Query):
+    """A part of a counter's past."""
+
+    from_: _Instant | SkipJsonSchema[None] = Field(
+        None, alias="from", description="The first instant, RFC 3339 with an offset."
+    )
+    to: _Instant | SkipJsonSchema[None] = Field(None, description="The instant after the last one.")
+
+
+class EventsQuery(SpanQuery, PageQuery):
+    """A page of a counter's events."""
+
+
+class HistoryQuery(SpanQuery):
+    step: _Duration | SkipJsonSchema[None] = Field(
+        None, description="A multiple of the rollup window; about 60 points without it."
+    )
+
+
+class BusiestQuery(Query):
+    limit: Annotated[int, _count(limits.BUSIEST_MAX)] = Field(
+        10, ge=1, le=limits.BUSIEST_MAX, description="At most so many counters."
+    )
+    span: Annotated[int, _parameter(_span, "{name} is {text!r}: {error}"), _DURATION_TEXT] = Field(
+        default_factory=lambda: 10 * limits.SECOND,
+        description="How long a time, at most 1m; 10s without it.",
+    )
+
+
+@cache
+def _empty(model: type[Query]) -> Any:
+    return model()
+
+
+def read_query(model: type[_Query], query_string: bytes) -> _Query:
+    """Return *query_string* as *model*. Raises InvalidParameterError."""
+    if not query_string:
+        empty: _Query = _empty(model)
+        return empty
+    names = [each.alias or name for name, each in model.model_fields.items()]
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query_string.decode("utf-8", "replace"), keep_blank_values=True):
+        if name not in names:
+            raise InvalidParameterError(
+                f"query parameter {name[:80]!r} is not known here; known are:"
+                f" {', '.join(names) or 'none'}",
+                field=name[:80],
+            )
+        if name in found:
+            raise InvalidParameterError(f"query parameter {name!r} is given twice", field=name)
+        found[name] = value
+    return model.model_validate(found)
 
 
 _UNKNOWN: Final = "Object contains unknown field `"

@@ -1,19 +1,19 @@
 """The routes of ``/v1``: FastAPI matches and documents them, and the front answers them.
 
-Parameters and bodies are declared for the document. :class:`api.http.call.Call` reads them, because
-errors must come in one order (key, namespace, parameters, body) and name the value and the bound.
+A handler declares its namespace, query and body as FastAPI has it, and the document is made of
+that. :class:`Route` reads them, because errors must come in one order (key, namespace, parameters,
+body) and name the value and the bound, and because FastAPI's own way costs more than the count.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from inspect import Parameter, Signature
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from inspect import signature
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
-from fastapi import Depends, Header, HTTPException, Path, Query, Request, Response, Security
+from fastapi import Depends, Header, HTTPException, Path, Request, Response, Security
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
@@ -21,11 +21,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import Route as PlainRoute
 
-from api.http.call import AsgiScope, Call, Handler, Receive, Send
-from api.http.models import DurationOut, TimeOut
+from api.http.call import NO_CONTENT, AsgiScope, Call, Receive, Reply, Send
 from api.http.response_headers import Label
 from counter import limits
-from counter.types import Scope
+from counter.core.namespaces import unknown
+from counter.core.service import CounterService
+from counter.types import Namespace, Scope
 
 _BEARER: Final = HTTPBearer(
     scheme_name="key",
@@ -35,42 +36,19 @@ _BEARER: Final = HTTPBearer(
 #: Statuses of problems that every route may answer, and those of a body.
 _ALWAYS: Final = frozenset({400, 401, 403, 429, 431, 500, 503})
 _WITH_BODY: Final = frozenset({408, 413, 415})
-_REQUEST_ID: Final[Mapping[str, Any]] = {
-    "X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}
-}
 NAMESPACE: Final = "/v1/namespaces/{namespace}"
 COUNTER: Final = f"{NAMESPACE}/counters/{{counter}}"
 REPLAYED: Final = "Idempotency-Replayed"
 ETAG: Final = "ETag"
+
+Handler = Callable[..., Awaitable[Reply | BaseModel]]
+_Handler = TypeVar("_Handler", bound=Handler)
 
 
 class EventStream(Response):
     """The media type of ``live``."""
 
     media_type = "text/event-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Doc:
-    """What the document says of a route besides its path."""
-
-    operation_id: str
-    summary: str
-    tag: str
-    answer: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
-    #: Dependencies that declare the parameters beside those of the path.
-    reads: tuple[Callable[..., None], ...] = ()
-    #: The statuses of its problems, beside those that every route may answer.
-    problems: tuple[int, ...] = ()
-    #: Headers of its answer, as components name them.
-    headers: tuple[str, ...] = ()
-    status: int = 200
-    body_may_be_empty: bool = False
-    response_class: type[Response] = JSONResponse
-    #: Further forms and statuses of its answer, and forms of its body.
-    responses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Answering(Protocol):
@@ -90,12 +68,36 @@ class Exchange(NamedTuple):
     only_head: bool
 
 
+def call_of(request: Request) -> Call:
+    """The request as handlers see it."""
+    exchange: Exchange = request.scope["counter"]
+    return exchange.call
+
+
+#: What every handler takes first.
+CallOf = Annotated[Call, Depends(call_of)]
+
+
+def namespace_of(call: CallOf) -> Namespace:
+    """The namespace of the path. Raises NamespaceUnknownError."""
+    if call.found is None:
+        raise unknown(call.namespace)
+    return call.found
+
+
+#: What a handler takes whose namespace must exist.
+InNamespace = Annotated[Namespace, Depends(namespace_of)]
+
+
 class Route(PlainRoute):
     """One route: ``path`` with ``{namespace}`` and ``{counter}``.
 
+    The *handler* takes the call and, by these names, a ``namespace``, a ``query`` and a ``body``.
+    Its name is the operation's id, and its docstring says what it does.
+
     One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
     changes them, the *latest*. *adds* are those that any request to it makes; a batch's handler
-    says for itself how many it brings.
+    says for itself how many it brings. *shows* is what needs a namespace that keeps events.
     """
 
     def __init__(
@@ -104,94 +106,146 @@ class Route(PlainRoute):
         path: str,
         handler: Handler,
         scope: Scope,
-        doc: Doc | None = None,
         *,
         writes: bool = False,
         latest: bool = False,
         adds: int = 0,
+        shows: str | None = None,
+        **described: Any,
     ) -> None:
         super().__init__(path, handler, name=f"{method} {path}")
         # An empty name is a wrong name, and not another path.
         self.path_regex = re.compile(self.path_regex.pattern.replace("[^/]+", "[^/]*"))
         # Starlette adds HEAD to GET; here the front answers HEAD.
         self.methods = {method}
+        hints = get_type_hints(handler, include_extras=True)
         self.method = method
         self.handler = handler
         self.scope = scope
-        self.doc = doc
         self.writes = writes
         self.latest = latest
         self.adds = adds
-
-    def described(self) -> APIRoute:
-        """The route as FastAPI describes it, for the document.
-
-        Made when the document is made: to analyze the parameters of all routes takes most of a
-        start.
-        """
-        described = (
-            {"include_in_schema": False, "response_model": None}
-            if self.doc is None
-            else _described(self.doc, self.path, self.scope)
-        )
-        return APIRoute(self.path, self.handler, methods=[self.method], **described)
+        self.shows = shows
+        self.takes_namespace = "namespace" in hints
+        self.query: Any = _model(hints.get("query"))
+        self.body: Any = _model(hints.get("body"))
+        self.body_may_be_empty = self.body not in (None, hints.get("body"))
+        self._described = {"answer": _model(hints.get("return")), **described}
 
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Have the front answer: without the framework's request, dependencies and response, which
-        cost more than the count."""
+        """Have the front answer."""
         if scope["method"] != self.method:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         await scope["counter"].front.serve(self, scope, receive, send)
 
+    async def answer(self, call: Call) -> Reply:
+        """Read what the handler takes from *call*, and have it answer."""
+        taken: dict[str, Any] = {}
+        if self.takes_namespace:
+            taken["namespace"] = namespace = namespace_of(call)
+            if self.shows is not None:
+                CounterService.require_events(namespace, self.shows)
+        if self.query is not None:
+            taken["query"] = call.query(self.query)
+        if self.body is not None:
+            taken["body"] = await call.json(self.body, may_be_empty=self.body_may_be_empty)
+        answer = await self.handler(call, **taken)
+        return answer if isinstance(answer, Reply) else Reply.json(answer)
 
-def call_of(request: Request) -> Call:
-    """The request as handlers see it."""
-    exchange: Exchange = request.scope["counter"]
-    return exchange.call
+    def described(self) -> APIRoute:
+        """The route as FastAPI describes it.
 
+        Made when the document is made: to analyze the parameters of all routes takes most of a
+        start.
+        """
+        return self._as_described(**self._described)
 
-#: What the handler of a route takes.
-CallOf = Annotated[Call, Depends(call_of)]
-
-
-def _described(doc: Doc, path: str, scope: Scope) -> dict[str, Any]:
-    """What FastAPI makes the operation of."""
-    statuses = _ALWAYS.union(doc.problems)
-    reads = list(doc.reads)
-    if "{counter}" in path:
-        reads.insert(0, of_counter)
-    elif "{namespace}" in path:
-        reads.insert(0, of_namespace)
-    if reads and reads[0] in (of_counter, of_namespace):
-        statuses |= {404}
-    if doc.body is not None:
-        statuses |= _WITH_BODY
-        reads.append(_body_of(doc.body, optional=doc.body_may_be_empty))
-    own = {
-        "headers": {
-            **_REQUEST_ID,
-            **{name: {"$ref": f"#/components/headers/{name}"} for name in doc.headers},
+    def _as_described(
+        self,
+        *,
+        answer: type[BaseModel] | None,
+        tag: str = "",
+        status: int = 200,
+        problems: Sequence[int] = (),
+        headers: Sequence[str] = (),
+        declares: Sequence[Callable[..., None]] = (),
+        responses: Mapping[int, Mapping[str, Any]] | None = None,
+        **more: Any,
+    ) -> APIRoute:
+        """*problems* are the statuses of its problems beside those that every route may answer,
+        *headers* those of its answer, *declares* functions with the parameters that the handler
+        reads by itself, *responses* further forms of its answer."""
+        declares = list(declares)
+        if "{counter}" in self.path:
+            declares.insert(0, of_counter)
+        elif "{namespace}" in self.path:
+            declares.insert(0, of_namespace)
+        statuses = _ALWAYS.union(problems, {404} if "{namespace}" in self.path else ())
+        if self.body is not None or any("body" in signature(each).parameters for each in declares):
+            statuses |= _WITH_BODY
+        own = {
+            "headers": {
+                name: {"$ref": f"#/components/headers/{name}"}
+                for name in ("X-Request-Id", *headers)
+            }
         }
-    }
-    answers = {doc.status: {}, **doc.responses}
-    return {
-        "operation_id": doc.operation_id,
-        "summary": doc.summary,
-        "tags": [doc.tag],
-        "status_code": doc.status,
-        "response_model": doc.answer,
-        "response_class": Response if doc.status == HTTPStatus.NO_CONTENT else doc.response_class,
-        "response_description": "Done",
-        "responses": {
-            **{status: {**own, **each} for status, each in answers.items()},
-            **{status: problem(status) for status in sorted(statuses)},
-        },
-        "dependencies": [
-            Security(_BEARER, scopes=[scope.name.lower()]),
-            *(Depends(each) for each in reads),
-        ],
-        "openapi_extra": dict(doc.extra) or None,
-    }
+        answers: dict[int, Mapping[str, Any]] = {status: {}, **(responses or {})}
+        first, *words = self.handler.__name__.split("_")
+        more.setdefault("response_class", Response if status == NO_CONTENT else JSONResponse)
+        made = APIRoute(
+            *(self.path, self.handler),
+            methods=[self.method],
+            operation_id=first + "".join(map(str.title, words)),
+            summary=(self.handler.__doc__ or "").partition("\n")[0].rstrip("."),
+            tags=[tag],
+            status_code=status,
+            response_model=answer,
+            response_description="Done",
+            responses={
+                **{each: {**own, **form} for each, form in answers.items()},
+                **{each: problem(each) for each in sorted(statuses)},
+            },
+            dependencies=[
+                Security(_BEARER, scopes=[self.scope.name.lower()]),
+                *map(Depends, declares),
+            ],
+            **more,
+        )
+        # FastAPI takes all of the docstring, of which the summary has the first line.
+        made.description = ""
+        return made
+
+
+def route(method: str, path: str, scope: Scope, **described: Any) -> Callable[[_Handler], _Handler]:
+    """Mark a method as the handler of a :class:`Route`."""
+
+    def mark(handler: _Handler) -> _Handler:
+        handler.__dict__["route"] = method, path, scope, described
+        return handler
+
+    return mark
+
+
+def routes_of(*owners: object) -> list[Route]:
+    """The routes whose handlers the *owners* have, in the order of their classes."""
+    marked = [
+        (getattr(owner, name), each.route)
+        for owner in owners
+        for name, each in vars(type(owner)).items()
+        if hasattr(each, "route")
+    ]
+    return [
+        Route(method, path, handler, scope, **described)
+        for handler, (method, path, scope, described) in marked
+    ]
+
+
+def _model(hint: Any) -> type[BaseModel] | None:
+    """The model of a parameter's annotation, which may have more in it."""
+    for each in (hint, *get_args(hint)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
 
 
 def problem(status: int) -> dict[str, Any]:
@@ -204,24 +258,7 @@ def problem_name(status: int) -> str:
     return "".join(HTTPStatus(status).phrase.title().split())
 
 
-_Nothing = SkipJsonSchema[None]
-_Text = str | _Nothing
-
-
-def _body_of(model: type[BaseModel], *, optional: bool) -> Callable[..., None]:
-    """A dependency that declares a body."""
-
-    def body(**_: Any) -> None:
-        return None
-
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    taken = Parameter("body", kind, annotation=model)
-    if optional:
-        taken = taken.replace(annotation=model | _Nothing, default=None)
-    body.__signature__ = Signature([taken])  # type: ignore[attr-defined]
-    return body
-
-
+_Text = str | SkipJsonSchema[None]
 _NamespaceName = Annotated[
     str, Path(pattern="^[a-z][a-z0-9_-]{0,62}$", description="The namespace.")
 ]
@@ -277,53 +314,3 @@ def created(
     ] = None,
 ) -> None:
     """A change that may create."""
-
-
-def staleness(
-    max_staleness: Annotated[
-        DurationOut | _Nothing,
-        Query(description="How stale the count may be: 0s for accurate, 5s, 1h."),
-    ] = None,
-) -> None:
-    """A read."""
-
-
-def paged(
-    limit: Annotated[
-        int, Query(ge=1, le=limits.PAGE_ITEMS_MAX, description="Items a page.")
-    ] = limits.PAGE_ITEMS_DEFAULT,
-    page: Annotated[_Text, Query(description="The next_page of the page before.")] = None,
-) -> None:
-    """A list that comes in pages."""
-
-
-def prefixed(
-    prefix: Annotated[_Text, Query(description="Only names that start with it.")] = None,
-) -> None:
-    """A list of names."""
-
-
-def spanned(
-    from_: Annotated[
-        TimeOut | _Nothing,
-        Query(alias="from", description="The first instant, RFC 3339 with an offset."),
-    ] = None,
-    to: Annotated[TimeOut | _Nothing, Query(description="The instant after the last one.")] = None,
-) -> None:
-    """A part of a counter's past."""
-
-
-def stepped(
-    step: Annotated[
-        DurationOut | _Nothing,
-        Query(description="A multiple of the rollup window; about 60 points without it."),
-    ] = None,
-) -> None:
-    """A chart."""
-
-
-def busy(
-    limit: Annotated[int, Query(ge=1, le=100, description="At most so many counters.")] = 10,
-    span: Annotated[DurationOut, Query(description="How long a time, at most 1m.")] = "10s",
-) -> None:
-    """What is busy."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import pydantic_core
+from fastapi import Query
 from pydantic import TypeAdapter, ValidationError
 
 from api.http.answer_models import (
@@ -34,158 +36,79 @@ from api.http.models import (
     BatchAddItem,
     BatchGetBody,
     ClearBody,
+    StalenessQuery,
     TokenBody,
     check_size,
 )
 from api.http.problems import body_error, problem_bytes
-from api.http.routing import COUNTER, NAMESPACE, REPLAYED, CallOf, Doc, Route, keyed, staleness
+from api.http.routing import COUNTER, NAMESPACE, REPLAYED, CallOf, InNamespace, keyed, route
 from api.telemetry.request_log import LoggedWrite
 from counter.clock import to_rfc3339
-from counter.core.results import Add, Credential
+from counter.core.results import Add, Added, Credential
 from counter.core.service import CounterService
-from counter.durations import parse_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
 from counter.tokens import parse_generation_time, parse_nonce
-from counter.types import Scope, Token
+from counter.types import Namespace, Scope, Token
 
-_NDJSON: Final = NDJSON.decode()
-_LINES: Final[Mapping[str, Any]] = {"schema": {"type": "string"}}
+#: Writes under one token, which may be that of a header.
+_KEYED: Final[Mapping[str, Any]] = {
+    "writes": True,
+    "problems": (409, 410),
+    "headers": (REPLAYED,),
+    "declares": (keyed,),
+}
+#: One item a line in, one outcome a line out.
+_LINES: Final = {"content": {NDJSON.decode(): {"schema": {"type": "string"}}}}
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 
 
+def batch(body: BatchAddBody) -> None:
+    """A body that the handler reads by itself, because it may be lines too."""
+
+
+@dataclass(frozen=True, slots=True)
 class CounterRoutes:
-    """``/v1/namespaces/{namespace}/counters/{counter}`` and the batches."""
+    """``/v1/namespaces/{namespace}/counters/{counter}`` and the batches, the hottest first."""
 
-    def __init__(self, service: CounterService, *, batch_items_max: int) -> None:
-        self._service = service
-        self._batch_items_max = batch_items_max
+    service: CounterService
+    batch_items_max: int
 
-    def routes(self) -> list[Route]:
-        """The routes, the hottest first."""
-        adds_one: Any = {"headers": (REPLAYED,), "reads": (keyed,), "problems": (409, 410)}
-        return [
-            Route(
-                *("POST", f"{COUNTER}/add", self.add, Scope.WRITE),
-                Doc(
-                    *("addToCounter", "Add to a counter, once for the token", "counters"),
-                    *(AddAnswer, AddBody),
-                    **adds_one,
-                ),
-                writes=True,
-                adds=1,
-            ),
-            Route(
-                *("GET", COUNTER, self.get, Scope.READ),
-                Doc("getCounter", "Read a counter", "counters", CountAnswer, reads=(staleness,)),
-            ),
-            Route(
-                *("POST", f"{NAMESPACE}/batch/add", self.batch_add, Scope.WRITE),
-                Doc(
-                    "batchAdd",
-                    "Add to many counters, a token each; an outcome for each item, in order",
-                    *("batches", BatchAddAnswer, BatchAddBody),
-                    # One item a line in, one outcome a line out.
-                    responses={200: {"content": {_NDJSON: _LINES}}},
-                    extra={"requestBody": {"content": {_NDJSON: _LINES}}},
-                ),
-                writes=True,
-            ),
-            Route(
-                *("POST", f"{NAMESPACE}/batch/get", self.batch_get, Scope.READ),
-                Doc("batchGet", "Read many counters", "batches", BatchGetAnswer, BatchGetBody),
-            ),
-            Route(
-                *("POST", f"{COUNTER}/add-and-get", self.add_and_get, Scope.WRITE),
-                Doc(
-                    "addToCounterAndGet",
-                    "Add, and read the count with the add in it",
-                    *("counters", AddAndGetAnswer, AddBody),
-                    **adds_one,
-                ),
-                writes=True,
-                adds=1,
-            ),
-            Route(
-                *("POST", f"{NAMESPACE}/atomic/add", self.atomic_add, Scope.WRITE),
-                Doc(
-                    "atomicAdd",
-                    "Add to many counters under one token: all of them or none",
-                    *("batches", AtomicAddAnswer, AtomicAddBody),
-                    **adds_one,
-                ),
-                writes=True,
-            ),
-            Route(
-                *("POST", f"{COUNTER}/clear", self.clear, Scope.WRITE),
-                Doc(
-                    *("clearCounter", "Set a counter to 0 as of the token's time", "counters"),
-                    *(ClearAnswer, ClearBody),
-                    **adds_one,
-                ),
-                writes=True,
-                adds=1,
-            ),
-        ]
+    @route("POST", f"{COUNTER}/add", Scope.WRITE, tag="counters", adds=1, **_KEYED)
+    async def add_to_counter(
+        self, call: CallOf, namespace: InNamespace, body: AddBody
+    ) -> Annotated[Reply, AddAnswer]:
+        """Add to a counter, once for the token."""
+        return added_reply(namespace, await self._add(call, namespace, body))
 
-    async def add(self, call: CallOf) -> Reply:
-        """Add to one counter under one token."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json(AddBody)
-        credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
-        added = await self._service.add(namespace, call.counter, body.delta, credential)
-        call.told["results"] = (added,)
-        return added_reply(namespace, added)
-
-    async def add_and_get(self, call: CallOf) -> Reply:
-        """Add, then read the count with the add in it."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json(AddBody)
-        credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
-        added = await self._service.add(namespace, call.counter, body.delta, credential)
-        call.told["results"] = (added,)
-        count = await self._service.get_one(namespace, call.counter, 0)
-        extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
-        return added_reply(namespace, added, extra)
-
-    async def clear(self, call: CallOf) -> Reply:
-        """Set a counter to 0 as of the token's time."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json(ClearBody)
-        credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
-        cleared = await self._service.clear(namespace, call.counter, credential)
-        call.told["results"] = (cleared,)
-        return cleared_reply(namespace, cleared)
-
-    async def get(self, call: CallOf) -> Reply:
-        """Read one counter."""
-        namespace = self._service.namespaces.get(call.namespace)
-        max_staleness_us = _staleness(call)
-        count = self._service.peek(namespace, call.counter, max_staleness_us)
+    @route("GET", COUNTER, Scope.READ, tag="counters")
+    async def get_counter(
+        self,
+        call: CallOf,
+        namespace: InNamespace,
+        query: Annotated[StalenessQuery, Query()],
+    ) -> Annotated[Reply, CountAnswer]:
+        """Read a counter."""
+        count = self.service.peek(namespace, call.counter, query.max_staleness)
         if count is not None:
             return count_reply(namespace.name, count)
-        count = await self._service.get_one(namespace, call.counter, max_staleness_us)
+        count = await self.service.get_one(namespace, call.counter, query.max_staleness)
         return Reply(200, count_text(namespace.name, count).encode())
 
-    async def batch_get(self, call: CallOf) -> Reply:
-        """Read many counters."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json(BatchGetBody)
-        self._check_items(len(body.counters), "counters")
-        problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
-        names = [name for name in body.counters if problems[name] is None]
-        counts = iter(await self._service.get(namespace, names, body.max_staleness))
-        texts = [
-            problems[name] or count_text(namespace.name, next(counts)) for name in body.counters
-        ]
-        return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
-
-    async def batch_add(self, call: CallOf) -> Reply:
-        """Add to many counters, a token each; an outcome for each, in order."""
-        namespace = self._service.namespaces.get(call.namespace)
+    @route(
+        "POST",
+        f"{NAMESPACE}/batch/add",
+        Scope.WRITE,
+        tag="batches",
+        writes=True,
+        declares=(batch,),
+        responses={200: _LINES},
+        openapi_extra={"requestBody": _LINES},
+    )
+    async def batch_add(
+        self, call: CallOf, namespace: InNamespace
+    ) -> Annotated[Reply, BatchAddAnswer]:
+        """Add to many counters, a token each; an outcome for each item, in order."""
         ndjson = call.content_type(JSON, NDJSON) == NDJSON
         if call.header(b"idempotency-key") is not None:
             raise InvalidParameterError(
@@ -198,13 +121,12 @@ class CounterRoutes:
         if events is not None:
             self._check_items(len(events), "items")
             call.charge(len(events))
-            results = call.told["results"] = await self._service.add_events(namespace, events)
-            texts = added_texts(namespace, results)
-            return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+            results = call.told["results"] = await self.service.add_events(namespace, events)
+            return _results(added_texts(namespace, results))
         items = self._batch_items(body, ndjson)
         call.charge(len(items))
         adds = [item for item in items if isinstance(item, Add)]
-        outcomes = await self._service.add_many(namespace, adds)
+        outcomes = await self.service.add_many(namespace, adds)
         if len(adds) < len(items):
             left = iter(outcomes)
             outcomes = [next(left) if isinstance(item, Add) else item for item in items]
@@ -212,20 +134,61 @@ class CounterRoutes:
         texts = added_texts(namespace, outcomes)
         if ndjson:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
-        return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+        return _results(texts)
 
-    async def atomic_add(self, call: CallOf) -> Reply:
+    @route("POST", f"{NAMESPACE}/batch/get", Scope.READ, tag="batches")
+    async def batch_get(
+        self, call: CallOf, namespace: InNamespace, body: BatchGetBody
+    ) -> Annotated[Reply, BatchGetAnswer]:
+        """Read many counters."""
+        self._check_items(len(body.counters), "counters")
+        problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
+        names = [name for name in body.counters if problems[name] is None]
+        counts = iter(await self.service.get(namespace, names, body.max_staleness))
+        return _results(
+            problems[name] or count_text(namespace.name, next(counts)) for name in body.counters
+        )
+
+    @route("POST", f"{COUNTER}/add-and-get", Scope.WRITE, tag="counters", adds=1, **_KEYED)
+    async def add_to_counter_and_get(
+        self, call: CallOf, namespace: InNamespace, body: AddBody
+    ) -> Annotated[Reply, AddAndGetAnswer]:
+        """Add, and read the count with the add in it."""
+        added = await self._add(call, namespace, body)
+        count = await self.service.get_one(namespace, call.counter, 0)
+        extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
+        return added_reply(namespace, added, extra)
+
+    async def _add(self, call: Call, namespace: Namespace, body: AddBody) -> Added:
+        credential = call.credential(token_of(body.idempotency_token))
+        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
+        added = await self.service.add(namespace, call.counter, body.delta, credential)
+        call.told["results"] = (added,)
+        return added
+
+    @route("POST", f"{NAMESPACE}/atomic/add", Scope.WRITE, tag="batches", **_KEYED)
+    async def atomic_add(
+        self, call: CallOf, namespace: InNamespace, body: AtomicAddBody
+    ) -> Annotated[Reply, AtomicAddAnswer]:
         """Add to many counters under one token: all of them or none."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json(AtomicAddBody)
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
         call.charge(len(items))
         call.told["of"] = LoggedWrite(namespace, "atomic", "", credential)
-        added = call.told["results"] = await self._service.add_atomic(namespace, items, credential)
-        texts = [added_text(namespace, each) for each in added]
-        reply = Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+        added = call.told["results"] = await self.service.add_atomic(namespace, items, credential)
+        reply = _results(added_text(namespace, each) for each in added)
         return reply._replace(headers=added_reply(namespace, added[0]).headers)
+
+    @route("POST", f"{COUNTER}/clear", Scope.WRITE, tag="counters", adds=1, **_KEYED)
+    async def clear_counter(
+        self, call: CallOf, namespace: InNamespace, body: ClearBody
+    ) -> Annotated[Reply, ClearAnswer]:
+        """Set a counter to 0 as of the token's time."""
+        credential = call.credential(token_of(body.idempotency_token))
+        call.told["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
+        cleared = await self.service.clear(namespace, call.counter, credential)
+        call.told["results"] = (cleared,)
+        return cleared_reply(namespace, cleared)
 
     def _batch_items(self, body: bytes, ndjson: bool) -> list[Add | CounterError]:
         """The items of a batch, each valid or its own problem."""
@@ -245,10 +208,14 @@ class CounterRoutes:
         return [_add_of(item, index) for index, item in enumerate(items)]
 
     def _check_items(self, count: int, field: str) -> None:
-        if not 1 <= count <= self._batch_items_max:
+        if not 1 <= count <= self.batch_items_max:
             raise InvalidBodyError(
-                f"{field} has {count} items; 1 to {self._batch_items_max} are allowed", field=field
+                f"{field} has {count} items; 1 to {self.batch_items_max} are allowed", field=field
             )
+
+
+def _results(texts: Iterable[str]) -> Reply:
+    return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
 
 def token_of(body: TokenBody | None) -> Token | None:
@@ -274,18 +241,6 @@ def token_of(body: TokenBody | None) -> Token | None:
             field="idempotency_token.generation_time",
         ) from error
     return Token(nonce, time_us)
-
-
-def _staleness(call: Call) -> int | None:
-    if not call.scope["query_string"]:
-        return None
-    text = call.query("max_staleness").get("max_staleness")
-    if text is None:
-        return None
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InvalidParameterError(f"max_staleness: {error}", field="max_staleness") from error
 
 
 def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Annotated
 
-from api.http.answer_models import BusiestAnswer, OutcomesAnswer, ShardsAnswer
-from api.http.answers import json_reply
-from api.http.call import Reply
-from api.http.routing import NAMESPACE, CallOf, Doc, Route, busy
-from api.routes.reports import limit_of
-from counter.clock import to_rfc3339
+from fastapi import Query
+
+from api.http.answer_models import (
+    BusiestAnswer,
+    BusyCounter,
+    Outcomes,
+    OutcomesAnswer,
+    ShardAnswer,
+    ShardsAnswer,
+)
+from api.http.models import BusiestQuery, NoQuery
+from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
-from counter.durations import parse_duration
-from counter.errors import InvalidParameterError
-from counter.limits import MINUTE, SECOND
+from counter.limits import BUSIEST_MAX, SECOND
 from counter.ports import Clock, Store
 from counter.types import Namespace, Scope
 from counter.windows import closed_through
 from rollup.leases import owners_of, slot_of
-
-_BUSIEST_DEFAULT: Final = 10
-_BUSIEST_MAX: Final = 100
 
 
 class InsightRoutes:
@@ -48,79 +49,46 @@ class InsightRoutes:
         self._busy: tuple[tuple[int, int], int, Busiest] | None = None
         self._looking = asyncio.Lock()
 
-    def routes(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route(
-                *("GET", f"{NAMESPACE}/shards", self.shards, Scope.READ),
-                Doc(
-                    "listShards",
-                    "How far the rollup of each shard has come, and who does it",
-                    *("insight", ShardsAnswer),
-                ),
-            ),
-            Route(
-                *("GET", f"{NAMESPACE}/busiest", self.busiest, Scope.READ),
-                Doc(
-                    *("listBusiest", "The counters that are added to the most just now"),
-                    *("insight", BusiestAnswer),
-                    reads=(busy,),
-                ),
-            ),
-            Route(
-                *("GET", "/v1/outcomes", self.outcomes, Scope.READ),
-                Doc(
-                    *("getOutcomes", "Adds and clears by what became of them", "insight"),
-                    OutcomesAnswer,
-                ),
-            ),
-        ]
-
-    async def shards(self, call: CallOf) -> Reply:
-        """How far the rollup of each of a namespace's shards has come, and who does it."""
-        call.query()
-        namespace = self._service.namespaces.get(call.namespace)
-        self._service.require_events(namespace, "the rollup")
+    @route("GET", f"{NAMESPACE}/shards", Scope.READ, tag="insight", shows="the rollup")
+    async def list_shards(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
+    ) -> ShardsAnswer:
+        """How far the rollup of each shard has come, and who does it."""
         watermarks = await self._store.watermarks(namespace)
         alone = self._owner() if self._store.transactional else None
         owners = {} if self._store.transactional else owners_of(await self._store.workers())
         now_us = self._clock.now_us()
         closed_us = closed_through(namespace, now_us)
         shards = [
-            {
-                "shard": shard,
-                "watermark": to_rfc3339(watermark_us),
-                "lag_seconds": (now_us - watermark_us) / SECOND,
-                "overdue_seconds": max(0, closed_us - watermark_us) / SECOND,
-                "owner": alone or owners.get(slot_of(namespace.id, shard)),
-            }
+            ShardAnswer(
+                shard=shard,
+                watermark=watermark_us,
+                lag_seconds=(now_us - watermark_us) / SECOND,
+                overdue_seconds=max(0, closed_us - watermark_us) / SECOND,
+                owner=alone or owners.get(slot_of(namespace.id, shard)),
+            )
             for shard, watermark_us in enumerate(watermarks)
         ]
-        return json_reply(
-            {"namespace": namespace.name, "as_of": to_rfc3339(now_us), "shards": shards}
-        )
+        return ShardsAnswer(namespace=namespace.name, as_of=now_us, shards=shards)
 
-    async def busiest(self, call: CallOf) -> Reply:
+    @route("GET", f"{NAMESPACE}/busiest", Scope.READ, tag="insight", shows="what is busy")
+    async def list_busiest(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[BusiestQuery, Query()]
+    ) -> BusiestAnswer:
         """The counters that are added to the most just now."""
-        namespace = self._service.namespaces.get(call.namespace)
-        self._service.require_events(namespace, "what is busy")
-        query = call.query("limit", "span")
-        limit = limit_of(query, _BUSIEST_DEFAULT, _BUSIEST_MAX)
-        found = await self._look(namespace, _span(query))
-        counters = found.counters[:limit]
+        found = await self._look(namespace, query.span)
+        counters = found.counters[: query.limit]
         names = [each.counter for each in counters]
         counts = await self._service.reader.read(namespace, names, None) if names else []
-        return json_reply(
-            {
-                "namespace": namespace.name,
-                "since": to_rfc3339(found.from_us),
-                "as_of": to_rfc3339(found.to_us),
-                "complete": found.is_whole,
-                "counters": [
-                    {"counter": each.counter, "adds_per_s": each.per_s, "count": count.count}
-                    for each, count in zip(counters, counts, strict=True)
-                ],
-            }
+        return BusiestAnswer(
+            namespace=namespace.name,
+            since=found.from_us,
+            as_of=found.to_us,
+            complete=found.is_whole,
+            counters=[
+                BusyCounter(counter=each.counter, adds_per_s=each.per_s, count=count.count)
+                for each, count in zip(counters, counts, strict=True)
+            ],
         )
 
     async def _look(self, namespace: Namespace, span_us: int) -> Busiest:
@@ -130,27 +98,18 @@ class InsightRoutes:
             if self._busy is not None and self._busy[0] == key and now_us - self._busy[1] < SECOND:
                 return self._busy[2]
             found = await busiest(
-                self._store, namespace, now_us, span_us=span_us, limit=_BUSIEST_MAX
+                self._store, namespace, now_us, span_us=span_us, limit=BUSIEST_MAX
             )
             self._busy = (key, now_us, found)
             return found
 
-    async def outcomes(self, call: CallOf) -> Reply:
-        """Adds and clears by what became of them, since the processes on this port began."""
-        call.query()
+    @route("GET", "/v1/outcomes", Scope.READ, tag="insight")
+    async def get_outcomes(
+        self, call: CallOf, query: Annotated[NoQuery, Query()]
+    ) -> OutcomesAnswer:
+        """Adds and clears by what became of them.
+
+        They are those since the processes on this port began."""
         if call.caller is not None:
             call.caller.require_all_namespaces()
-        now_us = self._clock.now_us()
-        return json_reply({"as_of": to_rfc3339(now_us), "outcomes": dict(self._tally())})
-
-
-def _span(query: Mapping[str, str]) -> int:
-    """How long a time to look at. Raises InvalidParameterError."""
-    text = query.get("span", "10s")
-    try:
-        span_us = parse_duration(text)
-        if not SECOND <= span_us <= MINUTE:
-            raise ValueError("it must be from 1s to 1m")
-    except ValueError as error:
-        raise InvalidParameterError(f"span is {text[:40]!r}: {error}", field="span") from error
-    return span_us
+        return OutcomesAnswer(as_of=self._clock.now_us(), outcomes=Outcomes(**self._tally()))

@@ -10,14 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from fastapi import Query
 
 from api.http.answers import count_text
 from api.http.auth import Gate
 from api.http.call import Call, Reply
 from api.http.connections import peer_of
+from api.http.models import NoQuery
 from api.http.problems import problem_bytes
-from api.http.routing import COUNTER, CallOf, Doc, EventStream, Route
+from api.http.routing import COUNTER, CallOf, EventStream, InNamespace, route
 from api.http.streaming import StreamReply
 from counter import limits
 from counter.core.admission import Shares
@@ -81,25 +84,18 @@ class LiveRoutes:
         self._watches: dict[tuple[int, str], _Watch] = {}
         self._is_closed = False
 
-    def routes(self) -> list[Route]:
-        """The route."""
-        return [
-            Route(
-                *("GET", f"{COUNTER}/live", self.live, Scope.READ),
-                Doc(
-                    "watchCounter",
-                    "A counter's count as it changes, by server-sent events",
-                    "counters",
-                    response_class=EventStream,
-                    responses={200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
-                ),
-            )
-        ]
-
-    async def live(self, call: CallOf) -> Reply:
-        """A counter's count now, and whenever it changes."""
-        call.query()
-        namespace = self._service.namespaces.get(call.namespace)
+    @route(
+        "GET",
+        f"{COUNTER}/live",
+        Scope.READ,
+        tag="counters",
+        response_class=EventStream,
+        responses={200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
+    )
+    async def watch_counter(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
+    ) -> Reply:
+        """A counter's count as it changes, by server-sent events."""
         first = await self._service.get_one(namespace, call.counter, None)
         if self._is_closed or self.streams >= self.streams_max:
             raise OverloadedError(

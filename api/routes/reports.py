@@ -5,30 +5,29 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
 
-from api.http.answer_models import CountersAnswer, EventsAnswer, HistoryAnswer, RecountAnswer
-from api.http.answers import json_reply
-from api.http.call import CSV, Reply
-from api.http.models import RecountBody
-from api.http.routing import (
-    COUNTER,
-    NAMESPACE,
-    CallOf,
-    Doc,
-    Route,
-    paged,
-    prefixed,
-    spanned,
-    stepped,
+from fastapi import Query
+from pydantic.json_schema import SkipJsonSchema
+
+from api.http.answer_models import (
+    CountersAnswer,
+    EventAnswer,
+    EventsAnswer,
+    HistoryAnswer,
+    PointAnswer,
+    RecountAnswer,
 )
+from api.http.call import CSV, Reply
+from api.http.models import EventsQuery, HistoryQuery, NamesQuery, RecountBody
+from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, route
 from api.routes.acts import who_of
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.core.service import CounterService
-from counter.durations import format_duration, parse_duration
+from counter.durations import format_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.folds import fold_rows
 from counter.names import check_counter_name
@@ -37,108 +36,71 @@ from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
 from counter.types import Checkpoint, Event, Scope, WindowRow
 
-_LIMIT_DIGITS_MAX: Final = 9
-_CSV_EXAMPLE: Final = "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n"
+_Item = TypeVar("_Item")
+_CSV: Final = {
+    "schema": {"type": "string"},
+    "example": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n",
+}
 
 
+@dataclass(frozen=True, slots=True)
 class ReportRoutes:
     """Handlers of ``events``, ``history``, ``recount`` and the listing of counters."""
 
-    def __init__(
-        self, service: CounterService, store: Store, clock: Clock, admin_log: AdminLog
-    ) -> None:
-        self._service = service
-        self._store = store
-        self._clock = clock
-        self._admin_log = admin_log
+    service: CounterService
+    store: Store
+    clock: Clock
+    admin_log: AdminLog
 
-    def routes(self) -> list[Route]:
-        """The routes."""
-        csv = {"schema": {"type": "string"}, "example": _CSV_EXAMPLE}
-        return [
-            Route(
-                *("GET", f"{COUNTER}/events", self.events, Scope.READ),
-                Doc(
-                    *("listEvents", "A counter's events, latest first", "history", EventsAnswer),
-                    reads=(paged, spanned),
-                ),
-            ),
-            Route(
-                *("GET", f"{COUNTER}/history", self.history, Scope.READ),
-                Doc(
-                    "getHistory",
-                    "A counter's count and delta a step, for charts; CSV with Accept: text/csv",
-                    *("history", HistoryAnswer),
-                    reads=(spanned, stepped),
-                    responses={200: {"content": {"text/csv": csv}}},
-                ),
-            ),
-            Route(
-                *("POST", f"{COUNTER}/recount", self.recount, Scope.ADMIN),
-                Doc(
-                    "recountCounter",
-                    "Have a counter's windows counted again from its events",
-                    *("history", RecountAnswer, RecountBody),
-                    status=202,
-                    body_may_be_empty=True,
-                ),
-                writes=True,
-            ),
-            Route(
-                *("GET", f"{NAMESPACE}/counters", self.counters, Scope.READ),
-                Doc(
-                    *("listCounters", "Names of counters in code point order", "history"),
-                    CountersAnswer,
-                    reads=(prefixed, paged),
-                ),
-            ),
-        ]
-
-    async def events(self, call: CallOf) -> Reply:
-        """A counter's events, latest first, a page at a time."""
-        namespace = self._service.namespaces.get(call.namespace)
-        self._service.require_events(namespace, "the event log")
-        query = call.query("limit", "page", "from", "to")
-        limit = limit_of(query)
-        found = await self._store.scan(
+    @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
+    async def list_events(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[EventsQuery, Query()]
+    ) -> EventsAnswer:
+        """A counter's events, latest first."""
+        found = await self.store.scan(
             namespace,
             call.counter,
-            from_us=_instant(query, "from", 0),
-            to_us=_instant(query, "to", limits.TIME_MAX_US),
-            before=_event_of_page(call.counter, query.get("page")),
-            limit=limit + 1,
+            from_us=query.from_ or 0,
+            to_us=limits.TIME_MAX_US if query.to is None else query.to,
+            before=_event_of_page(call.counter, query.page),
+            limit=query.limit + 1,
         )
-        page = _page(_place(found[limit - 1])) if len(found) > limit else None
-        return json_reply({"events": [_event(e) for e in found[:limit]], "next_page": page})
+        events, last = _paged(found, query.limit, _place)
+        return EventsAnswer(events=[_event(each) for each in events], next_page=last)
 
-    async def history(self, call: CallOf) -> Reply:
-        """A counter's count and delta a step, in JSON or CSV."""
-        namespace = self._service.namespaces.get(call.namespace)
-        self._service.require_events(namespace, "history")
-        query = call.query("from", "to", "step")
+    @route(
+        "GET",
+        f"{COUNTER}/history",
+        Scope.READ,
+        tag="history",
+        shows="history",
+        responses={200: {"content": {"text/csv": _CSV}}},
+    )
+    async def get_history(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[HistoryQuery, Query()]
+    ) -> Annotated[Reply, HistoryAnswer]:
+        """A counter's count and delta a step, for charts; CSV with Accept: text/csv."""
         window_us = namespace.settings.rollup_window_us
-        now_us = self._clock.now_us()
-        to_us = _instant(query, "to", now_us)
-        from_us = _instant(query, "from", to_us - limits.HOUR)
-        step_us = _step(query, from_us, to_us, window_us)
-        settled, rows, as_of_us = await self._service.reader.history(namespace, call.counter, to_us)
+        to_us = self.clock.now_us() if query.to is None else query.to
+        from_us = to_us - limits.HOUR if query.from_ is None else query.from_
+        step_us = _step(query.step, from_us, to_us, window_us)
+        settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
         points = history_points(settled, rows, from_us, min(to_us, as_of_us + 1), step_us)
         if (call.header(b"accept") or b"").startswith(b"text/csv"):
             lines = [f"{to_rfc3339(t)},{count},{delta}\r\n" for t, count, delta in points]
             return Reply(200, ("time,count,delta\r\n" + "".join(lines)).encode(), CSV)
-        return json_reply(
-            {
-                "points": [
-                    {"time": to_rfc3339(time_us), "count": count, "delta": delta}
-                    for time_us, count, delta in points
-                ]
-            }
+        return Reply.json(
+            HistoryAnswer(
+                points=[PointAnswer(time=t, count=count, delta=d) for t, count, d in points]
+            )
         )
 
-    async def recount(self, call: CallOf) -> Reply:
-        """Have a counter's windows counted anew from its events."""
-        namespace = self._service.namespaces.get(call.namespace)
-        body = await call.json_or(RecountBody())
+    @route("POST", f"{COUNTER}/recount", Scope.ADMIN, tag="history", writes=True, status=202)
+    async def recount_counter(
+        self, call: CallOf, namespace: InNamespace, body: RecountBody | SkipJsonSchema[None] = None
+    ) -> Annotated[Reply, RecountAnswer]:
+        """Have a counter's windows counted again from its events."""
+        body = body or RecountBody()
         from_us = 0 if body.from_ is None else to_us(body.from_)
         until_us = limits.TIME_MAX_US if body.to is None else to_us(body.to)
         if from_us >= until_us:
@@ -146,35 +108,35 @@ class ReportRoutes:
                 f"from {to_rfc3339(from_us)} is not before to {to_rfc3339(until_us)}", field="from"
             )
         asked = {"from": to_rfc3339(from_us), "to": to_rfc3339(until_us)}
-        async with self._admin_log.act(
+        async with self.admin_log.act(
             "counter.recount",
             who_of(call),
             **{"namespace": namespace.name, "counter": call.counter, **asked},
         ) as act:
-            windows = await self._service.recount(namespace, call.counter, from_us, until_us)
+            windows = await self.service.recount(namespace, call.counter, from_us, until_us)
             act.to["windows"] = windows
-        answer = {"namespace": namespace.name, "counter": call.counter, "windows": windows}
-        return json_reply(answer, 202)
+        answer = RecountAnswer(namespace=namespace.name, counter=call.counter, windows=windows)
+        return Reply.json(answer, 202)
 
-    async def counters(self, call: CallOf) -> Reply:
-        """Names of counters in code point order, a page at a time."""
-        namespace = self._service.namespaces.get(call.namespace)
-        self._service.require_events(namespace, "a listing")
-        query = call.query("prefix", "limit", "page")
-        limit = limit_of(query)
-        prefix = query.get("prefix", "")
+    @route("GET", f"{NAMESPACE}/counters", Scope.READ, tag="history", shows="a listing")
+    async def list_counters(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[NamesQuery, Query()]
+    ) -> CountersAnswer:
+        """Names of counters in code point order."""
         after = None
-        if "page" in query:
-            (after,) = _parts(query["page"], 1)
+        if query.page is not None:
+            (after,) = _parts(query.page, 1)
         try:
-            for text in (prefix, after):
+            for text in (query.prefix, after):
                 if text:
                     check_counter_name(text)
         except ValueError as error:
             raise InvalidParameterError(f"prefix: {error}", field="prefix") from error
-        names = await self._store.counters(namespace, prefix=prefix, after=after, limit=limit + 1)
-        page = _page([names[limit - 1]]) if len(names) > limit else None
-        return json_reply({"counters": list(names[:limit]), "next_page": page})
+        found = await self.store.counters(
+            namespace, prefix=query.prefix or "", after=after, limit=query.limit + 1
+        )
+        names, last = _paged(found, query.limit, lambda name: [name])
+        return CountersAnswer(counters=names, next_page=last)
 
 
 def history_points(
@@ -201,19 +163,15 @@ def history_points(
     return points
 
 
-def _step(query: dict[str, str], from_us: int, to_us: int, window_us: int) -> int:
+def _step(step_us: int | None, from_us: int, to_us: int, window_us: int) -> int:
     if to_us <= from_us:
         raise InvalidParameterError(
             f"to {to_rfc3339(to_us)} is not after from {to_rfc3339(from_us)}", field="to"
         )
-    text = query.get("step")
-    if text is None:
+    if step_us is None:
         least_us = max(1, (to_us - from_us) // 60)
         return -(-least_us // window_us) * window_us
-    try:
-        step_us = parse_duration(text)
-    except ValueError as error:
-        raise InvalidParameterError(f"step: {error}", field="step") from error
+    text = format_duration(step_us)
     if step_us == 0 or step_us % window_us:
         raise InvalidParameterError(
             f"step is {text}; it must be a multiple of the namespace's rollup_window"
@@ -229,36 +187,14 @@ def _step(query: dict[str, str], from_us: int, to_us: int, window_us: int) -> in
     return step_us
 
 
-def limit_of(
-    query: Mapping[str, str],
-    default: int = limits.PAGE_ITEMS_DEFAULT,
-    most: int = limits.PAGE_ITEMS_MAX,
-) -> int:
-    """How many are asked for. Raises InvalidParameterError."""
-    text = query.get("limit", str(default))
-    plain = text.isascii() and text.isdigit() and len(text) <= _LIMIT_DIGITS_MAX
-    if not (plain and 1 <= int(text) <= most):
-        raise InvalidParameterError(
-            f"limit is {text[:40]!r}; it must be from 1 to {most}", field="limit"
-        )
-    return int(text)
-
-
-def _instant(query: dict[str, str], name: str, default_us: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default_us
-    try:
-        # A plus sign in a query that was not percent-encoded arrives as a space.
-        moment = datetime.fromisoformat(text.replace(" ", "+"))
-        if moment.tzinfo is None:
-            raise ValueError("it has no offset")
-        instant_us = to_us(moment)
-    except (ValueError, OverflowError) as error:
-        raise InvalidParameterError(
-            f"{name} is {text[:40]!r}, not an RFC 3339 time with an offset: {error}", field=name
-        ) from error
-    return max(0, min(instant_us, limits.TIME_MAX_US))
+def _paged(
+    found: Sequence[_Item], limit: int, place: Callable[[_Item], list[Any]]
+) -> tuple[list[_Item], str | None]:
+    """The first *limit* of what was found, and the next_page if there is more."""
+    shown = list(found[:limit])
+    if len(found) <= limit:
+        return shown, None
+    return shown, _page(place(shown[-1]))
 
 
 def _page(parts: Sequence[Any]) -> str:
@@ -298,10 +234,11 @@ def _event_of_page(counter: str, page: str | None) -> Event | None:
         ) from error
 
 
-def _event(event: Event) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "event_time": to_rfc3339(event.event_time_us),
-        "event_id": format_nonce(event.event_id),
-        "event_item_key": event.item_key,
-    }
-    return body | ({"clear": True} if event.clear else {"delta": event.delta})
+def _event(event: Event) -> EventAnswer:
+    changed: dict[str, Any] = {"clear": True} if event.clear else {"delta": event.delta}
+    return EventAnswer(
+        event_time=event.event_time_us,
+        event_id=format_nonce(event.event_id),
+        event_item_key=event.item_key,
+        **changed,
+    )
