@@ -59,7 +59,7 @@ _KEYED: Final[Mapping[str, Any]] = {
     "declares": (keyed,),
 }
 #: One item a line in, one outcome a line out.
-_LINES: Final = {"content": {NDJSON.decode(): {"schema": {"type": "string"}}}}
+_LINES: Final[Mapping[str, Any]] = {"content": {NDJSON.decode(): {"schema": {"type": "string"}}}}
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -37,7 +37,7 @@ from counter.tokens import format_nonce
 from counter.types import Checkpoint, Event, Scope, WindowRow
 
 _Item = TypeVar("_Item")
-_CSV: Final = {
+_CSV: Final[Mapping[str, Any]] = {
     "schema": {"type": "string"},
     "example": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n",
 }
