@@ -58,8 +58,9 @@ def read_add(body: bytes, counter: str) -> Event | None:
     try:
         add = _read_add(body)
         token = add.idempotency_token
+        nonce = parse_nonce(token.token)
         time_us = parse_generation_time(token.generation_time)
-        return _new(Event, (counter, time_us, parse_nonce(token.token), 0, add.delta, False, None))
+        return _new(Event, (counter, time_us, nonce, 0, add.delta, False, None))
     except _NOT_USUAL:
         return None
 

@@ -76,13 +76,14 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         timeout_us, shared = self._settings.request_timeout, self._protocol.shared
         servers: list[Any] = [
-            TlsListener(each, self._make, self._certificates, timeout_us, shared)
+            TlsListener(each, self.new_connection, self._certificates, timeout_us, shared)
             for each in sockets
         ]
         self.servers = servers
         self.started = True
 
-    def _make(self) -> asyncio.Protocol:
+    def new_connection(self) -> asyncio.Protocol:
+        """Return the protocol of one connection."""
         return self._protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

@@ -98,10 +98,21 @@ async def test_a_fault_of_the_service_itself_is_a_problem_that_tells_no_secrets(
     async def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("a detail of our own")
 
-    with patch.object(app.store, "append", breaks):
-        answer = await rest.add("c", 1, fresh(app.clock.now_us()))
-    problem = assert_problem(answer, 500, "internal_error", applied=None, retry="same_token")
-    assert "a detail of our own" not in str(problem)
+    loose = rest.within("loose")
+    await loose.create("BEST_EFFORT")
+    with (
+        patch.object(app.store, "append", breaks),
+        patch.object(app.store, "heads", breaks),
+        patch.object(app.application.cache, "increment", breaks),
+    ):
+        answers = [
+            await rest.add("c", 1, fresh(app.clock.now_us())),
+            await loose.add("c", 1),
+            await rest.get("c"),
+        ]
+    for answer in answers:
+        problem = assert_problem(answer, 500, "internal_error", applied=None, retry="same_token")
+        assert "a detail of our own" not in str(problem)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 Nothing runs in the background: the test moves the clock and drives the rollup.
 """
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -47,14 +48,17 @@ class App:
         directory: Path,
         *,
         small: bool = False,
+        over_socket: bool = False,
         tracing: Any = None,
         **settings: Any,
     ) -> None:
+        """*over_socket*, requests come over a connection, and may take the fast lane."""
         self._api = need("api.app")
         self._settings = need("counter.config.settings").Settings(
             data=directory, **{"hosts": ("test",), **(SMALL if small else WIDE), **settings}
         )
         self._tracing = tracing
+        self._over_socket = over_socket
         self.clock = FakeClock(START_US)
         self._new_store: Callable[[], Any] = lambda: None
         dataset = replace(self._settings.dataset(), id=1)
@@ -75,12 +79,25 @@ class App:
         )
         self._lifespan = Lifespan(self._app)
         await self._lifespan.start()
-        transport = httpx.ASGITransport(self._app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+        if self._over_socket:
+            server = need("api.serve").make_server(self._app, self._settings)
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            # Without uvicorn's own loop, which would take 100 ms to end.
+            self._listener = await asyncio.get_running_loop().create_server(
+                server.new_connection, "127.0.0.1", 0
+            )
+            port = self._listener.sockets[0].getsockname()[1]
+            self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}")
+        else:
+            transport = httpx.ASGITransport(self._app)
+            self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
 
     async def stop(self) -> None:
         """Run its end."""
         await self.http.aclose()
+        if self._over_socket:
+            self._listener.close()
         await self._lifespan.stop()
         forget_applications()
 

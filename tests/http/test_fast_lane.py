@@ -1,8 +1,9 @@
-"""What is answered on the connection itself is answered as ASGI answers it, byte for byte.
+"""The fast lane answers what the application answers, byte for byte.
 
-Two services in this process get the same bytes over real sockets. One answers the hottest requests
-directly; the other sends every request through ASGI. Their clocks stand still, so that what they
-send back, and what they count, can be compared as it is.
+Two services in this process get the same bytes over real sockets: one has the fast lane, the other
+does not. Their clocks do not move, so that what they send back, and what they count, can be
+compared as it is. What an add and a get promise is not repeated here: those tests run both ways
+(tests/http/conftest.py).
 """
 
 import json
@@ -20,8 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from counter.windows import settling_time
-from tests.http.direct_cases import CASES
-from tests.support.app import store_that_fails
+from tests.http.fast_lane_cases import CASES
 from tests.support.bytes_on_wire import (
     CLOSE,
     JSON,
@@ -50,7 +50,7 @@ class Pair:
 
     async def _start(self, storage: str, directory: Path) -> None:
         enter = self._stack.enter_async_context
-        self.direct = await enter(wired(directory / "direct", storage=storage))
+        self.fast = await enter(wired(directory / "fast", storage=storage))
         self.plain = await enter(wired(directory / "plain", storage=storage, fast_lane=False))
         for each in self.both:
             await each.app.rest.within("eventual").create("EVENTUAL")
@@ -58,7 +58,7 @@ class Pair:
 
     @property
     def both(self) -> tuple[Wire, Wire]:
-        return self.direct, self.plain
+        return self.fast, self.plain
 
     def close(self) -> None:
         self.runner.run(self._stack.aclose())
@@ -88,20 +88,12 @@ class Pair:
             each.app.clock.advance(us)
 
     def now_us(self) -> int:
-        return self.direct.app.clock.now_us()
-
-    @contextmanager
-    def store_fails(self, *, after: bool = False) -> Iterator[None]:
-        """Have no add be written."""
-        with ExitStack() as stack:
-            for each in self.both:
-                stack.enter_context(store_that_fails(each.app, "append", after=after))
-            yield
+        return self.fast.app.clock.now_us()
 
     @contextmanager
     def handled(self) -> Iterator[list[str]]:
-        """The paths of requests that a route's handler answers for the direct one."""
-        front, paths = self.direct.app.application.front, list[str]()
+        """The paths of requests that a route's handler answers for the one with the fast lane."""
+        front, paths = self.fast.app.application.front, list[str]()
         reply = front.reply
 
         async def noted(call: Any, *found: Any) -> Any:
@@ -141,11 +133,11 @@ REQUEST = re.compile(rb"(?=\b[A-Z]+ \S+ HTTP/1\.\d\r\n)")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_request_is_answered_and_counted_as_over_asgi(pair: Pair, name: str) -> None:
+def test_a_request_is_answered_and_counted_as_by_the_application(pair: Pair, name: str) -> None:
     sent, expected = CASES[name]
     alone: list[int] = []
     for each in filter(bytes.strip, REQUEST.split(sent)):
-        # On a connection of its own: behind another, it might go through ASGI.
+        # On a connection of its own: behind another, it might go through uvicorn.
         found = statuses(pair.tell(each + LAST))
         alone += found[:-1] or found
     assert alone[: len(expected)] == expected
@@ -164,7 +156,7 @@ async def test_the_application_answers_them_without_the_folder_of_the_fast_lane(
 
 
 def test_the_usual_add_and_get_never_reach_a_handler(pair: Pair) -> None:
-    """Or all that is told here of the direct way would be told of another."""
+    """Otherwise these tests would compare the application with itself."""
     usual = get("u", namespace="eventual")
     pair.tell(usual + LAST)
     with pair.handled() as paths:
@@ -183,7 +175,7 @@ def test_a_request_may_come_in_two_parts_cut_anywhere(pair: Pair) -> None:
     assert statuses(first) == [200, 200, 200, 200]
     again = pair.tell(sent)
     for cut in range(1, len(sent)):
-        assert pair.tell_one(pair.direct, sent[:cut], sent[cut:]) == again
+        assert pair.tell_one(pair.fast, sent[:cut], sent[cut:]) == again
     assert pair.bodies(get("cut") + LAST)[0]["count"] == 1
 
 
@@ -236,7 +228,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=25, suppress_health_check=FIXTURES)
 @given(st.lists(PIECES, min_size=1, max_size=8), ENDS, st.data())
-def test_any_row_of_requests_is_answered_as_over_asgi(
+def test_any_row_of_requests_is_answered_as_by_the_application(
     pair: Pair, pieces: list[bytes], end: bytes, data: st.DataObject
 ) -> None:
     """Pipelined or not, cut where it likes."""
@@ -279,7 +271,7 @@ def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> Non
     before = [Counter(each.service.tally) for each in pair.both]
     for body in bodies:
         sent = post(f"/v1/namespaces/{namespace}/batch/add", body, JSON) + LAST
-        quick = pair.tell_one(pair.direct, sent)
+        quick = pair.tell_one(pair.fast, sent)
         with patch("api.routes.counters.read_batch", return_value=None):
             assert pair.tell_one(pair.plain, sent) == quick
     after = [Counter(each.service.tally) for each in pair.both]
@@ -287,8 +279,8 @@ def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> Non
 
 
 def adds_total(pair: Pair) -> dict[str, int]:
-    """What the direct one's metrics say of adds."""
-    text = pair.runner.run(pair.direct.tell(request("GET", "/metrics", CLOSE))).decode()
+    """What the metrics of the one with the fast lane say of adds."""
+    text = pair.runner.run(pair.fast.tell(request("GET", "/metrics", CLOSE))).decode()
     found = re.findall(r'counter_adds_total\{outcome="(\w+)"\} (\d+)', text)
     return {outcome: int(number) for outcome, number in found}
 
@@ -314,57 +306,6 @@ def test_each_add_is_tallied_once_as_what_became_of_it(sqlite: Pair) -> None:
     assert adds_total(sqlite) == before | {"late_applied": before["late_applied"] + 1}
 
 
-def test_a_replay_says_so_in_its_header(pair: Pair) -> None:
-    sent = add(3_100, counter="r", time_us=pair.now_us())
-    assert b"idempotency-replayed" not in pair.tell(sent + LAST)
-    assert b"\r\nidempotency-replayed: true\r\n" in pair.tell(sent + LAST)
-
-
-@pytest.mark.parametrize("lands", [False, True])
-def test_a_write_that_fails_is_told_alike(sqlite: Pair, lands: bool) -> None:
-    sent = add(3_200 + lands, counter="f", time_us=sqlite.now_us())
-    with sqlite.store_fails(after=lands):
-        problem, _ = sqlite.bodies(sent + LAST)
-    assert (problem["code"], problem["applied"]) == ("store_unavailable", None)
-    answer, _ = sqlite.bodies(sent + LAST)
-    assert answer["replayed"] is lands
-
-
-def test_a_fault_that_nobody_foresaw_is_told_alike(sqlite: Pair) -> None:
-    async def fault(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    with ExitStack() as stack:
-        for each in sqlite.both:
-            stack.enter_context(patch.object(each.app.store, "append", fault))
-        problem, _ = sqlite.bodies(add(3_300, time_us=sqlite.now_us()) + LAST)
-    assert (problem["status"], problem["code"]) == (500, "internal_error")
-
-
-@pytest.mark.parametrize("request_", [get("f"), add(3_301, namespace="quick")])
-def test_a_fault_of_a_get_or_of_the_cache_is_answered_alike(sqlite: Pair, request_: bytes) -> None:
-    async def fault(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    with ExitStack() as stack:
-        for each in sqlite.both:
-            stack.enter_context(patch.object(each.app.store, "heads", fault))
-            stack.enter_context(patch.object(each.app.application.cache, "increment", fault))
-        problem, _ = sqlite.bodies(request_ + LAST)
-    assert (problem["status"], problem["code"]) == (500, "internal_error")
-
-
-def test_too_much_at_once_is_told_alike(pair: Pair) -> None:
-    """But for how long it takes: each has measured that for itself."""
-    for each in pair.both:
-        load = each.service.load
-        with patch.object(load, "ahead", load.room):
-            answer = pair.tell_one(each, add(3_400, time_us=pair.now_us()) + LAST)
-        assert statuses(answer) == [503, 200]
-        assert b"\r\nretry-after: 1\r\n" in answer
-        assert b'"code": "overloaded", "applied": null, "retry": "same_token"' in answer
-
-
 def test_a_body_over_a_limit_that_was_set_low_is_refused_alike(pair: Pair) -> None:
     body = add_body(3_500, time_us=pair.now_us())
     sent = post(f"{one()}/add", body.ljust(2_049), JSON)
@@ -384,4 +325,4 @@ def test_a_namespace_that_was_made_and_deleted_is_known_and_unknown_at_once(pair
         assert statuses(pair.tell(make + sent)) == [201, 200, 200, 200]
         assert statuses(pair.tell(request("DELETE", path) + LAST)) == [204, 200]
         # Until then the name is not free.
-        pair.advance(settling_time(pair.direct.app.application.settings.dataset()) + SECOND)
+        pair.advance(settling_time(pair.fast.app.application.settings.dataset()) + SECOND)

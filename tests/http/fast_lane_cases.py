@@ -41,12 +41,12 @@ FORMS: Cases = {
         + get(namespace="quick"),
         [200, 400, 200],
     ),
-    "direct-then-not": (
+    "fast-then-not": (
         add(11) + request("GET", "/v1/namespaces") + get("c?max_staleness=0s"),
         [200] * 3,
     ),
-    "not-then-direct": (request("GET", "/v1/namespaces") + add(12) + get(), [200] * 3),
-    "two-directs": (add(13, counter="a") + add(14, counter="b") + get("a") + get("b"), [200] * 4),
+    "not-then-fast": (request("GET", "/v1/namespaces") + add(12) + get(), [200] * 3),
+    "two-fast-ones": (add(13, counter="a") + add(14, counter="b") + get("a") + get("b"), [200] * 4),
     "many": (b"".join(add(number) + get() for number in range(20, 40)), [200] * 40),
     "blank-lines-between": (add(15) + b"\r\n" + get() + b"\r\n\n" + add(16), [200] * 3),
 }

@@ -1,4 +1,4 @@
-"""Connections whose requests are answered directly: what clients do to them, and how they end."""
+"""Connections with a fast lane: what clients do to them, and how they end."""
 
 import asyncio
 import json
