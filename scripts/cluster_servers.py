@@ -158,7 +158,7 @@ def _yaml(folder: Path, address: str, settings: CassandraSettings) -> str:
         authenticator, authorizer = "PasswordAuthenticator", "CassandraAuthorizer"
     return f"""\
 cluster_name: counter
-num_tokens: 16
+num_tokens: {4 if settings.quick else 16}
 partitioner: org.apache.cassandra.dht.Murmur3Partitioner
 data_file_directories: ["{folder}/data"]
 commitlog_directory: "{folder}/commitlog"

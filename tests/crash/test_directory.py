@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from counter.tokens import TokenGenerator
+from tests.cli.shell import Shell
 from tests.support.disk import Disk, mounted
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest
@@ -77,11 +78,17 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("nonsense", "1"),
     ],
 )
-def test_a_bad_flag_is_named(tmp_path: Path, flag: str, value: str) -> None:
-    code, message = refused(tmp_path / "data", **{flag: value})
-    assert code != 0
-    assert flag in message.replace("-", "_")
-    assert "Traceback" not in message
+def test_a_bad_flag_is_named(
+    tmp_path: Path, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, not in a process of its own: flags are read before anything else is done."""
+    shell = Shell(capsys)
+    given = {"data": str(tmp_path / "data"), "port": "0", flag: value}
+    words = [f"--{name.replace('_', '-')}={each}" for name, each in given.items()]
+    assert shell.run("serve", *words)[0] != 0
+    assert flag in shell.err.replace("-", "_")
+    assert "Traceback" not in shell.err
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_start_that_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:

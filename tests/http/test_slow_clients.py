@@ -74,45 +74,32 @@ def whole_body() -> bytes:
     return json.dumps({"delta": 1, "idempotency_token": on_wire(TokenGenerator().next())}).encode()
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (HEAD + TYPE + b"content-length: 200\r\n\r\n",),
-        (HEAD + TYPE + b"content-length: 200\r\n\r\n", b'{"delta": 1,'),
-        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'5\r\n{"del\r\n'),
-        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
-        (HEAD + TYPE,),
-        (b"POST /v1/names",),
-        (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD,),
-        (
-            b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
-            + HEAD
-            + TYPE
-            + b"content-length: 9\r\n\r\n{",
-        ),
-    ],
-    ids=[
-        *(
-            "no-body",
-            "half-a-body",
-            "half-the-chunks",
-            "half-a-chunk",
-            "half-a-head",
-            "half-a-line",
-        ),
-        *("half-a-second-head", "half-a-second-body"),
-    ],
-)
-async def test_a_request_that_never_ends_times_out(
-    server: Server, parts: tuple[bytes, ...]
-) -> None:
-    answer = await until_closed(server, *parts)
-    assert answer is not None
-    assert answer.status == 408
-    assert answer.headers["connection"] == "close"
-    problem = answer.problem()
-    assert (problem["code"], problem["applied"]) == ("request_timeout", None)
-    assert problem["retry"] == "same_token"
+UNFINISHED = {
+    "no body": (HEAD + TYPE + b"content-length: 200\r\n\r\n",),
+    "half a body": (HEAD + TYPE + b"content-length: 200\r\n\r\n", b'{"delta": 1,'),
+    "half the chunks": (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'5\r\n{"del\r\n'),
+    "half a chunk": (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
+    "half a head": (HEAD + TYPE,),
+    "half a line": (b"POST /v1/names",),
+    "half a second head": (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD,),
+    "half a second body": (
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        + HEAD
+        + TYPE
+        + b"content-length: 9\r\n\r\n{",
+    ),
+}
+
+
+async def test_requests_that_never_end_time_out(server: Server) -> None:
+    """All are sent at once, because each takes a second."""
+    answers = await asyncio.gather(*(until_closed(server, *each) for each in UNFINISHED.values()))
+    for what, answer in zip(UNFINISHED, answers, strict=True):
+        assert answer is not None, what
+        assert (answer.status, answer.headers["connection"]) == (408, "close"), what
+        problem = answer.problem()
+        assert (problem["code"], problem["applied"]) == ("request_timeout", None), what
+        assert problem["retry"] == "same_token"
     await assert_nothing_was_written(server)
 
 

@@ -1,8 +1,8 @@
 """Fixtures over real servers: one Cassandra node, three of them, memcached.
 
-They are started once a test run (once a worker under ``-n``; three nodes once a module), at free
-addresses of their own, and end with it, even if it is killed. Where Java, Maven or memcached is
-missing, a test that asks for one is skipped at a desk and fails in the gate.
+They are started once a test run (three nodes once a module), at free addresses of their own, and
+end with it, even if it is killed. Where Java, Maven or memcached is missing, a test that asks for
+one is skipped at a desk and fails in the gate.
 """
 
 import tempfile
@@ -21,8 +21,14 @@ from tests.support.needs import miss
 #: Three nodes take most of a minute to start on a small machine, and the first start fetches jars.
 TIMEOUT_S = 600
 _LOGIN_TIMEOUT_S = 60.0
-#: Fixtures whose tests are run by one process, in the order in which they begin.
-_GROUPS: Final = ("three_nodes", "cassandra")
+#: Fixtures whose tests one process runs, by its group. Groups begin in this order, and at most five
+#: nodes run at once.
+_GROUPS: Final = {
+    "three_nodes": "three nodes",
+    "two_datacenters": "three nodes",
+    "cassandra": "one node",
+    "cassandra_with_passwords": "one node",
+}
 SLOW_FIXTURES = frozenset(
     {"cassandra", "cassandra_with_passwords", "three_nodes", "breakable", "two_datacenters"}
 )
@@ -138,16 +144,17 @@ def allow_time_to_start(items: list[pytest.Item]) -> None:
 def schedule(items: list[pytest.Item]) -> None:
     """Run first what takes longest, and in one test process what shares a cluster.
 
-    Under ``-n 2 --dist=loadgroup`` a group is run by one process, so three nodes and one node are
-    each started once, at the beginning. Other tests are grouped by file.
+    Under ``-n 3 --dist=loadgroup`` a group is run by one process, so each cluster is started once,
+    at the beginning, while a third process runs what needs none. Other tests are grouped by file.
     """
+    first = list(dict.fromkeys(_GROUPS.values()))
 
     def place(item: pytest.Item) -> int:
         group = next(iter(item.iter_markers("xdist_group"))).args[0]
-        return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)
+        return first.index(group) if group in first else len(first)
 
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
-        group = next((each for each in _GROUPS if each in names), item.nodeid.partition("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
+        groups = (group for fixture, group in _GROUPS.items() if fixture in names)
+        item.add_marker(pytest.mark.xdist_group(next(groups, item.nodeid.partition("::")[0])))
     items.sort(key=place)
