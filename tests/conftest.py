@@ -1,6 +1,7 @@
 """Fixtures every test may use, and the profiles of the property tests."""
 
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -53,6 +54,9 @@ settings.load_profile("gate" if in_ci() else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts jobs in the background so, and what tests start would ignore it as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(PeakMemory())
 
 
