@@ -172,13 +172,7 @@ def audits_of(
     """Return the audits that *settings* ask for; None if there are none."""
     if not settings.audit_interval:
         return None
-    return Audits(
-        store,
-        clock,
-        namespaces,
-        interval_us=settings.audit_interval,
-        counters_per_s=settings.audit_rate,
-    )
+    return Audits(store, clock, namespaces, settings.audit_interval, settings.audit_rate)
 
 
 def audit_families(tally: AuditTally) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
@@ -27,6 +27,7 @@ _ORIGIN: Final = re.compile(
 )
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
+_Item = TypeVar("_Item")
 StoreKind = Literal["sqlite", "cassandra"]
 WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
 ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
@@ -74,17 +75,17 @@ def _split(value: Any) -> Any:
     return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
 
 
+#: A list, or text with commas between the items.
+_List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split)]
+
+
 def _check_contact_point(text: str) -> str:
     endpoint(text, CASSANDRA_PORT)
     return text
 
 
-#: A list of ``host[:port]``, or text with commas between them.
-ContactPoints = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_contact_point)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-]
+#: A list of ``host[:port]``.
+ContactPoints = _List[Annotated[str, AfterValidator(_check_contact_point)]]
 
 
 def _to_replication(value: Any) -> Any:
@@ -191,19 +192,11 @@ def _check_host(text: str) -> str:
     return text
 
 
-#: A list of host names, or text with commas between them.
-Hosts = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_host)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-]
+#: A list of host names.
+Hosts = _List[Annotated[str, AfterValidator(_check_host)]]
 
-#: A list of web origins, or text with commas between them.
-Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_origin)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-]
+#: A list of web origins.
+Origins = _List[Annotated[str, AfterValidator(_check_origin)]]
 
 #: Computes a default from the values of the fields before it.
 FromOthers = Callable[[dict[str, Any]], Any]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from counter.background import pause
 from counter.errors import CounterError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.types import ApiKey, Scope
+from counter.types import ApiKey
 
 if TYPE_CHECKING:
     from counter.core.clock_guard import ClockGuard
@@ -257,18 +257,3 @@ class KeyRing:
             elif before != key:
                 what = "changed" if key.revoked_at_us is None else "revoked"
                 _log.info("API key %s was %s", key.id, what)
-
-
-__all__ = [
-    "RING_AGE_MAX_US",
-    "ApiKey",
-    "KeyRing",
-    "Scope",
-    "covers",
-    "digest_of",
-    "id_in",
-    "is_pattern",
-    "key_text",
-    "new_id",
-    "new_secret",
-]

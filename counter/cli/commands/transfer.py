@@ -27,7 +27,7 @@ from counter.cli.client import (
 )
 from counter.cli.drawing import progress
 from counter.cli.terminal import EXIT_INTERRUPTED, flag, print_answer, printing, remark
-from counter.client import CounterClient, UnknownOutcomeError
+from counter.client import Count, CounterClient, UnknownOutcomeError
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import CounterError, StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
@@ -200,13 +200,10 @@ class _Import:
         """Exit with EXIT_NO if a counter of the file is not 0, other than by this import."""
         shown: list[str] = []
         number = 0
-        with progress("looking at the target", self.file.lines) as bar:
-            for batch in self._batches():
-                for each in self.client.get_many(list(batch), max_staleness="0s"):
-                    if each.count:
-                        number += 1
-                        shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
-                bar.go_on(len(batch))
+        for _, each in self._counts("looking at the target"):
+            if each.count:
+                number += 1
+                shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
         if number and self.importer.counted() == 0:
             more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
             listed = "\n".join([*shown, *more])
@@ -219,14 +216,11 @@ class _Import:
     def verify(self) -> None:
         """Compare all counters with the file."""
         found: dict[str, int] = {}
-        with progress("verifying", self.file.lines) as bar:
-            for batch in self._batches():
-                for each in self.client.get_many(list(batch), max_staleness="0s"):
-                    if each.count != batch[each.counter]:
-                        found[each.counter] = each.count
-                bar.go_on(len(batch))
-                if len(found) > _DIFFERENT_MAX:
-                    break
+        for expected, each in self._counts("verifying"):
+            if each.count != expected:
+                found[each.counter] = each.count
+            if len(found) > _DIFFERENT_MAX:
+                break
         if not found:
             return
         # A counter may have several lines, which may be in different batches.
@@ -240,15 +234,18 @@ class _Import:
             if count != wanted[counter]
         ]
 
-    def _batches(self) -> Iterator[dict[str, int]]:
-        """Yield the lines in the largest batches that one request allows, with those of one name
-        summed."""
+    def _counts(self, what: str) -> Iterator[tuple[int, Count]]:
+        """Yield the counters of the target with what the file has for them, in the largest batches
+        that one request allows; lines of one name in one batch are summed."""
         lines = self.file.counts()
-        while part := list(islice(lines, PAGE_ITEMS_MAX)):
-            batch: dict[str, int] = {}
-            for counter, count in part:
-                batch[counter] = batch.get(counter, 0) + count
-            yield batch
+        with progress(what, self.file.lines) as bar:
+            while part := list(islice(lines, PAGE_ITEMS_MAX)):
+                batch: dict[str, int] = {}
+                for counter, count in part:
+                    batch[counter] = batch.get(counter, 0) + count
+                for each in self.client.get_many(list(batch), max_staleness="0s"):
+                    yield batch[each.counter], each
+                bar.go_on(len(batch))
 
     def progress(self) -> str:
         return f"{min(self.done, self.file.lines):,} of {self.file.lines:,} lines are counted"
