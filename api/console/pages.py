@@ -9,7 +9,6 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from api.http.answers import problem_reply
 from api.http.call import AsgiScope, Receive, Reply, Send, header_of
 from counter.errors import MethodNotAllowedError, NotFoundError
 
@@ -36,17 +35,18 @@ class Console:
 
 
 def console_reply(scope: AsgiScope) -> Reply:
-    """Answer a request for the page or one of its files."""
+    """Answer a request for the page or one of its files. Raises NotFoundError and
+    MethodNotAllowedError."""
     path: str = scope["path"]
     if scope["method"] != "GET":
         detail = f"the method {scope['method'][:20]} is not supported here; use GET"
-        return problem_reply(MethodNotAllowedError(detail, allow=["GET", "HEAD"]))
+        raise MethodNotAllowedError(detail, allow=["GET", "HEAD"])
     if path == f"{PATH}/":
         # Relative, so that it works behind a proxy with a path prefix.
         return Reply(308, b"", b"text/plain", ((b"location", b"../console"),))
     found = files().get(_INDEX if path == PATH else path.removeprefix(f"{PATH}/"))
     if found is None:
-        return problem_reply(NotFoundError(f"there is nothing at {path[:200]!r}"))
+        raise NotFoundError(f"there is nothing at {path[:200]!r}")
     headers = found.headers
     if found.headers[0][1] in (header_of(scope, b"if-none-match") or b""):
         return Reply(304, b"", found.content_type, headers)

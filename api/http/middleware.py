@@ -10,9 +10,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 
 from api.http.answers import problem_reply
@@ -31,7 +33,7 @@ from api.http.call import (
 from api.http.hooks import Ended, NoTally, Observer, RequestTally
 from api.http.load_shedding import TIMEOUT_HEADER, Door
 from api.http.response_headers import Label, RequestIds
-from api.http.routing import Exchange, Route
+from api.http.routing import Route
 from api.http.streaming import StreamReply
 from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import ALLOWANCE
@@ -88,6 +90,8 @@ class Front:
         self.routes: Mapping[str, Route] = {each.name: each for each in routes}
         self._namespaces = namespaces
         self._site = site
+        #: What FastAPI's handlers need around them.
+        self._pages = AsyncExitStackMiddleware(site.router)
         self._observers = observers
         self.gate = gate
         self.door = door
@@ -116,39 +120,51 @@ class Front:
         try:
             self.gate.check_page(scope["method"], scope["headers"])
             # The decoded path says whose it is, or an encoded letter of /v1/ would lead past here.
-            if path.startswith("/v1/"):
-                call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
-                await self._route(scope, receive, send, Exchange(self, call, label, only_head))
+            if not path.startswith("/v1/"):
+                await self._page(scope, receive, send, label)
                 return
-            if path in _PAGES:
-                label.route = f"GET {path}"
-            self._check_guarded(path, header_of(scope, b"authorization"))
         except CounterError as error:
             await problem_reply(error).send(send)
             return
-        await self._site(scope, receive, send)
+        call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
+        await self._route(call, receive, send, partial(self._serve, call, label, only_head))
+
+    async def _page(self, scope: AsgiScope, receive: Receive, send: Send, label: Label) -> None:
+        """Have FastAPI answer a request outside of /v1. Raises its problem."""
+        path: str = scope["path"]
+        if path in _PAGES:
+            label.route = f"GET {path}"
+        self._check_guarded(path, header_of(scope, b"authorization"))
+        try:
+            await self._pages({**scope, "app": self._site}, receive, send)
+        except HTTPException as error:
+            raise self._nothing_at(scope, path, error) from error
+        except Exception as error:
+            raise known_error(error) from error
 
     async def _route(
-        self, scope: AsgiScope, receive: Receive, send: Send, exchange: Exchange
+        self, call: Call, receive: Receive, send: Send, serve: Callable[..., Awaitable[None]]
     ) -> None:
         """Have FastAPI's router find the route. What FastAPI puts around its router does nothing
         for these, and costs more than the router."""
-        site = self._site
-        scope = {**scope, "app": site, "path": _routed_path(scope), "counter": exchange}
+        site, scope = self._site, call.scope
+        scope = {**scope, "app": site, "path": _routed_path(scope), "call": call, "serve": serve}
         try:
             await site.router(scope, receive, send)
-        except HTTPException:
-            error = self._nothing_at(scope, exchange.call)
-            reply = await self.reply(exchange.call, error, {})
+        except HTTPException as error:
+            nothing = self._nothing_at(scope, call.scope["path"], error)
+            reply = await self.reply(call, nothing, {})
             if reply is not None:
                 await reply.send(send)
 
-    def _nothing_at(self, scope: AsgiScope, call: Call) -> CounterError:
+    def _nothing_at(self, scope: AsgiScope, path: str, error: HTTPException) -> CounterError:
         """What is wrong with a path, or a method of it, that no route has."""
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            # A start shows this address, and a terminal makes a link of it.
+            hint = "; /console is a page for people, and /docs tells of the API" * (path == "/")
+            return NotFoundError(f"there is nothing at {path[:200]!r}{hint}")
         routes = [each for each in self.routes.values() if each.path_regex.match(scope["path"])]
-        if not routes:
-            return NotFoundError(f"there is nothing at {call.scope['path'][:200]!r}")
-        methods = [each.method for each in routes]
+        methods = [each.method for each in routes] or ["GET"]
         return MethodNotAllowedError(
             f"the method {scope['method'][:20]} is not supported here; use {' or '.join(methods)}",
             allow=sorted({*methods, "HEAD"} if "GET" in methods else methods),
@@ -164,9 +180,17 @@ class Front:
             self.gate.admit(caller, None, 0)
         caller.require_all_namespaces()
 
-    async def serve(self, route: Route, scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self,
+        call: Call,
+        label: Label,
+        only_head: bool,
+        route: Route,
+        scope: AsgiScope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request to ``/v1`` by its route's handler."""
-        _, call, label, only_head = scope["counter"]
         reply = await self.reply(call, route, scope["path_params"])
         if call.route is not None:
             label.route = call.route.name

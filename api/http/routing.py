@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from inspect import signature
-from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from fastapi import Depends, Header, HTTPException, Path, Request, Response, Security
 from fastapi.responses import JSONResponse
@@ -22,7 +22,6 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import Route as PlainRoute
 
 from api.http.call import NO_CONTENT, AsgiScope, Call, Receive, Reply, Send
-from api.http.response_headers import Label
 from counter import limits
 from counter.core.namespaces import unknown
 from counter.core.service import CounterService
@@ -51,27 +50,10 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
 
-class Answering(Protocol):
-    """What answers a route's requests."""
-
-    async def serve(self, route: Route, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Answer the request of *scope* by its route's handler."""
-        ...
-
-
-class Exchange(NamedTuple):
-    """What the front puts into the scope of a request to ``/v1``, as ``counter``."""
-
-    front: Answering
-    call: Call
-    label: Label
-    only_head: bool
-
-
 def call_of(request: Request) -> Call:
     """The request as handlers see it."""
-    exchange: Exchange = request.scope["counter"]
-    return exchange.call
+    call: Call = request.scope["call"]
+    return call
 
 
 #: What every handler takes first.
@@ -136,7 +118,7 @@ class Route(PlainRoute):
         """Have the front answer."""
         if scope["method"] != self.method:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
-        await scope["counter"].front.serve(self, scope, receive, send)
+        await scope["serve"](self, scope, receive, send)
 
     async def answer(self, call: Call) -> Reply:
         """Read what the handler takes from *call*, and have it answer."""

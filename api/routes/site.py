@@ -18,12 +18,9 @@ from api.console.pages import PATH, Console
 from api.document.openapi import DESCRIPTION, TAGS, document_of
 from api.document.problem_page import POLICY, problems_page
 from api.http.answer_models import HealthAnswer, ReadyAnswer
-from api.http.answers import problem_reply
-from api.http.call import Reply
 from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
-from counter.errors import CounterError, MethodNotAllowedError, NotFoundError
 
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
@@ -38,7 +35,7 @@ def site_of(
 ) -> FastAPI:
     """The application behind the front: it finds the routes of ``/v1``, and answers the others."""
     # The documentation's page works without a way out to the network, too.
-    app = FastAPIOffline(
+    return FastAPIOffline(
         title="Distributed counter",
         version="0.1.0",
         description=DESCRIPTION,
@@ -50,10 +47,6 @@ def site_of(
         telemetry=dict.fromkeys(_TELEMETRY, False),
         routes=[*routes, *_pages(health, exposition)],
     )
-    app.exception_handler(CounterError)(_problem)
-    app.exception_handler(404)(_not_found)
-    app.exception_handler(405)(_not_allowed)
-    return app
 
 
 def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
@@ -118,28 +111,3 @@ def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
         PlainRoute(PATH, Console()),
         PlainRoute(f"{PATH}/{{rest:path}}", Console()),
     ]
-
-
-def response_of(reply: Reply) -> Response:
-    """*reply* as the framework sends it."""
-    headers = {name.decode(): value.decode() for name, value in reply.headers}
-    return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
-
-
-async def _problem(_: Request, error: Exception) -> Response:
-    """What a page raises."""
-    if not isinstance(error, CounterError):
-        raise error
-    return response_of(problem_reply(error))
-
-
-async def _not_found(request: Request, _: Exception) -> Response:
-    path = request.url.path
-    # A start shows this address, and a terminal makes a link of it.
-    hint = "; /console is a page for people, and /docs tells of the API" if path == "/" else ""
-    return response_of(problem_reply(NotFoundError(f"there is nothing at {path[:200]!r}{hint}")))
-
-
-async def _not_allowed(request: Request, _: Exception) -> Response:
-    detail = f"the method {request.method[:20]} is not supported here; use GET"
-    return response_of(problem_reply(MethodNotAllowedError(detail, allow=["GET", "HEAD"])))

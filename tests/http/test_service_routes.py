@@ -144,7 +144,7 @@ async def test_it_is_ready_and_says_so_where_only_the_cache_is_down(rest: Rest, 
 async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: App) -> None:
     application = app.application
     application.health.rolls_up = True
-    with patch.object(application.health, "_worker", SimpleNamespace(trouble="planted")):
+    with patch.object(application.health, "worker", SimpleNamespace(trouble="planted")):
         answer = await rest.http.get("/readyz")
     assert_problem(answer, 503, "unavailable", applied=None, retry="same_token", names=("planted",))
 
