@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -70,7 +69,6 @@ class MemcachedCache:
             [server.name for server in self._servers], hash_function=_hash
         )
         self._index = {server.name: index for index, server in enumerate(self._servers)}
-        self._threads = ThreadPoolExecutor(6 * len(servers), thread_name_prefix="memcached")
         self.tally = CacheTally(("read", "put", "guard", "change", "ping"))
         self._reads = self._lanes(commands.read, "read")
         self._puts = self._lanes(commands.put, "put")
@@ -91,7 +89,6 @@ class MemcachedCache:
         for lanes in (self._reads, self._puts, self._notes, *changes, self._versions):
             for lane in lanes:
                 await lane.close()
-        self._threads.shutdown(wait=False)
 
     def queues(self) -> Mapping[str, int]:
         """Items that wait for the batch before theirs."""
@@ -102,7 +99,7 @@ class MemcachedCache:
     async def ping(self) -> None:
         """Ask every server, those too that are left alone."""
         answers = await asyncio.gather(*(lane.ask([None], insist=True) for lane in self._versions))
-        reasons = [each.reason for each in answers if isinstance(each, Unreachable)]
+        reasons = [each.reason for [each] in answers if isinstance(each, Unreachable)]
         if reasons:
             raise _unavailable("; ".join(reasons))
 
@@ -158,29 +155,26 @@ class MemcachedCache:
         lane, spare = self._changes[index], self._more_changes[index]
         if lane.is_out and not spare.is_out:
             lane = spare
-        [answer] = await _ask_one(lane, [commands.Change(key, delta)])
+        [answer] = await lane.ask([commands.Change(key, delta)])
         if isinstance(answer, Unreachable):
             raise _unchanged(answer)
         return answer
 
     async def _ask(
         self, lanes: Sequence[Lane[_Item, _Answer]], items: Sequence[_Item], keys: Sequence[bytes]
-    ) -> list[_Answer | Unreachable]:
+    ) -> Sequence[_Answer | Unreachable]:
         """Ask each item of the server that has its key; the answers in the items' order."""
         if not items:
             return []
         if len(lanes) == 1:
-            return await _ask_one(lanes[0], items)
+            return await lanes[0].ask(items)
         places: dict[int, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(self._server_of(key), []).append(place)
         if len(places) == 1:
-            return await _ask_one(lanes[next(iter(places))], items)
+            return await lanes[next(iter(places))].ask(items)
         parts = await asyncio.gather(
-            *(
-                _ask_one(lanes[index], [items[place] for place in mine])
-                for index, mine in places.items()
-            )
+            *(lanes[index].ask([items[place] for place in mine]) for index, mine in places.items())
         )
         answers: dict[int, _Answer | Unreachable] = {}
         for mine, part in zip(places.values(), parts, strict=True):
@@ -195,18 +189,11 @@ class MemcachedCache:
         self, work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]], operation: str
     ) -> list[Lane[_Item, _Answer]]:
         calls = self.tally.calls[operation]
-        return [Lane(server, self._threads, work, calls) for server in self._servers]
+        return [Lane(server, work, calls) for server in self._servers]
 
     def _look(self) -> None:
         troubles = [server.trouble for server in self._servers if server.trouble is not None]
         self.trouble = "; ".join(troubles) or None
-
-
-async def _ask_one(
-    lane: Lane[_Item, _Answer], items: Sequence[_Item]
-) -> list[_Answer | Unreachable]:
-    answers = await lane.ask(items)
-    return [answers] * len(items) if isinstance(answers, Unreachable) else list(answers)
 
 
 def _hash(text: str, seed: int) -> int:

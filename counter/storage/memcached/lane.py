@@ -1,8 +1,7 @@
 """The way to one memcached and back: from the event loop to a thread, once per batch.
 
-What comes while one batch is out waits and leaves with the next, so requests of one turn of the
-event loop share a round trip, and a slow server makes larger batches, not more of them. A server
-that fails is left alone for a while: nobody waits for a time-out that was just seen.
+Requests of one turn of the event loop share a round trip; later ones leave with the next batch. A
+server that fails is left alone for a while: no request waits for a time-out that was just seen.
 """
 
 from __future__ import annotations
@@ -10,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final, Generic, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
 
 from counter import limits
+from counter.errors import OverloadedError
 from counter.ports import Clock
 from counter.storage.memcached.connection import Connection, NotConnectedError
+from counter.storage.shared.batching import Batch, Batcher
+from counter.storage.shared.bridge import Worker
 from counter.telemetry.metrics import Calls
 
 #: How long a server that failed is not asked again.
@@ -30,8 +32,6 @@ _OVERDUE: Final = "it does not answer at all"
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: The requests of a batch: each one's items, and the future of its answers.
-_Batch = list[tuple[Sequence[Any], asyncio.Future[Any]]]
 
 
 class Unreachable:
@@ -83,157 +83,127 @@ class Server:
             self._changed()
 
 
+#: A batch, what ends the wait for it, and when it was sent.
+_Sent = tuple[Batch[None, _Item, _Answer | Unreachable], asyncio.TimerHandle, float]
+
+
 class Lane(Generic[_Item, _Answer]):
     """Requests of one kind to one server, one batch at a time, over a connection of their own."""
 
     def __init__(
         self,
         server: Server,
-        threads: Executor,
         work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]],
         calls: Calls | None = None,
     ) -> None:
         """*calls* counts batches, and requests that were not answered."""
         self._calls = calls or Calls()
         self._server = server
-        self._threads = threads
         self._work = work
         self._connection = server.connection()
-        self._waiting: _Batch = []
-        self._waiting_items = 0
-        self._out: asyncio.Future[Sequence[_Answer] | Unreachable] | None = None
-        self._leaving = False
-        #: Why nothing is sent any more; None while it is.
+        self._batcher: Batcher[None, _Item, _Answer | Unreachable] = Batcher(
+            self._send,
+            name=f"memcached at {server.name}",
+            items_max=_BATCH_ITEMS,
+            waiting_max=_WAITING_MAX,
+        )
+        self._worker = Worker("memcached", self._run, self._arrived)
+        #: Why no request is sent any more; None while requests are sent.
         self._shut: str | None = None
 
     async def ask(
         self, items: Sequence[_Item], *, insist: bool = False
-    ) -> Sequence[_Answer] | Unreachable:
-        """An answer for each item, or why there is none. *insist* asks a server that is left
-        alone, too."""
+    ) -> Sequence[_Answer | Unreachable]:
+        """Return an answer for each item. *insist* also asks a server that is left alone."""
         server = self._server
+        answers: Sequence[_Answer | Unreachable]
         if self._shut is not None:
-            return self._failure(self._shut)
-        if not insist and not server.may_be_asked():
+            answers = [self._unreachable(self._shut, sent=False)] * len(items)
+        elif not insist and not server.may_be_asked():
+            answers = [Unreachable(server.trouble or server.name, sent=False)] * len(items)
+        else:
+            self._worker.start()
+            try:
+                answers = await self._batcher.put(None, items)
+            except OverloadedError as error:
+                answers = [Unreachable(error.detail, sent=False)] * len(items)
+        if isinstance(answers[0], Unreachable):
             self._calls.errors += 1
-            return Unreachable(server.trouble or server.name, sent=False)
-        if self._waiting_items + len(items) > _WAITING_MAX:
-            return self._failure(f"{self._waiting_items} requests wait already")
-        answer: asyncio.Future[Sequence[_Answer] | Unreachable]
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, answer))
-        self._waiting_items += len(items)
-        if self._out is None and not self._leaving:
-            self._leaving = True
-            asyncio.get_running_loop().call_soon(self._leave)
-        return await answer
-
-    def _failure(self, reason: str) -> Unreachable:
-        """What a request is answered that is not sent."""
-        self._calls.errors += 1
-        return self._unreachable(reason, sent=False)
+        return answers
 
     @property
     def waiting(self) -> int:
-        """How many items wait for the batch that is out."""
-        return self._waiting_items
+        """The number of items that wait for the batch that is out."""
+        return self._batcher.waiting
 
     @property
     def is_out(self) -> bool:
-        """Whether what is asked now waits until a batch is back."""
-        return self._out is not None
+        """Whether a request waits now until a batch is back."""
+        return self._batcher.is_under_way(None)
 
     async def close(self) -> None:
-        """Finish the batch that is out, and let go of the connection."""
+        """Wait for the batch that is out, and close the connection."""
         self._shut = "the cache is closed"
-        self._tell_waiting(self._unreachable(self._shut, sent=False))
-        if self._out is not None:
-            await asyncio.wait([self._out], timeout=self._limit_s)
+        self._batcher.answer_waiting(None, self._unreachable(self._shut, sent=False))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limit_s):
+                await self._batcher.close()
         self._connection.close()
+        self._worker.stop()
 
     @property
     def _limit_s(self) -> float:
         return _TIMEOUTS_PER_BATCH * self._server.timeout_s
 
-    def _leave(self) -> None:
-        """Send what waits; once the batch is back, send what came meanwhile."""
-        self._leaving = False
-        batch, items = self._next_batch()
-        if not batch:
-            return
-        loop = asyncio.get_running_loop()
-        watch = loop.call_later(self._limit_s, self._overdue, batch)
-        began_s = time.perf_counter()
-        out = self._out = loop.run_in_executor(self._threads, self._run, items)
+    def _send(self, batches: Sequence[Batch[None, _Item, _Answer | Unreachable]]) -> None:
+        for batch in batches:
+            watch = asyncio.get_running_loop().call_later(self._limit_s, self._overdue, batch)
+            self._worker.send((batch, watch, time.perf_counter()))
 
-        def arrived(done: asyncio.Future[Sequence[_Answer] | Unreachable]) -> None:
-            watch.cancel()
-            self._out = None
-            self._calls.ended(time.perf_counter() - began_s)
-            self._take(batch, done.result())
-            self._leave()
+    def _run(self, sent: _Sent[_Item, _Answer]) -> Sequence[_Answer]:
+        """Do the work of a batch. Runs on the thread."""
+        return self._work(self._connection, sent[0].items)
 
-        out.add_done_callback(arrived)
-
-    def _next_batch(self) -> tuple[_Batch, list[_Item]]:
-        items: list[_Item] = []
-        taken = 0
-        for part, _ in self._waiting:
-            if items and len(items) + len(part) > _BATCH_ITEMS:
-                break
-            items += part
-            taken += 1
-        batch, self._waiting = self._waiting[:taken], self._waiting[taken:]
-        self._waiting_items -= len(items)
-        return batch, items
-
-    def _run(self, items: Sequence[_Item]) -> Sequence[_Answer] | Unreachable:
-        """Runs on a thread. Whatever goes wrong in a cache is no reason to fail more than it."""
-        try:
-            return self._work(self._connection, items)
-        except NotConnectedError as error:
-            return self._unreachable(str(error), sent=False)
-        except TimeoutError:
-            self._connection.close()
-            return self._unreachable(f"no answer within {self._server.timeout_s:g} s", sent=True)
-        except Exception as error:
-            self._connection.close()
-            return self._unreachable(f"{type(error).__name__} {error}".rstrip(), sent=True)
-
-    def _take(self, batch: _Batch, result: Sequence[_Answer] | Unreachable) -> None:
-        """Hand out what came back. Those who wait for a server that failed wait in vain."""
+    def _arrived(
+        self, sent: _Sent[_Item, _Answer], result: Sequence[_Answer] | BaseException
+    ) -> None:
+        """Give a batch its answers. If the server failed, requests that wait do not leave."""
+        batch, watch, began_s = sent
+        watch.cancel()
+        self._calls.ended(time.perf_counter() - began_s)
         if self._shut == _OVERDUE:
             self._shut = None
-        if isinstance(result, Unreachable):
-            self._server.failed(result.reason)
-            self._tell_all(batch, result)
-            self._tell_waiting(Unreachable(result.reason, sent=False))
-            return
-        self._server.answered()
-        start = 0
-        for part, answer in batch:
-            end = start + len(part)
-            if not answer.done():
-                answer.set_result(result[start:end])
-            start = end
+        if isinstance(result, BaseException):
+            failure = self._failure(result)
+            self._fail(failure)
+            batch.end_all(failure)
+        else:
+            self._server.answered()
+            batch.end(result)
+        # Before the callers of this batch go on, so that the server does not wait for them.
+        self._batcher.leave()
 
-    def _overdue(self, batch: _Batch) -> None:
-        """Wait no longer for a thread that does not come back; until it does, nothing is sent."""
+    def _failure(self, error: BaseException) -> Unreachable:
+        """Return why there is no answer. A cache fails no more than the request."""
+        if isinstance(error, NotConnectedError):
+            return self._unreachable(str(error), sent=False)
+        self._connection.close()
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._server.timeout_s:g} s"
+        else:
+            reason = f"{type(error).__name__} {error}".rstrip()
+        return self._unreachable(reason, sent=True)
+
+    def _overdue(self, batch: Batch[None, _Item, _Answer | Unreachable]) -> None:
+        """Wait no longer for a thread that does not come back; until it does, send nothing."""
         self._shut = self._shut or _OVERDUE
-        result = self._unreachable(_OVERDUE, sent=True)
-        self._server.failed(result.reason)
-        self._tell_all(batch, result)
-        self._tell_waiting(Unreachable(result.reason, sent=False))
+        failure = self._unreachable(_OVERDUE, sent=True)
+        self._fail(failure)
+        batch.answer_all(failure)
 
-    def _tell_waiting(self, answer: Unreachable) -> None:
-        waiting, self._waiting, self._waiting_items = self._waiting, [], 0
-        self._tell_all(waiting, answer)
-
-    def _tell_all(self, batch: _Batch, answer: Unreachable) -> None:
-        self._calls.errors += len(batch)
-        for _, future in batch:
-            if not future.done():
-                future.set_result(answer)
+    def _fail(self, failure: Unreachable) -> None:
+        self._server.failed(failure.reason)
+        self._batcher.answer_waiting(None, Unreachable(failure.reason, sent=False))
 
     def _unreachable(self, reason: str, *, sent: bool) -> Unreachable:
         return Unreachable(f"memcached at {self._server.name}: {reason}", sent=sent)

@@ -1,0 +1,246 @@
+"""Group commit: while one batch of a key is under way, the next one gathers.
+
+A store's round trip or transaction costs nearly the same for one item as for a hundred. So items
+of one key that are put in one turn of the event loop leave together, and items that are put while a
+batch is under way leave when it has ended. An item that comes alone waits for no other, and a slow
+store makes larger batches, not more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from counter.errors import OverloadedError, invariant
+from counter.limits import SECOND
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Items that one caller put, and the future of their outcomes.
+_Put = tuple[Sequence[T], asyncio.Future[Any]]
+
+
+class _Uninterrupted(asyncio.Future[Any]):
+    """A future whose task gets its CancelledError when the future is done, and not before."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return False
+
+
+class _Queue(Generic[K, T]):
+    """What waits under one key, and the number of its batches that are under way."""
+
+    __slots__ = ("is_ready", "items", "key", "puts", "under_way")
+
+    def __init__(self, key: K) -> None:
+        self.key = key
+        self.puts: list[_Put[T]] = []
+        #: The number of items in *puts*.
+        self.items = 0
+        self.under_way = 0
+        #: Whether it is among those that may leave.
+        self.is_ready = False
+
+    def take(self, items_max: int) -> list[_Put[T]]:
+        """Remove whole puts from the front, with at most *items_max* items if it is not one put."""
+        puts = self.puts
+        if self.items <= items_max:
+            self.puts, self.items = [], 0
+            return puts
+        taken = items = 0
+        for put, _ in puts:
+            if taken and items + len(put) > items_max:
+                break
+            taken += 1
+            items += len(put)
+        self.puts, self.items = puts[taken:], self.items - items
+        return puts[:taken]
+
+
+class Batch(Generic[K, T, R]):
+    """Items of one key that are committed together. It must be ended once, in the event loop."""
+
+    __slots__ = ("_ended", "_puts", "_queue", "items", "key")
+
+    def __init__(
+        self, queue: _Queue[K, T], puts: list[_Put[T]], ended: Callable[[_Queue[K, T]], None]
+    ) -> None:
+        self._queue = queue
+        self._puts = puts
+        self._ended = ended
+        self.key = queue.key
+        self.items = [item for items, _ in puts for item in items]
+
+    def end(self, outcomes: Sequence[R]) -> None:
+        """Give each item its own outcome, and let the next batch of the key leave."""
+        invariant(len(outcomes) == len(self.items), "a batch has one outcome for each item")
+        start = 0
+        for items, future in self._puts:
+            end = start + len(items)
+            # It is done if its caller was cancelled or was answered early.
+            if not future.done():
+                future.set_result(outcomes[start:end])
+            start = end
+        self._ended(self._queue)
+
+    def end_all(self, outcome: R) -> None:
+        """Give all items the same outcome, and let the next batch of the key leave."""
+        self.end([outcome] * len(self.items))
+
+    def answer_all(self, outcome: R) -> None:
+        """Give all items the same outcome early: the batch stays under way until it is ended."""
+        _answer(self._puts, outcome)
+
+
+def _answer(puts: Iterable[_Put[T]], outcome: Any) -> None:
+    for items, future in puts:
+        if not future.done():
+            future.set_result([outcome] * len(items))
+
+
+class Batcher(Generic[K, T, R]):
+    """Hand the items of each key to *commit*, in batches and in the order in which they were put.
+
+    *commit* gets the batches that leave in one turn of the event loop, begins to commit them and
+    returns; each is ended later. It must not raise. Of each key *at_once* batches may be under way;
+    the second and further ones leave only if *items_max* items wait. A batch has at most as many
+    items, or one put if that has more. *waiting_max* items of a key may wait to leave.
+
+    A cancelled caller leaves its items behind: they are committed with the others. Unless
+    *interrupts*, it gets its CancelledError only when its batch has ended.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Batch[K, T, R]]], None],
+        *,
+        name: str,
+        items_max: int,
+        waiting_max: int,
+        at_once: int = 1,
+        interrupts: bool = True,
+    ) -> None:
+        """*name* is what errors call that which callers wait for."""
+        self._commit = commit
+        self._name: Final = name
+        self._items_max: Final = items_max
+        self._waiting_max: Final = waiting_max
+        self._at_once: Final = at_once
+        self._future: Final[type[asyncio.Future[Any]]] = (
+            asyncio.Future if interrupts else _Uninterrupted
+        )
+        #: Those that have items that wait or are under way.
+        self._queues: dict[K, _Queue[K, T]] = {}
+        self._ready: list[_Queue[K, T]] = []
+        self._is_closed = False
+        self._idle = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """The number of items that wait to leave."""
+        return sum(queue.items for queue in self._queues.values())
+
+    def is_under_way(self, key: K) -> bool:
+        """Return whether a batch of *key* is under way."""
+        queue = self._queues.get(key)
+        return queue is not None and queue.under_way > 0
+
+    def put(self, key: K, items: Sequence[T]) -> asyncio.Future[Sequence[R]]:
+        """Have one or more *items* committed in one batch; await an outcome for each.
+
+        Raises OverloadedError, before any work, if too many items wait or after :meth:`close`.
+        """
+        invariant(len(items) > 0, "a put has items")
+        queue = self._queues.get(key)
+        self._require_room(queue, len(items))
+        if queue is None:
+            queue = self._queues[key] = _Queue(key)
+        future = self._future(loop=asyncio.get_running_loop())
+        queue.puts.append((items, future))
+        queue.items += len(items)
+        self._look(queue)
+        return future
+
+    async def put_all(self, items: Sequence[tuple[K, T]]) -> list[R]:
+        """Have any number of *items* committed, each under its key, in batches of at most
+        *items_max*; return an outcome for each.
+
+        Raises OverloadedError, before any work, as :meth:`put` does.
+        """
+        places: dict[K, list[int]] = {}
+        for place, (key, _) in enumerate(items):
+            places.setdefault(key, []).append(place)
+        for key, mine in places.items():
+            self._require_room(self._queues.get(key), len(mine))
+        parts: list[tuple[list[int], asyncio.Future[Sequence[R]]]] = []
+        for key, mine in places.items():
+            for at in range(0, len(mine), self._items_max):
+                part = mine[at : at + self._items_max]
+                parts.append((part, self.put(key, [items[place][1] for place in part])))
+        outcomes: dict[int, R] = {}
+        for part, future in parts:
+            outcomes |= zip(part, await future, strict=True)
+        return [outcomes[place] for place in range(len(items))]
+
+    def answer_waiting(self, key: K, outcome: R) -> None:
+        """Give all items of *key* that wait *outcome*: they do not leave."""
+        queue = self._queues.get(key)
+        if queue is not None:
+            puts, queue.puts, queue.items = queue.puts, [], 0
+            _answer(puts, outcome)
+
+    def leave(self) -> None:
+        """Commit what may leave now, not at the end of this turn of the event loop."""
+        ready, self._ready = self._ready, []
+        batches: list[Batch[K, T, R]] = []
+        for queue in ready:
+            queue.is_ready = False
+            while self._may_leave(queue):
+                queue.under_way += 1
+                batches.append(Batch(queue, queue.take(self._items_max), self._ended))
+            self._look(queue)
+        if batches:
+            self._commit(batches)
+
+    async def close(self) -> None:
+        """Reject new items, and wait until all others have ended."""
+        self._is_closed = True
+        while self._queues:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _require_room(self, queue: _Queue[K, T] | None, items: int) -> None:
+        if self._is_closed:
+            raise OverloadedError(f"{self._name} is closing", retry_after_us=SECOND)
+        waiting = 0 if queue is None else queue.items
+        if waiting + items > self._waiting_max:
+            raise OverloadedError(
+                f"{waiting} calls wait for {self._name}; at most {self._waiting_max} may",
+                retry_after_us=SECOND,
+            )
+
+    def _may_leave(self, queue: _Queue[K, T]) -> bool:
+        if queue.under_way == 0:
+            return queue.items > 0
+        return queue.under_way < self._at_once and queue.items >= self._items_max
+
+    def _look(self, queue: _Queue[K, T]) -> None:
+        """Make *queue* ready if it may leave, and forget it if it is idle."""
+        if queue.is_ready:
+            return
+        if self._may_leave(queue):
+            queue.is_ready = True
+            if not self._ready:
+                # What is put until then leaves together.
+                asyncio.get_running_loop().call_soon(self.leave)
+            self._ready.append(queue)
+        elif not (queue.under_way or queue.items):
+            del self._queues[queue.key]
+            self._idle.set()
+
+    def _ended(self, queue: _Queue[K, T]) -> None:
+        queue.under_way -= 1
+        self._look(queue)
