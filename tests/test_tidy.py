@@ -49,7 +49,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/security": ("counter", "counter/core", "counter/telemetry"),
     "counter/storage/shared": ("counter",),
     "counter/storage/memory": ("counter",),
-    "counter/storage/memcached": ("counter", "counter/telemetry"),
+    "counter/storage/memcached": ("counter", "counter/telemetry", "counter/storage/shared"),
     "counter/storage/sqlite": (
         *("counter", "counter/telemetry", "counter/storage/shared"),
         "counter/storage/memory",
