@@ -1,8 +1,7 @@
 """The store of a cluster: Apache Cassandra, through cassandra-driver.
 
-It has no transactions: marks, events, decisions and counts are writes of their own, and one that
-was given up may land later. The core's protocol is made for that; what each table is for is told in
-``tables.py``.
+It has no transactions: marks, events, decisions and counts are separate writes, and one that timed
+out may land later. The core's protocol allows for that. ``tables.py`` describes each table.
 """
 
 from __future__ import annotations

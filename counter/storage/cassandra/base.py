@@ -1,8 +1,8 @@
 """What the parts of the Cassandra store share: the connection, datasets, slices, statements.
 
-Whatever is kept here of slices can be old, and is right nevertheless. A slice's partitioning never
-changes; a slice that is not known yet is looked for once before it is missed; the table of one that
-is dropped is missing, and to miss a table is an error, never "not found".
+Slices in memory may be stale, which is safe. A slice's partitioning never changes; an unknown slice
+is looked up once before it is reported missing; and the table of a dropped slice does not exist,
+which is an error, never "not found".
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _T = TypeVar("_T")
 
 
 class Coalesced(Generic[_T]):
-    """Calls *work* once for all who ask while it has not begun.
+    """Call *work* once for all callers that arrive before it begins.
 
-    Whoever asks gets what a call that began after they asked came to: joining one that is under
-    way would give them what may have been read before.
+    Each caller gets the result of a call that began after its own request: a call in progress may
+    have read earlier.
     """
 
     def __init__(self, work: Callable[[], Awaitable[_T]]) -> None:
@@ -53,7 +53,7 @@ class Coalesced(Generic[_T]):
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
             self._next.add_done_callback(_look_at)
-        # Shielded: one who gives up does not take the work from the others.
+        # Shielded, so that a cancelled caller does not cancel the work of the others.
         return await asyncio.shield(self._next)
 
     async def _run(self, before: asyncio.Task[_T] | None) -> _T:
@@ -64,17 +64,17 @@ class Coalesced(Generic[_T]):
 
 
 def _look_at(task: asyncio.Task[_T]) -> None:
-    """All who asked may have given up: then nobody else looks at what it raised."""
+    """Retrieve the exception, because all callers may have been cancelled."""
     if not task.cancelled():
         task.exception()
 
 
-#: The write timestamp of what is deleted for ever, whatever is written after it: ids of namespaces
-#: are never used again.
+#: The write timestamp of permanent deletions, which hide every later write: ids of namespaces are
+#: never reused.
 FOR_EVER: Final = TIME_MAX_US
 
 _SLICES: Final = "SELECT start, document, dropped_before FROM {control}.slices WHERE dataset = ?"
-#: DISTINCT: the static column alone, not past the tombstones of all the slices that were dropped.
+#: DISTINCT reads the static column alone, without the tombstones of dropped slices.
 _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
 _CLOCKS_AT_ONCE: Final = 3
 _DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
@@ -82,10 +82,10 @@ _DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
 
 @dataclass(slots=True)
 class DatasetState:
-    """A dataset, where its data lie, and its slices as this process last saw them.
+    """A dataset, its keyspace, and its slices as this process last read them.
 
-    *slices* and *dropped_before_us* were read together: what the one does not hold and the other
-    does not say is gone was never there.
+    *slices* and *dropped_before_us* were read together: a slice that is not in the one and not
+    before the other never existed.
     """
 
     dataset: Dataset
@@ -93,7 +93,7 @@ class DatasetState:
     keyspace: str
     write_consistency: int
     read_consistency: int
-    #: Whether replicas lie in several data centers; known once the store is open.
+    #: Whether replicas are in several data centers; known once the store is open.
     is_spread: bool = False
     slices: list[Slice] = field(default_factory=list)
     dropped_before_us: int = 0
@@ -101,7 +101,7 @@ class DatasetState:
 
 
 class CassandraBase:
-    """State of one process, never more than what it saw; the truth is in the cluster."""
+    """The state of one process, a copy of what it read from the cluster."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         self._options = options
@@ -111,7 +111,7 @@ class CassandraBase:
         self._control = ControlKeyspace(self._connection, options.keyspace)
         self._shelves: dict[int, DatasetState] = {}
         self._statements: dict[tuple[int, str, int, int], Any] = {}
-        #: Ids of namespaces that this process saw standing, and then saw gone.
+        #: Ids of namespaces that this process saw, and later saw deleted.
         self._standing: set[int] = set()
         self._gone: set[int] = set()
         #: When this process first saw that a namespace is deleted, by id and its boot clock.
@@ -119,7 +119,7 @@ class CassandraBase:
         self._clocks_read = 0
 
     def queues(self) -> Mapping[str, int]:
-        """Statements that wait because too many are under way."""
+        """Return how many statements wait because too many are in flight."""
         return {"store_statements": self._connection.waiting}
 
     async def datasets(self) -> Sequence[Dataset]:
@@ -127,7 +127,7 @@ class CassandraBase:
         return [shelf.dataset for _, shelf in sorted(self._shelves.items())]
 
     async def read_clock(self) -> ClockReading:
-        """The clock that is farthest off, of some of the nodes; of others the next time."""
+        """Return the largest offset of some nodes' clocks; the next call asks others."""
         nodes = self._connection.near_nodes()
         if not nodes:
             raise StoreUnavailableError("no Cassandra node can be asked for the time")
@@ -145,26 +145,26 @@ class CassandraBase:
         return max(readings, key=_surely_off)
 
     # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
-    # that starts at *start_us*. They are remembered: the second time costs a look-up.
+    # that starts at *start_us*. They are cached.
 
     async def _to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
-        """An idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
+        """Bind an idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
         shelf = self._shelf(dataset)
         return await self._prepared(shelf, cql, start_us, shelf.write_consistency)
 
     async def _to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
-        """A read at the dataset's read consistency."""
+        """Bind a read at the dataset's read consistency."""
         shelf = self._shelf(dataset)
         return await self._prepared(shelf, cql, start_us, shelf.read_consistency)
 
     async def _to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
-        """A compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
+        """Bind a compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
         shelf = self._shelf(dataset)
         level = shelf.write_consistency
         return await self._prepared(shelf, cql, start_us, level, idempotent=False)
 
     async def _to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
-        """A SERIAL read: it sees what any compare-and-set that returned before has set."""
+        """Bind a SERIAL read: it sees every compare-and-set that returned before."""
         return await self._prepared(self._shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
 
     async def _prepared(
@@ -196,7 +196,7 @@ class CassandraBase:
         return shelf
 
     async def _load_datasets(self) -> None:
-        """Learn all datasets, and their slices."""
+        """Read all datasets and their slices."""
         for name, dataset_id, text in await self._control.read(_DATASETS):
             if dataset_id not in self._shelves:
                 dataset, placement = dataset_of(name, dataset_id, text)
@@ -224,7 +224,7 @@ class CassandraBase:
                 del self._statements[key]
 
     async def _slice_of(self, dataset: Dataset, time_us: int) -> Slice:
-        """The slice that holds *time_us*, read anew where it is not known. Raises
+        """Return the slice that contains *time_us*, read again if it is unknown. Raises
         SliceMissingError."""
         shelf = self._shelf(dataset)
         try:
@@ -234,16 +234,16 @@ class CassandraBase:
             return slice_of(shelf.slices, time_us)
 
     async def _reload_slices(self, dataset: Dataset) -> DatasetState:
-        """Read the dataset's slices anew: a table turned out to be missing."""
+        """Read the dataset's slices again after a table was missing."""
         shelf = self._shelf(dataset)
         await shelf.reload()
         return shelf
 
     async def _shelf_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
-        """The dataset with all slices that an event before *until_us* can lie in; all that there
-        are by now where that is None.
+        """Return the dataset with all slices that can contain an event before *until_us*; all
+        existing slices if that is None.
 
-        The writer of an event may know a slice that another process made and this one has not seen.
+        The writer of an event may know a slice that another process made and this one has not read.
         """
         shelf = self._shelf(dataset)
         if until_us is None or not shelf.slices or shelf.slices[-1].end_us < until_us:
@@ -251,74 +251,74 @@ class CassandraBase:
         return shelf
 
     async def dropped_before(self, dataset: Dataset) -> int:
-        """Read anew: what it is in memory may be old. See :class:`counter.ports.ControlPlane`."""
+        """Read it again, because the copy may be stale. See :class:`counter.ports.ControlPlane`."""
         rows = await self._control.read(_DROPPED, dataset.id)
         return (rows[0][1] or 0) if rows else 0
 
     # Namespaces.
 
     def _see_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
-        """Ids of all namespaces that stood when they were listed: those that were known *before*
-        the listing began, and are not among them, are gone."""
+        """Read the ids of all namespaces. Those that were known *before* the listing began, and are
+        not among them, are deleted."""
         self._gone |= before.difference(ids)
         self._standing = (self._standing | set(ids)) - self._gone
 
     def _settles_in(self, namespace_id: int, dataset: Dataset) -> int:
-        """For how many microseconds adds to a namespace that is seen to be deleted may still be
-        acknowledged by some process; 0 or less when no more are.
+        """Return for how many microseconds a process may still acknowledge adds to a deleted
+        namespace; 0 or less if none can.
 
-        It was deleted before this process first saw so. No clock but this process's own is asked.
+        It was deleted before this process first saw it deleted. Only this process's clock counts.
         """
         now_us = self._clock.boottime_us()
         return self._seen_gone_us.setdefault(namespace_id, now_us) + settling_time(dataset) - now_us
 
     def _must_stand(self, namespace: Namespace) -> None:
-        """Raise NamespaceUnknownError where this process knows that *namespace* is deleted.
+        """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.
 
-        Another process may have deleted it and this one not heard of it yet: then what is written
-        is never read, and goes with the rest.
+        If another process has deleted it and this one does not know yet, what is written is never
+        read, and deleted with the rest.
         """
         if namespace.id in self._gone:
             raise unknown(namespace)
 
 
 def unavailable(result: BaseException | None) -> UnavailableError | None:
-    """The error that one row was not written with, if any. Raises what is no fault of the store."""
+    """Return the store's error of one row, if any. Raises any other error."""
     if result is None or isinstance(result, UnavailableError):
         return result
     raise result
 
 
 def unknown(namespace: Namespace) -> NamespaceUnknownError:
-    """The error for a namespace that was deleted."""
+    """Return the error for a deleted namespace."""
     return NamespaceUnknownError(f"namespace {namespace.name!r} (id {namespace.id}) was deleted")
 
 
 def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
-    """A node counts milliseconds: it is half of one ahead of what it says, give or take as much."""
+    """Convert a node's time in whole milliseconds: add half of one, with half of one as error."""
     offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
     return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)
 
 
 def _surely_off(reading: ClockReading) -> tuple[int, int]:
-    """How far it is off at least; where that is nothing, the surest is the most."""
+    """Return the least possible offset; among those of 0, the most precise is the largest."""
     return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us
 
 
-#: How long a write may take, in microseconds, and its table; the rest names a partition.
+#: The time-out of a write in microseconds, and its table; the rest identifies a partition.
 Lane = tuple[Any, ...]
 _Rows = Batch[Lane, Any, None]
 
-#: Small batches of one turn share a statement: it costs this process, and the node that takes it,
-#: far more than a row does. Servers complain of more than ten partitions and of 5 KiB.
+#: Small batches of one turn share a statement, because a statement costs this process and the node
+#: far more than a row. Servers warn of more than ten partitions and of 5 KiB.
 _PARTITIONS_MAX: Final = 10
 _ROWS_MAX: Final = 40
-#: Failures that one partition may have brought upon all that shared its statement.
+#: Failures that one partition may have caused for all that shared its statement.
 _OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
 
 
 class CassandraWrites(CassandraBase):
-    """Writes of rows, those of one partition together."""
+    """Write rows, those of one partition together."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
@@ -326,8 +326,8 @@ class CassandraWrites(CassandraBase):
         self._stamped_us = 0
 
     def queues(self) -> Mapping[str, int]:
-        """Statements that wait because too many are under way, and rows behind others of their
-        partition."""
+        """Return how many statements wait because too many are in flight, and how many rows wait
+        for others of their partition."""
         return {**super().queues(), "store_rows": self._rows.waiting}
 
     async def _write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
@@ -340,14 +340,14 @@ class CassandraWrites(CassandraBase):
         tables: dict[Lane, list[_Rows]] = {}
         for batch in batches:
             timeout_us, table = batch.key[:2]
-            # Whoever leaves a mark and a name waits for both. A slice's table may be gone.
+            # The caller waits for its mark and its name. A slice's table may be dropped.
             of_slice = table if isinstance(table, int) else None
             tables.setdefault((timeout_us, of_slice), []).append(batch)
         for sharing in chain.from_iterable(map(_shared, tables.values())):
             self._send_rows(sharing)
 
     def _send_rows(self, sharing: Sequence[_Rows]) -> None:
-        """Write *sharing* by one statement. They are not one write: each partition is."""
+        """Write *sharing* by one statement, which is atomic per partition only."""
         statements = [statement for batch in sharing for statement in batch.items]
         statement = statements[0] if len(statements) == 1 else batch_of(statements)
         timeout_us, table = sharing[0].key[:2]
@@ -363,7 +363,7 @@ class CassandraWrites(CassandraBase):
         if isinstance(sharing[0].key[1], int):
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         if isinstance(error, _OF_ONE) and len(sharing) > 1:
-            # One partition's replicas may be too few, or its table gone: each has its own try.
+            # One partition may have too few replicas, or no table: try each by itself.
             for batch in sharing:
                 self._send_rows([batch])
             return
@@ -371,16 +371,16 @@ class CassandraWrites(CassandraBase):
             batch.end(error)
 
     def _stamp(self) -> int:
-        """A write timestamp for what is true from now on: later than any that was given before.
+        """Return a write timestamp that is later than all returned before.
 
-        Of a deletion and a write of one instant the deletion would win, whichever came first.
+        With the same timestamp a deletion would win over a write, even over a later one.
         """
         self._stamped_us = max(self._clock.now_us(), self._stamped_us + 1)
         return self._stamped_us
 
 
 def _shared(batches: Sequence[_Rows]) -> Iterator[list[_Rows]]:
-    """*batches* by the statements that they share."""
+    """Group *batches* by the statements that they share."""
     sharing: list[_Rows] = []
     rows = 0
     for batch in batches:

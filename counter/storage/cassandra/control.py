@@ -47,7 +47,7 @@ _LAST: Final = "\U0010ffff"
 #: Greater than any name.
 _END: Final = _LAST * (COUNTER_NAME_CHARS_MAX + 1)
 _SURROGATES: Final = range(0xD800, 0xE000)
-#: Beside its share of what is wanted, a bucket is asked for this much: shares are not equal.
+#: Names to read from a bucket in addition to its share, because shares are not equal.
 _MORE: Final = 16
 
 
@@ -77,7 +77,7 @@ class CassandraListing(CassandraBase):
             for bucket, rows in zip(asked, await self._connection.rows(statements), strict=True):
                 bucket.names += [name for (name,) in rows or ()]
                 bucket.has_more = len(rows or ()) == share
-            # Up to the earliest end of a bucket that goes on, nothing can be missing.
+            # Nothing is missing up to the earliest last name of a bucket with more names.
             asked = [each for each in buckets if each.has_more]
             names = sorted(name for each in buckets for name in each.names)
             if asked:
@@ -96,7 +96,7 @@ class CassandraListing(CassandraBase):
 
 
 def _end_of(prefix: str) -> str:
-    """The least text that is greater than every name that starts with *prefix*."""
+    """Return the least text that is greater than every name with *prefix*."""
     stem = prefix.rstrip(_LAST)
     if not stem:
         return _END
@@ -123,7 +123,7 @@ _WATERMARK: Final = (
 
 #: Rows of one batch: a namespace has up to SHARDS_MAX watermarks, in one partition.
 _BATCH: Final = 100
-#: No more numbers than these are given out between a backup and its restore.
+#: At most this many numbers are issued between a backup and its restore.
 _TOKENS_JUMP: Final = 1 << 40
 _JUMP: Final = 1_000_000
 
@@ -164,7 +164,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         number = (await self._sequences.take(NAMESPACES)).first
         eras = (Era(0, settings.accept_limit_us),)
         namespace = Namespace(number, name, settings, eras, dataset, now_us, version=1)
-        # Before anybody can know the namespace: one without watermarks is one that is deleted.
+        # Before any process can know the namespace: one without watermarks counts as deleted.
         await self._lay_watermarks(namespace)
         op = os.urandom(16)
         applied, _ = await self._control.compare(
@@ -213,7 +213,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         row = await self._control.settled(_ROW, namespace.name)
         if row is None or row[:2] != (namespace.id, namespace.version):
             return False
-        # Noted before it is gone: else a crash between the two would leave its data for ever.
+        # Recorded before the deletion; otherwise a crash in between would leave its data forever.
         await self._note_departure(namespace)
         op = os.urandom(16)
         applied, row = await self._control.compare(
@@ -254,14 +254,14 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         return future.result()
 
     async def begin_new_life(self, now_us: int) -> None:
-        """After a restore: have no number given out again that was given out after the backup was
-        made, to tokens, namespaces or datasets, nor a token's time before *now_us*."""
+        """After a restore, skip the numbers that were issued after the backup to tokens, namespaces
+        or datasets, and token times before *now_us*."""
         await self._sequences.take(TOKENS, _TOKENS_JUMP, now_us)
         await self._sequences.take(NAMESPACES, _JUMP)
         await self._sequences.take(DATASETS, _JUMP)
 
     async def _lease_all(self) -> None:
-        """One compare-and-set for all who wait; each gets a part, in the order they came."""
+        """Lease for all waiting callers in one compare-and-set; each gets a part, in order."""
         asked, self._asked = self._asked, []
         latest_us = max(now_us for _, now_us, _ in asked)
         total = sum(count for count, _, _ in asked)
@@ -281,7 +281,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         raise InvalidParameterError(f"no dataset is named {name!r}; there are: {names}")
 
     async def _lay_watermarks(self, namespace: Namespace) -> None:
-        """One for each shard. Its own time is the write timestamp: it only moves forward."""
+        """Watermarks, one per shard. The time is the write timestamp, so they only move forward."""
         settings = namespace.settings
         through_us = first_watermark(namespace.dataset, settings, namespace.created_at_us)
         statement = await self._to_write(namespace.dataset, _WATERMARK)

@@ -36,7 +36,7 @@ NO_OP: Final = b""
 class ControlKeyspace:
     """Rows that all processes agree on. In a template, {control} is the keyspace.
 
-    Quorums are of all data centers together: what one process did, every other one sees.
+    Quorums span all data centers, so every process sees the writes of every other one.
     """
 
     def __init__(self, connection: Connection, keyspace: str) -> None:
@@ -45,18 +45,18 @@ class ControlKeyspace:
         self._statements: dict[tuple[str, int], Any] = {}
 
     async def read(self, cql: str, *values: Any) -> Sequence[Row]:
-        """The rows at QUORUM: all that was written, or set, before."""
+        """Read rows at QUORUM, including all earlier writes and compare-and-sets."""
         statement = await self._prepared(cql, ConsistencyLevel.QUORUM)
         return await self._connection.one(statement.bind(values))
 
     async def settled(self, cql: str, *values: Any) -> Row | None:
-        """The row at SERIAL: what is under way is brought to its end first."""
+        """Read a row at SERIAL, which completes compare-and-sets in progress."""
         statement = await self._prepared(cql, ConsistencyLevel.SERIAL)
         rows = await self._connection.one(statement.bind(values))
         return rows[0] if rows else None
 
     async def write(self, cql: str, *values: Any) -> None:
-        """An idempotent write at QUORUM. It says its own timestamp."""
+        """Run an idempotent write at QUORUM, which sets its own timestamp."""
         statement = await self._prepared(cql, ConsistencyLevel.QUORUM)
         await self._connection.one(statement.bind(values))
 
@@ -80,7 +80,7 @@ class ControlKeyspace:
         return await self._connection.compare_and_set(statement.bind(values), settle, mine, at)
 
     def forget_statements(self) -> None:
-        """Prepare each anew when it is next needed."""
+        """Prepare each statement again at its next use."""
         self._statements.clear()
 
     async def _prepared(self, cql: str, consistency: int, *, idempotent: bool = True) -> Any:
@@ -94,13 +94,13 @@ class ControlKeyspace:
 
 
 def dataset_text(dataset: Dataset, placement: Placement) -> str:
-    """What is stored of a dataset beside its id and name."""
+    """Return the document of a dataset: all but its id and name."""
     body = {name: value for name, value in asdict(dataset).items() if name not in ("id", "name")}
     return json.dumps(body | {"placement": asdict(placement)})
 
 
 def dataset_of(name: str, dataset_id: int, text: str) -> tuple[Dataset, Placement]:
-    """The dataset and how it is placed."""
+    """Return the dataset and its placement."""
     body: dict[str, Any] = json.loads(text)
     placement = body.pop("placement")
     placement["replication"] = tuple((center, n) for center, n in placement["replication"])
@@ -108,7 +108,7 @@ def dataset_of(name: str, dataset_id: int, text: str) -> tuple[Dataset, Placemen
 
 
 def slice_text(each: Slice) -> str:
-    """What is stored of a slice beside its start."""
+    """Return the document of a slice: all but its start."""
     return json.dumps({name: value for name, value in asdict(each).items() if name != "start_us"})
 
 
@@ -118,7 +118,7 @@ def slice_from(start_us: int, text: str) -> Slice:
 
 
 def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
-    """What is stored of a namespace beside its name, id and version."""
+    """Return the document of a namespace: all but its name, id and version."""
     document = {
         "settings": asdict(namespace.settings),
         "eras": namespace.eras,
@@ -129,7 +129,7 @@ def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
 
 
 def is_deleted(text: str) -> bool:
-    """Whether a namespace's document is of one that was deleted, and keeps its name for a while."""
+    """Return whether the document is of a deleted namespace that still reserves its name."""
     return "deleted" in json.loads(text)
 
 
@@ -169,7 +169,7 @@ _BEGIN: Final = (
     "INSERT INTO {control}.sequences (name, next, time, issuer, op) VALUES (?, 1, 0, ?, ?)"
     " IF NOT EXISTS"
 )
-#: Every taker moves ``next``, so it alone tells whether anybody was there in between.
+#: Every caller moves ``next``, so it shows whether another one came in between.
 _TAKE: Final = (
     "UPDATE {control}.sequences SET next = ?, time = ?, op = ? WHERE name = ? IF next = ?"
 )
@@ -178,15 +178,15 @@ _OP: Final = 3
 
 
 class Sequences:
-    """Takes numbers by compare-and-set. A number that was taken and not used is a gap."""
+    """Take numbers by compare-and-set. Unused numbers are gaps."""
 
     def __init__(self, control: ControlKeyspace) -> None:
         self._control = control
-        #: As last seen: where this process alone takes numbers, the first try is right.
+        #: The last known value: if only this process takes numbers, the first try succeeds.
         self._seen: dict[str, tuple[int, int, bytes]] = {}
 
     async def begin(self, name: str) -> None:
-        """Have the sequence *name*, from 1."""
+        """Create the sequence *name*, from 1."""
         op = os.urandom(16)
         await self._control.compare(
             _BEGIN,
@@ -197,14 +197,14 @@ class Sequences:
         )
 
     async def take(self, name: str, count: int = 1, now_us: int = 0) -> TokenBlock:
-        """*count* numbers above all that were taken before, and *now_us*, or the latest time that
-        was taken where this is later."""
+        """Take *count* numbers above all earlier ones; return the first, and *now_us* or the latest
+        time taken, if that is later."""
         for attempt in range(_ATTEMPTS_MAX):
             seen = self._seen.get(name) or await self._read(name)
             first, latest_us, issuer = seen
             time_us = max(latest_us, now_us)
             op = os.urandom(16)
-            # Forgotten until it is known how it went.
+            # Unknown until the outcome is known.
             self._seen.pop(name, None)
             applied, row = await self._control.compare(
                 _TAKE,

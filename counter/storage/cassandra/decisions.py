@@ -1,6 +1,6 @@
 """The compare-and-set tables: decisions about late tokens, times of keys, and leases.
 
-Every write is SERIAL, across data centers too: a decision is one for ever.
+Every write is SERIAL, across data centers too, because a decision is permanent.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _RESERVE: Final = (
 )
 _RESERVED: Final = "SELECT time, expires, op FROM {keyspace}.keys WHERE namespace = ? AND nonce = ?"
 _OP: Final = 2
-#: Rows of keys are told to be expired by what they say. The servers delete them this much later.
+#: The content of a key's row says when it expires. The servers delete it this much later.
 _TTL_MARGIN_US: Final = HOUR
-#: Longer than any key is remembered. The servers refuse times to live of decades.
+#: Longer than any key is remembered. The servers reject a time to live of decades.
 _TTL_MAX_US: Final = 366 * DAY
 _ATTEMPTS_MAX: Final = 5
 
@@ -40,8 +40,8 @@ _ATTEMPTS_MAX: Final = 5
 class CassandraDecisions(CassandraBase):
     """:class:`counter.ports.DecisionStore`.
 
-    A request waits for each of these, and for no longer than for any other write: past the
-    dataset's ``write_timeout``, however many tries and readings that was, the outcome is untold.
+    All attempts and reads of a call together take at most the dataset's ``write_timeout``, like any
+    other write; after that the outcome is unknown.
     """
 
     async def decide(
@@ -116,8 +116,8 @@ class CassandraDecisions(CassandraBase):
     async def _set_key(
         self, namespace: Namespace, nonce: bytes, seen: bytes | None, now_us: int, expires_us: int
     ) -> tuple[bool, Sequence[Any] | None]:
-        """Replace what the compare-and-set *seen* wrote, or nothing if that is None; whether it was
-        replaced, and the row if not."""
+        """Replace what the compare-and-set *seen* wrote, or insert if that is None. Return whether
+        it was done, and the row if not."""
         update, op = await self._to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
         key = (namespace.id, nonce)
         values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, *key, seen)
@@ -128,14 +128,14 @@ class CassandraDecisions(CassandraBase):
     async def _as_compared(
         self, namespace: Namespace, cql: str, key: Sequence[Any]
     ) -> tuple[Any, ...] | None:
-        """The row that every compare-and-set so far has made."""
+        """Return the row after every compare-and-set so far."""
         select = await self._to_settle(namespace.dataset, cql)
         rows = await self._connection.one(select.bind(key))
         return rows[0] if rows else None
 
 
 def _token_of(namespace: Namespace, events: Sequence[Event]) -> tuple[Any, ...]:
-    """A token's scope: its counter, or the whole namespace where it is an atomic add's."""
+    """Return a token's scope: its counter, or empty for an atomic add's, the whole namespace."""
     first = events[0]
     scope = first.counter if first.atom is None else ""
     return (namespace.id, scope, first.event_time_us, first.event_id)

@@ -1,4 +1,4 @@
-"""The set-up of the driver: which node it asks, when a second one, and its log; its errors."""
+"""Configure the driver: node selection, second sends, logging; and translate its errors."""
 
 from __future__ import annotations
 
@@ -50,30 +50,29 @@ from counter.limits import SECOND
 from counter.storage.cassandra.options import CassandraOptions, Tls
 
 _RETRY_AFTER_US: Final = SECOND
-#: The time was over: the node, or a replica, may have done it or may do it yet.
+#: Time-outs: the node, or a replica, may have done it or may do it later.
 _TIME_OVER: Final = (cassandra.OperationTimedOut, cassandra.WriteTimeout, cassandra.WriteFailure)
-#: Nothing was done: no node took it.
+#: Nothing was done: no node accepted it.
 _NOT_TAKEN: Final = (
     OverloadedErrorMessage,
     IsBootstrappingErrorMessage,
     NoConnectionsAvailable,
     ConnectionBusy,
 )
-#: Too many compare-and-sets of one row: this one's outcome is not known. The driver has no name
-#: for it.
+#: Contention of compare-and-sets for a row; the outcome is unknown. The driver does not name it.
 _CODE_CAS_WRITE_UNKNOWN: Final = 0x1700
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """What each node that was asked answered, where none could be had; else nothing."""
+    """Return each node's error if no node could be used; otherwise nothing."""
     if not isinstance(error, NoHostAvailable) or not isinstance(error.errors, dict):
-        # The driver gives a list of names where it never came to ask.
+        # The driver gives a list of names if it sent no request.
         return []
     return list(error.errors.values())
 
 
 def untold(error: BaseException) -> bool:
-    """Whether a compare-and-set that failed so may have been made, or may yet be."""
+    """Return whether a compare-and-set with this error may have been applied, or may be later."""
     if isinstance(error, NoHostAvailable):
         return any(untold(each) for each in causes_of(error))
     if isinstance(error, ErrorMessage):
@@ -82,10 +81,9 @@ def untold(error: BaseException) -> bool:
 
 
 def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
-    """*error* in the service's own terms; an error that is no fault of the store stays.
+    """Translate *error* to the service's own; return any other error unchanged.
 
-    *wrote* tells whether the statement writes: of a read it is of no interest that it may yet be
-    done.
+    *wrote* says whether the statement writes: a read has no unknown outcome.
     """
     if isinstance(error, NoHostAvailable):
         return _no_host(error, wrote)
@@ -99,15 +97,15 @@ def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
     if isinstance(error, _NOT_TAKEN):
         return _made(OverloadedError, f"Cassandra is overloaded: {_text(error)}")
     if isinstance(error, cassandra.DriverException | ErrorMessage | ConnectionException):
-        # An unknown outcome too, of a write: neither error claims that nothing was done.
+        # For a write also an unknown outcome: neither error says that nothing was done.
         return _made(StoreUnavailableError, f"Cassandra: {_text(error)}")
     return error
 
 
 @asynccontextmanager
 async def within(timeout_us: int) -> AsyncIterator[None]:
-    """Give up what is in the block after *timeout_us*, with WriteTimeoutError: what was sent may
-    have been done, or may be done yet."""
+    """Cancel the block after *timeout_us* with WriteTimeoutError: what was sent may have been
+    done, or may be done later."""
     try:
         async with asyncio.timeout(timeout_us / SECOND):
             yield
@@ -126,7 +124,7 @@ def _too_few(error: cassandra.Unavailable) -> UnavailableError:
 
 
 def _no_host(error: NoHostAvailable, wrote: bool) -> UnavailableError:
-    """The first cause that says more than that no host was there."""
+    """Return the first cause with more information than that no host is available."""
     causes = causes_of(error)
     ours = [translated(each, wrote=wrote) for each in causes]
     for kind in (WriteTimeoutError, OverloadedError, SliceMissingError):
@@ -134,7 +132,7 @@ def _no_host(error: NoHostAvailable, wrote: bool) -> UnavailableError:
             if isinstance(cause, kind):
                 return cause
     for each in causes:
-        # One node was there to say that too few others are.
+        # A node reported that too few others are up.
         if isinstance(each, cassandra.Unavailable):
             return _too_few(each)
     hosts = ", ".join(str(host) for host in error.errors) or "none known"
@@ -162,27 +160,27 @@ def _text(error: BaseException) -> str:
 
 _RECONNECT_AFTER_S: Final = 1.0
 _CONNECT_TIMEOUT_S: Final = 5.0
-#: A node that says nothing for this long, and this long again when asked, is taken for down.
+#: A node that is silent for this long, and again after a heartbeat, is considered down.
 _HEARTBEAT_S: Final = 5
 
 #: The driver writes in pieces of 4 KiB. Without this the last piece of a batch waits until the node
-#: acknowledged the one before, which a node that has nothing to say puts off for 40 ms.
+#: acknowledges the one before, which it delays for 40 ms.
 _SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 
-#: An idempotent statement is sent to a second node after so long.
+#: An idempotent statement is sent to a second node after this time.
 _SPECULATE_AFTER_S: Final = 0.1
-#: At most so many second sends for each statement, in the long run and at once.
+#: The maximum of second sends per statement, in the long run and at once.
 _SECONDS_PER_STATEMENT: Final = 0.4
 _SECONDS_AT_ONCE: Final = 256
 
 
-#: A node that was asked and has said nothing at all for so long is asked after the others; which
-#: nodes are is looked up again after so long.
+#: A node that has pending requests and was silent for this long is used after the others; the list
+#: of such nodes is refreshed after this long.
 _SILENT_AFTER_S: Final = 0.5
 _SILENCE_LOOK_S: Final = 0.1
 
-#: What the driver logs of each try to reach a node that is known to be down; of a first connection
-#: that fails, which :func:`cannot_connect` explains; of a statement, whose error is raised as well.
+#: What the driver logs about retries to reach a node that is known to be down, about a failed first
+#: connection, which :func:`cannot_connect` explains, and about statements whose error is raised.
 _SAID_ELSEWHERE: Final = (
     "Error attempting to reconnect",
     "Control connection failed to connect",
@@ -192,7 +190,7 @@ _NO_BUGS: Final = (OSError, cassandra.DriverException, ConnectionException, NoHo
 
 
 class HeardConnection(DefaultConnection):  # type: ignore[misc]
-    """Remembers when the node said something last, whatever it was."""
+    """Record when the node last sent anything."""
 
     heard_s = 0.0
 
@@ -202,12 +200,12 @@ class HeardConnection(DefaultConnection):  # type: ignore[misc]
 
 
 class SilentLast(TokenAwarePolicy):  # type: ignore[misc]
-    """Ask replicas first, and nodes that are silent last.
+    """Use replicas first, and silent nodes last.
 
-    A node that is stopped, or cut off without a word, is taken for down only after two heartbeats.
-    Until then a third of all statements of a cluster of three would be sent to it first, and each
-    would need a second send: more than :class:`SparingSpeculation` grants where all is slow. And
-    compare-and-sets are never sent twice. A node that answers anything is asked as before.
+    A node that is frozen or cut off is considered down only after two heartbeats. Until then a
+    third of all statements in a cluster of three would go to it first and need a second send:
+    more than :class:`SparingSpeculation` allows. And compare-and-sets are never sent twice. A node
+    that sends anything is used normally again.
     """
 
     def __init__(self, child: Any) -> None:
@@ -237,7 +235,7 @@ class SilentLast(TokenAwarePolicy):  # type: ignore[misc]
         yield from last
 
     def silent(self) -> Collection[Any]:
-        """The nodes that owe an answer and have said nothing for a while."""
+        """Return the nodes that have pending requests and were silent for a while."""
         now_s = monotonic()
         if now_s - self._looked_s >= _SILENCE_LOOK_S:
             self._looked_s = now_s
@@ -251,9 +249,9 @@ class SilentLast(TokenAwarePolicy):  # type: ignore[misc]
 
 
 def _is_silent(connection: Any, now_s: float) -> bool:
-    """Whether *connection* owes answers, and nothing has come over it for a while.
+    """Return whether *connection* has pending requests and received nothing for a while.
 
-    A request that timed out counts for as long as the node may still answer it.
+    A request that timed out counts as long as the node may still answer it.
     """
     if connection is None or not connection.in_flight:
         return False
@@ -261,11 +259,11 @@ def _is_silent(connection: Any, now_s: float) -> bool:
 
 
 class SparingSpeculation(SpeculativeExecutionPolicy):  # type: ignore[misc]
-    """Ask a second node where the first is slow, but not where all are.
+    """Use a second node if the first is slow, but not if all are.
 
-    One slow node of three makes a third of the statements slow: their second sends are worth
-    having. Where every statement is slow, to send each of them twice would make it worse.
-    Counts are not exact, because threads share them without a lock; they need not be.
+    One slow node of three makes a third of the statements slow, and second sends help. If every
+    statement is slow, sending each twice would make it worse. The counts are approximate, because
+    threads share them without a lock.
     """
 
     def __init__(self) -> None:
@@ -276,16 +274,16 @@ class SparingSpeculation(SpeculativeExecutionPolicy):  # type: ignore[misc]
         return _Plan(self)
 
     def may_spend(self) -> bool:
-        """Whether a statement that begins now may be sent a second time later."""
+        """Return whether a statement that is sent now may be sent again later."""
         return self._budget >= 1
 
     def spend(self) -> None:
-        """A statement was sent a second time."""
+        """Count a second send."""
         self._budget -= 1
 
 
 class _Plan(SpeculativeExecutionPlan):  # type: ignore[misc]
-    """The driver asks for a delay when it sends, and again when the delay is over."""
+    """Return the delays: the driver asks when it sends, and again after the delay."""
 
     __slots__ = ("_asked", "_policy")
 
@@ -304,9 +302,9 @@ class _Plan(SpeculativeExecutionPlan):  # type: ignore[misc]
 
 
 def new_cluster(options: CassandraOptions) -> Cluster:
-    """The driver's cluster object, not connected."""
+    """Return the driver's cluster object, not connected."""
     profile = ExecutionProfile(
-        # Without a name it takes the data center of the contact points.
+        # Without a name it uses the data center of the contact points.
         load_balancing_policy=SilentLast(DCAwareRoundRobinPolicy(options.local_datacenter or "")),
         speculative_execution_policy=SparingSpeculation(),
         row_factory=tuple_factory,
@@ -317,7 +315,7 @@ def new_cluster(options: CassandraOptions) -> Cluster:
         auth = PlainTextAuthProvider(options.username, options.password or "")
     return Cluster(
         list(options.contact_points),
-        # Cassandra 4.0 and later. Named, because to find it out takes a connection for each guess.
+        # Cassandra 4.0 and later. Set, because negotiation takes a connection per attempt.
         protocol_version=ProtocolVersion.V5,
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         auth_provider=auth,
@@ -329,18 +327,18 @@ def new_cluster(options: CassandraOptions) -> Cluster:
         idle_heartbeat_interval=_HEARTBEAT_S,
         idle_heartbeat_timeout=_HEARTBEAT_S,
         connection_class=HeardConnection,
-        # A node learns each statement when it first meets it. To prepare it on all nodes at once
-        # would wait for a silent one, and so would all that are about to use the statement.
+        # A node prepares each statement at its first use. Preparing on all nodes at once would wait
+        # for a silent one, with all users of the statement.
         prepare_on_all_hosts=False,
         reprepare_on_up=False,
     )
 
 
 def check_datacenters(cluster: Cluster, options: CassandraOptions) -> None:
-    """Raise StartupError where it is open which data center is the local one.
+    """Raise StartupError if the local data center is ambiguous.
 
-    LOCAL_QUORUM is the quorum of whichever node is asked: a write in one data center and a read
-    in another need not meet.
+    LOCAL_QUORUM is a quorum in the coordinator's data center: a write in one data center and a read
+    in another need not overlap.
     """
     known = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
     if options.local_datacenter is None and len(known) > 1:
@@ -358,7 +356,7 @@ def check_datacenters(cluster: Cluster, options: CassandraOptions) -> None:
 def cannot_connect(
     options: CassandraOptions, error: Exception
 ) -> StartupError | StoreUnavailableError:
-    """Why the first connection failed, and what to do; StartupError where to wait is no use."""
+    """Return why the first connection failed and the fix; StartupError if retries cannot help."""
     points = ", ".join(f"{host}:{port}" for host, port in options.contact_points)
     causes = causes_of(error) or [error]
     for cause in causes:
@@ -384,7 +382,7 @@ def cannot_connect(
 
 
 def quieten() -> None:
-    """Have the driver log what is worth a line, in one line."""
+    """Reduce the driver's log to useful single lines."""
     for name in ("cluster", "connection", "pool"):
         logger = logging.getLogger(f"cassandra.{name}")
         if not any(isinstance(each, _Quiet) for each in logger.filters):
@@ -393,7 +391,7 @@ def quieten() -> None:
 
 @contextmanager
 def tried_again(again: bool) -> Iterator[None]:
-    """Have the driver not log, where this is not the first try to connect, that it fails too."""
+    """Suppress the driver's log of failed connections after the first attempt."""
     logger = logging.getLogger("cassandra.cluster")
     if again:
         logger.addFilter(_is_no_failed_try)
@@ -408,7 +406,7 @@ def _is_no_failed_try(record: logging.LogRecord) -> bool:
 
 
 class _Quiet(logging.Filter):
-    """That a node went down, and why, is worth a line; not a trace, and not each second anew."""
+    """Log once that a node went down and why, without a traceback and repetitions."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if str(record.msg).startswith(_SAID_ELSEWHERE):
@@ -423,7 +421,7 @@ class _Quiet(logging.Filter):
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(tls.ca))
-    # The driver gives each connection the address of its node to be checked.
+    # The driver gives each connection the address of its node, to verify the certificate.
     context.check_hostname = tls.check_host
     if tls.cert is not None:
         context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)

@@ -41,18 +41,18 @@ from counter.storage.cassandra.tables import (
 )
 from counter.types import Dataset, Event, Namespace, PayloadCheck, Written
 
-#: Rows that one compare-and-set inserts; if one of them stands it is done again without it.
+#: Rows that one compare-and-set inserts; if one of them exists, it is retried without that row.
 _ROWS_MAX: Final = 32
 _ATTEMPTS_MAX: Final = 5
-#: Where several processes contend for a partition, each pauses at random, up to so long.
+#: The maximum of the random pause of processes that contend for a partition.
 _PAUSE_S: Final = 0.02
-#: Failures of a compare-and-set that contention may be the cause of.
+#: Failures of a compare-and-set that contention may cause.
 _WORTH_ANOTHER: Final = (WriteTimeoutError, StoreUnavailableError)
 
 #: An event, and the bound statement that inserts it.
 _Insert = tuple[Event, Any]
 
-#: The nulls are tombstones: they hide what was written plainly, before the check became strict.
+#: The nulls are tombstones: they hide plain writes from before the check became strict.
 _VOID_NEW: Final = (
     "INSERT INTO {keyspace}.{table} (namespace, counter, time_bucket, event_bucket, event_time,"
     " event_id, item, delta, clear, atom) VALUES (?, ?, ?, ?, ?, ?, ?, null, null, null)"
@@ -69,20 +69,20 @@ _DELETE_CELLS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What became of an insert, and the event that stands after it; None where it is void."""
+    """The outcome of an insert, and the event that exists after it; None if it is void."""
 
     outcome: Written
     event: Event | None
 
     def to(self, other: Event) -> Written:
-        """The outcome for another send under the same identity."""
+        """Return the outcome for another attempt with the same identity."""
         if self.event is None:
             return Written.LATE
         return Written.REPLAYED if self.event.same_payload(other) else Written.CONFLICT
 
 
 class StrictWrites(CassandraWrites):
-    """Inserts that tell new from replayed from conflict, and voids that they respect."""
+    """Inserts that distinguish new, replayed and conflict, and voids that they respect."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
@@ -94,7 +94,7 @@ class StrictWrites(CassandraWrites):
     async def _insert_new(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
     ) -> list[Written | BaseException | None]:
-        """Insert each event unless its identity stands; an error in the place of its outcome."""
+        """Insert each event unless its identity exists; return an outcome or error for each."""
         dataset, items = namespace.dataset, []
         for place, event in zip(places, events, strict=True):
             insert = await self._to_compare(dataset, INSERT_NEW[form_of(event)], place.start_us)
@@ -140,10 +140,10 @@ class StrictWrites(CassandraWrites):
     async def _insert_each(
         self, timeout_us: int, left: dict[tuple[Any, ...], tuple[Event, Any]]
     ) -> dict[tuple[Any, ...], _Standing | Exception]:
-        """Insert all at once; where some stand, take note of them and do it again without them.
+        """Insert all at once; if some exist, record them and retry without them.
 
-        One that timed out may have been applied. Done again it shows what stands: the same
-        payload may then be its own, and whether it is cannot be told.
+        An attempt that timed out may have been applied. The retry shows what exists: the same
+        payload may be its own, so whether it is a replay is unknown.
         """
         until_us = self._clock.boottime_us() + timeout_us
         found: dict[tuple[Any, ...], _Standing | Exception] = {}
@@ -173,7 +173,7 @@ class StrictWrites(CassandraWrites):
         return found
 
     async def _void_strictly(self, dataset: Dataset, place: Place, event: Event) -> None:
-        """Put a void row in the event's place, and hide what was or will be written plainly."""
+        """Insert a void row in the event's place, and hide earlier and later plain writes."""
         key = key_of(place, event)
         new = await self._to_compare(dataset, _VOID_NEW, place.start_us)
         standing = await self._to_compare(dataset, _VOID_STANDING, place.start_us)
@@ -186,7 +186,7 @@ class StrictWrites(CassandraWrites):
                 (result,) = await self._connection.run((standing.bind(key),))
             if not isinstance(result, Exception):
                 break
-            # Whether it was done is seen by doing it again.
+            # The retry shows whether it was done.
             error = result
             if not isinstance(result, _WORTH_ANOTHER):
                 raise error
@@ -200,7 +200,7 @@ class StrictWrites(CassandraWrites):
 
 
 def _all_of(statements: Sequence[Any]) -> Any:
-    """Compare-and-set *statements* of one partition as one: applied all or none."""
+    """Run *statements* of one partition as one compare-and-set: all are applied or none."""
     if len(statements) == 1:
         return statements[0]
     first = statements[0]
@@ -217,9 +217,9 @@ def _all_of(statements: Sequence[Any]) -> Any:
 class CassandraEvents(StrictWrites, EventFolds, EventScans):
     """:class:`counter.ports.EventStore`, its marks excepted; not transactional.
 
-    Where payloads are checked strictly, events that are appended go in by compare-and-set. Items
-    of atomic adds never do: a compare-and-set cannot span partitions. The two do not meet, for
-    their item keys differ.
+    With a strict payload check, events are appended by compare-and-set, except items of atomic
+    adds, because a compare-and-set cannot span partitions. The two never collide, because their
+    item keys differ.
     """
 
     transactional = False
@@ -260,8 +260,8 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
             outcome = _compared(events, found)
             if outcome is Written.CONFLICT:
                 return outcome
-        # Not a logged batch: to write its batch log takes two other nodes, and one may be silent.
-        # What lands in part is completed or voided by the mark that was left before.
+        # Not a logged batch: its batch log needs two other nodes, and one may be silent. The mark
+        # from before ensures that a partly written add is completed or voided.
         await self._write(
             [
                 await self._row_of(namespace, place, event)
@@ -302,7 +302,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
 
     async def _void_one(self, namespace: Namespace, place: Place, event: Event) -> None:
         if _is_strict(namespace, event):
-            # Given up in the middle it is no harm: whoever asks about the token does it again.
+            # An interruption does no harm: the next resolution of the token repeats it.
             async with within(namespace.dataset.write_timeout_us):
                 await self._void_strictly(namespace.dataset, place, event)
             return
@@ -311,7 +311,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         await self._connection.one(delete.bind((stamp_us, *key_of(place, event))))
 
     async def _places(self, namespace: Namespace, events: Sequence[Event]) -> list[Place]:
-        """Where each event lies. Raises SliceMissingError."""
+        """Return the partition of each event. Raises SliceMissingError."""
         dataset, places = namespace.dataset, []
         for event in events:
             each = await self._slice_of(dataset, event.event_time_us)
@@ -321,22 +321,22 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
     async def _row_of(
         self, namespace: Namespace, place: Place, event: Event
     ) -> tuple[Lane, object]:
-        """The plain insert of *event*, in its partition's lane."""
+        """Return the plain insert of *event*, with its partition's key."""
         lane = (namespace.dataset.write_timeout_us, *place)
         return lane, await self._insert_of(namespace, place, event)
 
     async def _insert_of(self, namespace: Namespace, place: Place, event: Event) -> object:
-        """The plain insert of *event*, at its own time."""
+        """Return the plain insert of *event*, at its own time."""
         insert = await self._to_write(namespace.dataset, INSERT[form_of(event)], place.start_us)
         return insert_of(insert, place, event)
 
     async def _found(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
     ) -> list[Event | None]:
-        """The stored event of each identity.
+        """Return the stored event of each identity.
 
-        Events that a compare-and-set writes are read at SERIAL: one under way must not be missed.
-        Of the others, items of one token share a statement.
+        Events that a compare-and-set writes are read at SERIAL, so that none in progress is missed.
+        Other items of one token share a statement.
         """
         dataset, pairs = namespace.dataset, list(zip(places, events, strict=True))
         strict = [pair for pair in pairs if _is_strict(namespace, pair[1])]
@@ -376,12 +376,12 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
 
 
 def _is_strict(namespace: Namespace, event: Event) -> bool:
-    """Whether *event* is written by compare-and-set."""
+    """Return whether *event* is written by compare-and-set."""
     return event.item_key == 0 and namespace.settings.payload_check is PayloadCheck.STRICT
 
 
 def _told(outcome: Written | BaseException | None) -> Written | UnavailableError:
-    """An outcome of one event; raises what is no fault of the store."""
+    """Return the outcome of one event; raises errors that are not the store's."""
     if outcome is None:
         return Written.UNTOLD
     if isinstance(outcome, BaseException) and not isinstance(outcome, UnavailableError):
@@ -390,9 +390,9 @@ def _told(outcome: Written | BaseException | None) -> Written | UnavailableError
 
 
 def _compared(events: Sequence[Event], found: Sequence[Event | None]) -> Written:
-    """What a write of all the *events* is over what was found of them.
+    """Return the outcome of writing all *events*, given what was *found* of them.
 
-    Never NEW: what nobody found, two sends at once may both have looked for.
+    Never NEW: two concurrent attempts may both have found nothing.
     """
     pairs = list(zip(events, found, strict=True))
     if any(stored is not None and not stored.same_payload(event) for event, stored in pairs):

@@ -1,10 +1,9 @@
-"""Marks, watermarks and counts: what is to be rolled up, up to where it has been, and the result.
+"""Marks, watermarks and counts: pending work of the rollup, its progress, and its results.
 
-A mark bears the time of its writing. When its window is closed, whoever deletes it is later by any
-clock. Marks that are left behind, by a crash or because they landed late, lie at or before the
-watermark, where nobody looks: they do no harm, and their time to live is there to have them go one
-day. It is far longer than any outage of the rollup, for a mark that stands is all that knows of
-its window.
+A mark's write timestamp is the time of its writing; a deletion after its window is closed is later
+by any clock. Marks left by a crash, or that landed late, are at or before the watermark, where
+they are never read, and expire. Their time to live is far longer than any outage of the rollup,
+because only the mark records that its window has events.
 """
 
 from __future__ import annotations
@@ -53,27 +52,27 @@ _ITEM: Final = struct.Struct(">qIH?")
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The time, then the count in as many bytes as it takes, big-endian and signed."""
+    """Pack the time, then the count as big-endian signed bytes."""
     return checkpoint.time_us.to_bytes(_TIME_BYTES, "big") + _pack_count(checkpoint.count)
 
 
 def unpack_checkpoint(cell: bytes) -> Checkpoint:
-    """What :func:`pack_checkpoint` packed."""
+    """Unpack the result of :func:`pack_checkpoint`."""
     return Checkpoint(int.from_bytes(cell[:_TIME_BYTES], "big"), _unpack_count(cell[_TIME_BYTES:]))
 
 
 def pack_row(row: WindowRow) -> bytes:
-    """Whether the window holds a clear, then its sum. Its start is in the row's key."""
+    """Pack whether the window has a clear, then its sum. Its start is in the row's key."""
     return (b"\x01" if row.cleared else b"\x00") + _pack_count(row.total)
 
 
 def unpack_row(window_us: int, cell: bytes) -> WindowRow:
-    """What :func:`pack_row` packed, of the window that starts at *window_us*."""
+    """Unpack the result of :func:`pack_row` for the window that starts at *window_us*."""
     return WindowRow(window_us, cell[0] == 1, _unpack_count(cell[1:]))
 
 
 def pack_items(events: Sequence[Event]) -> bytes:
-    """The items of one atomic add, all that differs among them; the token is in the row's key."""
+    """Pack the items of one atomic add; their common token is in the row's key."""
     parts = [_ITEMS_HEAD.pack(_ITEMS_VERSION, len(events))]
     for event in events:
         name = event.counter.encode()
@@ -84,7 +83,7 @@ def pack_items(events: Sequence[Event]) -> bytes:
 def unpack_items(
     cell: bytes, event_time_us: int, event_id: bytes, atom: bytes | None
 ) -> tuple[Event, ...]:
-    """The events of what :func:`pack_items` packed, under the token that they share."""
+    """Return the events of the result of :func:`pack_items` with their common token."""
     version, count = _ITEMS_HEAD.unpack_from(cell)
     invariant(version == _ITEMS_VERSION, f"an atomic mark of version {version} is from a later one")
     at = _ITEMS_HEAD.size
@@ -144,17 +143,17 @@ _ADVANCE: Final = (
     " USING TIMESTAMP ?"
 )
 
-#: Counters whose name this process knows to be listed; forgetting one is safe.
+#: The maximum of remembered counters whose names are listed; forgetting one is safe.
 _NAMES_MAX: Final = 200_000
 #: Windows that one statement names.
 _WINDOWS_MAX: Final = 64
-#: Before all counters of a window: no name is empty.
+#: Sorts before all counters of a window, because no name is empty.
 _FIRST: Final = ("", 0)
-#: A process that drops marks for the first time looks for them in so many windows: what another one
-#: that crashed rolled up last, and did not come to drop. Where it does not come to it, they stay.
+#: A process that drops marks of a shard for the first time searches this many windows for marks
+#: that a crashed process rolled up and did not drop.
 _LEFT_BEHIND: Final = 64
-#: Shards for which that is done at once. A process that takes over thousands of them must not ask
-#: for all of it at the same moment, nor have their rollup wait for it.
+#: Shards for which that is done concurrently. A process that takes over thousands of shards must
+#: not query all of them at once, nor delay their rollup.
 _LOOKS_AT_ONCE: Final = 4
 #: Windows of a shard whose marks are deleted at once.
 _DROPPED_AT_ONCE: Final = 32
@@ -167,7 +166,7 @@ class CassandraMarks(CassandraWrites):
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(options, clock)
         self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
-        #: By namespace id and shard: windows that were seen to hold marks and are not dropped yet.
+        #: By namespace id and shard: windows with marks that are not dropped yet.
         self._seen: dict[tuple[int, int], set[int]] = {}
         self._has_dropped: set[tuple[int, int]] = set()
         self._looks = 0
@@ -199,7 +198,7 @@ class CassandraMarks(CassandraWrites):
         return failed
 
     def _list(self, name: tuple[int, str]) -> None:
-        """Know that *name* is listed."""
+        """Remember that *name* is listed."""
         self._listed[name] = None
         while len(self._listed) > _NAMES_MAX:
             self._listed.popitem(last=False)
@@ -274,7 +273,7 @@ class CassandraMarks(CassandraWrites):
     async def marked(
         self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
     ) -> Collection[int]:
-        """All of *shards*: each window of a shard is a partition of its own."""
+        """Return all of *shards*, because each window of a shard is a separate partition."""
         return shards
 
     async def dirty(
@@ -296,7 +295,7 @@ class CassandraMarks(CassandraWrites):
         width = 1
         while windows and len(marks) < limit:
             some, windows = windows[:width], windows[width:]
-            # A single window is not worth asking for.
+            # For a single window the query would not pay.
             if width > 1:
                 some = await self._marked(namespace, shard, some, _MARKED[:1])
             for window_us in some:
@@ -313,7 +312,7 @@ class CassandraMarks(CassandraWrites):
     async def _marked(
         self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
     ) -> Sequence[int]:
-        """Those of *windows* that hold marks, in order."""
+        """Return those of *windows* that have marks, in order."""
         values = (namespace.id, shard, windows)
         selects = [(await self._to_read(namespace.dataset, cql)).bind(values) for cql in tables]
         found = await self._connection.rows(selects)
@@ -361,7 +360,7 @@ class CassandraMarks(CassandraWrites):
     async def _left_behind(
         self, namespace: Namespace, shard: int, through_us: int
     ) -> Sequence[int]:
-        """The latest windows up to *through_us* that still hold marks."""
+        """Return the latest windows up to *through_us* that still have marks."""
         after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
         windows = self._windows(namespace, after_us, through_us)
         self._looks += 1
@@ -371,8 +370,8 @@ class CassandraMarks(CassandraWrites):
             self._looks -= 1
 
     def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
-        """The starts of windows in ``(after_us, through_us]``, from the first slice on: there are
-        none before it that anybody could sum, and no marks that are still to be rolled up."""
+        """Return the starts of windows in ``(after_us, through_us]``, from the first slice on:
+        earlier windows have no events and no pending marks."""
         size_us = namespace.settings.rollup_window_us
         slices = self._shelf(namespace.dataset).slices
         if slices:
@@ -382,7 +381,7 @@ class CassandraMarks(CassandraWrites):
     def _note_seen(
         self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
     ) -> None:
-        """Remember where there is something to drop."""
+        """Remember windows whose marks are to be dropped."""
         seen = self._seen.setdefault((namespace.id, shard), set())
         seen.update(mark.window_us for mark in marks)
 
@@ -391,7 +390,7 @@ def _window(mark: Mark | AtomicMark) -> int:
     return mark.window_us
 
 
-#: Kinds of rows, in the order in which they lie.
+#: Kinds of rows, in their order.
 CHECKPOINT: Final = 0
 PENDING: Final = 1
 SETTLED: Final = 2
@@ -410,13 +409,13 @@ _DELETE_ROWS: Final = (
     "DELETE FROM {keyspace}.counts USING TIMESTAMP ?"
     f" WHERE namespace = ? AND counter = ? AND kind = {WINDOW} AND t <= ?"
 )
-#: Of one counter, which its own nodes can be asked for, and of many.
+#: Of one counter, which is routed to its replicas, and of many.
 _HEADS: Final = tuple(
     f"SELECT counter, kind, t, u, cell FROM {{keyspace}}.counts WHERE namespace = ?"
     f" AND counter {of} AND kind < {WINDOW}"
     for of in ("= ?", "IN ?")
 )
-#: The settled fold and the rows after it in one read, so that they are of one moment.
+#: Reads the settled fold and the rows after it together, so that they are consistent.
 _ROWS: Final = tuple(
     f"SELECT counter, kind, t, cell FROM {{keyspace}}.counts WHERE namespace = ? AND counter {of}"
     f" AND (kind, t) >= ({SETTLED}, 0) AND (kind, t) <= ({WINDOW}, ?)"
@@ -426,13 +425,13 @@ _ROWS: Final = tuple(
 #: Counters that one statement reads.
 _READ_TOGETHER: Final = 64
 #: Counters, and rows of theirs, that go out in one statement; each counter is written as one
-#: nevertheless. Servers complain of more than ten partitions and of 5 KiB, and refuse 50; a single
+#: nevertheless. Servers warn of more than ten partitions and of 5 KiB, and reject 50 KiB; a single
 #: partition may be of any size.
 _WRITTEN_TOGETHER: Final = 10
 _ROWS_TOGETHER: Final = 40
 _RANDOM_US: Final = 1_000
 _NOTHING: Final = Checkpoint(0, 0)
-#: Calls whose random part is remembered.
+#: The number of calls whose random part is remembered.
 _DRAWN_MAX: Final = 1_000
 
 _T = TypeVar("_T")
@@ -476,7 +475,7 @@ class CassandraCounts(CassandraBase):
     async def _read(
         self, namespace: Namespace, cql: Sequence[str], counters: Sequence[str], *values: Any
     ) -> Iterator[Sequence[Any]]:
-        """The rows of each of *counters*, those of one together and in order."""
+        """Return the rows of each of *counters*, together and in order."""
         of_one, of_many = [await self._to_read(namespace.dataset, each) for each in cql]
         statements = [
             of_one.bind((namespace.id, some[0], *values))
@@ -509,7 +508,7 @@ class CassandraCounts(CassandraBase):
     async def _written(
         self, namespace: Namespace, update: CounterUpdate, through_us: int, stamp_us: int
     ) -> list[Any]:
-        """What writes one counter's update, of a batch up to *through_us*."""
+        """Return the statements of one counter's update, of a batch up to *through_us*."""
         dataset, partition = namespace.dataset, (namespace.id, update.counter)
         insert = await self._to_write(dataset, _INSERT)
         checkpoint = pack_checkpoint(update.checkpoint)
@@ -547,8 +546,8 @@ class CassandraCounts(CassandraBase):
         )
 
     def _draw(self, namespace_id: int, through_us: int, first: str) -> int:
-        """The random part of the timestamps of one call, whose *first* counter tells it from others
-        up to the same instant. Done again, having seen more, it draws a higher one."""
+        """Return the random part of the timestamps of one call, which its *first* counter
+        distinguishes from others up to the same instant. A repeated call draws a higher one."""
         key = (namespace_id, through_us, first)
         before = self._drawn.pop(key, None)
         if before is None:
@@ -562,7 +561,7 @@ class CassandraCounts(CassandraBase):
 
 
 class _Parts:
-    """What was found of one counter, its window rows excepted."""
+    """The head of one counter: all but its window rows."""
 
     __slots__ = ("checkpoint", "pending", "settled")
 

@@ -1,7 +1,7 @@
-"""``counter schema apply``: creates what is missing, changes what may change, says what it did.
+"""``counter schema apply``: create what is missing, change what may change, and report it.
 
-Every step may be done twice, and by several processes at once: tables have ids made from their
-names, rows are inserted if they are not there, and what others did meanwhile is read at SERIAL.
+Every step is idempotent and may run concurrently: table ids are derived from their names, rows are
+inserted if they do not exist, and concurrent changes are read at SERIAL.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _NOTHING_DROPPED: Final = (
 )
 _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
 
-#: Writers and workers must agree on these for as long as the dataset's events are kept.
+#: Writers and workers must agree on these as long as the dataset's events are kept.
 _FIXED: Final = ("retention_us", "slice_us", "write_timeout_us", "clock_skew_max_us")
-#: A slice keeps what it was made with; the next one is made with these.
+#: A slice keeps the values that it was made with; the next one gets these.
 _OF_NEW_SLICES: Final = ("time_bucket_us", "event_buckets", "event_buckets_max")
 
 
 async def apply_schema(settings: Settings) -> list[str]:
-    """Apply the schema where *settings* point; what was done, a line each. Raises StartupError."""
+    """Apply the schema of *settings*; return a line for each change. Raises StartupError."""
     options = options_of(settings)
     connection = Connection(options)
     retry = StartupRetry(settings.start_timeout)
@@ -85,10 +85,10 @@ async def apply_schema(settings: Settings) -> list[str]:
 async def apply(
     connection: Connection, options: CassandraOptions, retry: StartupRetry | None = None
 ) -> list[str]:
-    """The same over an open connection.
+    """Do the same over an open connection.
 
-    Where another process does the same, a table may be known and not usable yet, for a moment and
-    in ways that no error tells from others. So whatever fails is begun again.
+    If another process does the same, a table may be visible and not usable yet, and no error
+    identifies that case. So every failure is retried.
     """
     retry = retry or StartupRetry(START_TIMEOUT_US)
     applying = _Applying(connection, options)
@@ -99,7 +99,7 @@ async def apply(
 
 
 async def check_version(connection: Connection, control: ControlKeyspace) -> None:
-    """Raise StartupError, saying what to do, unless the schema is of this program's version."""
+    """Raise StartupError with the fix unless the schema has this program's version."""
     version = await _version(connection, control)
     if version is None:
         raise StartupError(
@@ -114,8 +114,8 @@ async def check_version(connection: Connection, control: ControlKeyspace) -> Non
 
 
 async def _version(connection: Connection, control: ControlKeyspace) -> int | None:
-    """The version that stands, None where there is none. A newer one than this program's raises
-    StartupError: a newer program knows better."""
+    """Return the schema's version, None if there is none. Raises StartupError if it is newer than
+    this program's."""
     cql = (
         "SELECT table_name FROM system_schema.tables"
         f" WHERE keyspace_name = '{control.keyspace}' AND table_name = 'meta'"
@@ -125,7 +125,7 @@ async def _version(connection: Connection, control: ControlKeyspace) -> int | No
     try:
         row = await control.settled(_VERSION)
     except SliceMissingError:
-        # Being created at this moment: it can be seen before it can be used.
+        # It is being created: visible, but not usable yet.
         return None
     if row is None:
         return None
@@ -139,7 +139,7 @@ async def _version(connection: Connection, control: ControlKeyspace) -> int | No
 
 
 class _Applying:
-    """One run: a line is told for each thing that is done, and for each that is not."""
+    """One run, with a line for each change, and for each setting that cannot be changed."""
 
     def __init__(self, connection: Connection, options: CassandraOptions) -> None:
         self._connection = connection
@@ -158,7 +158,7 @@ class _Applying:
             for dataset, placement in self._options.datasets
         }
         for dataset, placement in self._options.datasets:
-            # The process may be anywhere: it only says where the others are.
+            # This process may run anywhere: the setting is about the others.
             check_overlap(dataset.name, placement, replicas[dataset.name], placement.datacenter)
         await self._have_keyspace(self._control.keyspace, replicas_of_all(replicas.values()))
         await self._have_tables(self._control.keyspace, CONTROL_TABLES)
@@ -168,11 +168,11 @@ class _Applying:
             await self._have_keyspace(self._keyspace_of(dataset.name), replicas[dataset.name])
             await self._have_tables(self._keyspace_of(dataset.name), DATASET_TABLES)
             await self._have_dataset(dataset, placement)
-        # Those, too, that this process was told nothing of.
+        # Datasets that are not in this process's settings, too.
         for name, number, _ in await self._control.read(_DATASETS):
             await self._have_tables(self._keyspace_of(name), DATASET_TABLES)
             await self._begin_slices(number)
-        # Last: a store that finds this version finds all of it.
+        # Last, so that a store that finds this version finds the whole schema.
         await self._have_version()
         return self._told or ["nothing to do: the schema is as it should be"]
 
@@ -196,7 +196,7 @@ class _Applying:
             names[keyspace] = dataset.name
 
     async def _have_keyspace(self, keyspace: str, replicas: Replicas) -> None:
-        """Create it, or have it replicated as is asked for."""
+        """Create it, or change its replication to the settings'."""
         standing = await self._connection.replication(keyspace)
         replication = replication_cql(replicas)
         if standing is None:
@@ -225,8 +225,8 @@ class _Applying:
         columns = set(await self._connection.simple(cql))
         standing = {table for table, _ in columns}
         created = [name for name in tables if name not in standing]
-        # Where no version stands yet, a table that can be seen may be one that another process is
-        # creating and that cannot be used yet: to create it again waits for that.
+        # Without a version, a visible table may be one that another process is creating and that is
+        # not usable yet: creating it again waits for that.
         for name in tables if self._version is None else created:
             await self._connection.ddl(create_table(keyspace, name, tables[name]))
         if created:
@@ -240,7 +240,7 @@ class _Applying:
                     self._told.append(f"added column {column} to {keyspace}.{name}")
 
     async def _have_dataset(self, dataset: Dataset, placement: Placement) -> None:
-        """Insert it, or have it as is asked for where it may be changed."""
+        """Insert it, or change what may be changed to the settings."""
         seen_by = (_DATASET, (dataset.name,))
         row = await self._control.settled(_DATASET, dataset.name)
         if row is None:
@@ -295,7 +295,7 @@ class _Applying:
                 )
 
     async def _begin_slices(self, number: int) -> None:
-        """Say that nothing is dropped: compare-and-sets of slices compare with it."""
+        """Write that nothing is dropped, because compare-and-sets of slices compare with it."""
         seen_by = (_DROPPED, (number,))
         await self._control.compare(_NOTHING_DROPPED, (number,), seen_by=seen_by, mine=0, at=1)
 
@@ -311,7 +311,7 @@ class _Applying:
         if applied:
             self._told.append(f"the schema of {self._control.keyspace} has version {text}")
         else:
-            # Another process was there first, and must not have been a newer one.
+            # Another process was first, and must not be a newer one.
             await _version(self._connection, self._control)
 
 
@@ -320,12 +320,12 @@ Replicas = Mapping[str, int]
 
 
 def replicas_of(name: str, placement: Placement, nodes: Mapping[str, int]) -> Replicas:
-    """The replicas of dataset *name* in a cluster with so many *nodes* in each data center.
+    """Return the replicas of dataset *name* by data center, in a cluster with these *nodes*.
 
-    They are said for each data center by name: Cassandra's own ``replication_factor`` would mean
-    those that it knows when the keyspace is created, and change nothing of them later. Raises
-    StartupError for a data center that is not there, and UnavailableError where there are too few
-    nodes for a quorum to answer: others may be joining at this moment.
+    Data centers are named, because Cassandra's ``replication_factor`` would mean those that exist
+    when the keyspace is created, and would not change them later. Raises StartupError for a data
+    center that does not exist, and UnavailableError if there are too few nodes for a quorum: others
+    may be joining.
     """
     replicas: dict[str, int] = {}
     for center, count in placement.replication:
@@ -348,12 +348,12 @@ def replicas_of(name: str, placement: Placement, nodes: Mapping[str, int]) -> Re
 
 
 def replicas_in(replication: Mapping[str, str], nodes: Mapping[str, int]) -> Replicas:
-    """The replicas of a keyspace by its ``replication`` in ``system_schema``.
+    """Return the replicas of a keyspace by its ``replication`` in ``system_schema``.
 
-    Any other strategy than NetworkTopologyStrategy knows no data centers: its replicas may be in
-    each that has *nodes*.
+    Strategies other than NetworkTopologyStrategy have no data centers: replicas may be in each that
+    has *nodes*.
     """
-    # Cassandra writes 3/1 where one of three replicas is transient.
+    # Cassandra writes 3/1 if one of three replicas is transient.
     counts = {
         name: int(count.partition("/")[0]) for name, count in replication.items() if name != "class"
     }
@@ -376,7 +376,7 @@ def check_overlap(
 
 
 def replicas_of_all(parts: Iterable[Replicas]) -> Replicas:
-    """As many replicas in each data center as any of *parts* has."""
+    """Return the maximum of replicas in each data center among *parts*."""
     most: dict[str, int] = {}
     for each in parts:
         for center, count in each.items():
@@ -385,11 +385,11 @@ def replicas_of_all(parts: Iterable[Replicas]) -> Replicas:
 
 
 def replication_cql(replicas: Replicas) -> str:
-    """What CQL calls the ``replication`` of a keyspace."""
+    """Return the ``replication`` of a keyspace in CQL."""
     counts = "".join(f", '{center}': {count}" for center, count in sorted(replicas.items()))
     return f"{{'class': 'NetworkTopologyStrategy'{counts}}}"
 
 
 def replicas_text(replicas: Mapping[str, int | str]) -> str:
-    """As a setting says it."""
+    """Return it in the form of the setting."""
     return ",".join(f"{center}:{count}" for center, count in sorted(replicas.items()))

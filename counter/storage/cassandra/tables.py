@@ -1,7 +1,7 @@
-"""The tables, and an event as a row of one: its partition, how it is written, what is read of it.
+"""The tables, and how an event is written to and read from a row.
 
-A row is written with the event's own time as write timestamp, so that every attempt at it writes
-the same. One with neither delta nor clear is void: it keeps its place, and nobody sees it.
+A row's write timestamp is the event's own time, so that every attempt writes the same row. A row
+with neither delta nor clear is void: it exists, and readers ignore it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BIGINT: Final = struct.Struct(">q").pack
 INT: Final = struct.Struct(">i").pack
 TINYINT: Final = struct.Struct(">b").pack
 TEXT: Final = str.encode
-#: Bytes are their own packing: this makes no copy.
+#: Bytes are packed as they are, without a copy.
 BLOB: Final = bytes
 
 
 def bound(prepared: Any, packers: Sequence[Packer], values: Sequence[Any]) -> Any:
-    """*prepared* bound to *values*, each packed by its packer."""
+    """Bind *prepared* to *values*, each packed by its packer."""
     if type(prepared) is not PreparedStatement:
-        # What stands in for the driver's own binds as it likes.
+        # A test's stand-in for the driver binds in its own way.
         return prepared.bind(values)
     statement = BoundStatement(prepared)
     statement.values = [pack(value) for pack, value in zip(packers, values, strict=True)]
@@ -53,7 +53,7 @@ def _insert(columns: str, condition: str) -> str:
 
 _STAMPED: Final = "USING TIMESTAMP ?"
 _CONDITIONAL: Final = "IF NOT EXISTS"
-#: By (clear, part of an atomic add): a column that is not named leaves no tombstone.
+#: By (clear, part of an atomic add): an omitted column leaves no tombstone.
 _COLUMNS: Mapping[tuple[bool, bool], str] = {
     (False, False): ", delta",
     (False, True): ", delta, atom",
@@ -76,7 +76,7 @@ _PACKERS: Mapping[tuple[bool, bool], Sequence[Packer]] = {
 }
 
 SELECT: Final = f"SELECT delta, clear, atom FROM {{keyspace}}.{{table}} WHERE {ROW_IS}"
-#: All items of one token on some counters: their partitions differ in the counter alone.
+#: All items of one token on some counters, whose partitions differ only in the counter.
 SELECT_ITEMS: Final = (
     "SELECT counter, item, delta, clear, atom FROM {keyspace}.{table}"
     " WHERE namespace = ? AND counter IN ? AND time_bucket = ? AND event_bucket = ?"
@@ -84,14 +84,14 @@ SELECT_ITEMS: Final = (
 )
 DELETE: Final = f"DELETE FROM {{keyspace}}.{{table}} USING TIMESTAMP ? WHERE {ROW_IS}"
 
-#: Columns of the rows that a compare-and-set which was not applied shows: keys as they are
-#: declared, then the others by name.
+#: Columns of the rows that a compare-and-set returns if it is not applied: keys in their order,
+#: then the others by name.
 _SHOWN_KEY: Final = slice(5, 8)
 _SHOWN_CELLS: Final = slice(8, 11)
 
 
 class Place(NamedTuple):
-    """The partition of an event, and the slice whose table it is in."""
+    """The partition of an event, and the slice with its table."""
 
     start_us: int
     namespace: int
@@ -101,7 +101,7 @@ class Place(NamedTuple):
 
 
 def place_of(each: Slice, namespace_id: int, event: Event) -> Place:
-    """Where *event* lies in slice *each*."""
+    """Return the partition of *event* in slice *each*."""
     return Place(
         each.start_us,
         namespace_id,
@@ -112,23 +112,23 @@ def place_of(each: Slice, namespace_id: int, event: Event) -> Place:
 
 
 def form_of(event: Event) -> tuple[bool, bool]:
-    """Which of the inserts writes *event*."""
+    """Return the form of insert for *event*."""
     return (event.clear, event.atom is not None)
 
 
 def key_of(place: Place, event: Event) -> tuple[Any, ...]:
-    """The primary key of *event*."""
+    """Return the primary key of *event*."""
     return (*place[1:], event.event_time_us, event.event_id, event.item_key)
 
 
 def cells_of(event: Event) -> tuple[Any, ...]:
-    """The values of the columns that its form of insert names after the key."""
+    """Return the values of the columns after the key in its form of insert."""
     value = 1 if event.clear else event.delta
     return (value,) if event.atom is None else (value, event.atom)
 
 
 def insert_of(prepared: Any, place: Place, event: Event) -> Any:
-    """The form of :data:`INSERT` that writes *event*, at its own time."""
+    """Return the form of :data:`INSERT` that writes *event*, at its own time."""
     values = (*key_of(place, event), *cells_of(event), event.event_time_us)
     return bound(prepared, _PACKERS[form_of(event)], values)
 
@@ -140,7 +140,7 @@ def event_of(
     clear: int | None,
     atom: bytes | None,
 ) -> Event | None:
-    """The event of a row; None where it is void. A clear's delta is nobody's business."""
+    """Return the event of a row; None if it is void. A clear's delta is ignored."""
     time_us, event_id, item_key = identity
     if clear is not None:
         return Event(counter, time_us, event_id, item_key, 0, True, atom)
@@ -150,7 +150,7 @@ def event_of(
 
 
 def shown(row: Sequence[Any]) -> tuple[tuple[Any, ...], Event | None]:
-    """The identity and event of a row that stood in the way of a compare-and-set."""
+    """Return the identity and event of a row because of which a compare-and-set was not applied."""
     identity = tuple(row[_SHOWN_KEY])
     atom, clear, delta = row[_SHOWN_CELLS]
     return identity, event_of(row[2], identity, delta, clear, atom)
@@ -161,20 +161,20 @@ _NAMESPACE: Final = uuid.UUID("9b0b6d6e-53c5-4f0a-8a53-6c2f1d1f6f6e")
 
 #: Cassandra's own default.
 _GRACE_US: Final = 10 * DAY
-#: For how long a node that was down is told what it missed. Tombstones that go sooner than that
-#: could be gone when the write that they hide arrives; hints are kept no longer than tombstones.
+#: How long hints are kept for a node that was down. A tombstone must live at least as long;
+#: otherwise it could be purged before the write that it hides arrives.
 _HINTS_US: Final = 3 * HOUR
 
 _COMPACTION: Final = "{{'class': 'UnifiedCompactionStrategy', 'scaling_parameters': '{}'}}"
-#: Few writes of the same row: merge late, so that each row is rewritten seldom.
+#: For rows that are rarely rewritten: compact late.
 _WRITTEN_ONCE: Final = _COMPACTION.format("T4")
-#: The same rows again and again: merge soon, so that a read finds them in few files.
+#: For rows that are often rewritten: compact early, so that a read needs few files.
 _OVERWRITTEN: Final = _COMPACTION.format("L4")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and primary key, and how the table is kept."""
+    """Columns, primary key and options of a table."""
 
     columns: str
     compaction: str = _OVERWRITTEN
@@ -182,30 +182,30 @@ class Table:
     order: str = ""
 
 
-#: Tables of the control keyspace. ``op`` tells whose compare-and-set made a row what it is.
+#: Tables of the control keyspace. ``op`` identifies the compare-and-set that last changed a row.
 CONTROL_TABLES: Mapping[str, Table] = {
     "meta": Table("name text PRIMARY KEY, value text, op blob"),
     "sequences": Table("name text PRIMARY KEY, next bigint, time bigint, issuer blob, op blob"),
     "datasets": Table("name text PRIMARY KEY, id int, document text, op blob"),
     "namespaces": Table("name text PRIMARY KEY, id bigint, version bigint, document text, op blob"),
-    # Deleted ones, until their data are gone.
+    # Deleted namespaces, until their data is purged.
     "departed": Table("id bigint PRIMARY KEY, document text"),
     "slices": Table(
         "dataset int, start bigint, document text, op blob, dropped_before bigint static,"
         " PRIMARY KEY (dataset, start)"
     ),
-    # Of each slice the largest crowd that was counted and the largest that was observed: each is
-    # written with its size as timestamp.
+    # Partition sizes: of each slice the largest counted and the largest observed one, written with
+    # the size as timestamp. (Releases called them crowds, and the table keeps its name.)
     "crowds": Table(
         "dataset int, start bigint, observed tinyint, document text,"
         " PRIMARY KEY (dataset, start, observed)",
         grace_us=_HINTS_US,
     ),
-    # What expires does so on every node at once: nothing comes back when its tombstone is gone.
+    # Rows expire on all nodes at the same time, so none comes back after its tombstone is purged.
     "workers": Table(
         "everyone tinyint, worker text, PRIMARY KEY (everyone, worker)", grace_us=_HINTS_US
     ),
-    # All in one partition: each process reads them all, again and again.
+    # In one partition, because each process reads all of them repeatedly.
     "api_keys": Table(
         "everyone tinyint, id text, document text, op blob, used bigint, PRIMARY KEY (everyone, id)"
     ),
@@ -213,8 +213,8 @@ CONTROL_TABLES: Mapping[str, Table] = {
 
 #: Tables of a dataset's keyspace.
 DATASET_TABLES: Mapping[str, Table] = {
-    # A partition is written in one window, read once and deleted. One that came back would lie
-    # before the watermark, where nobody reads: so its tombstone may go as soon as hints have.
+    # A partition is written in one window, read once and deleted. If it came back, it would be
+    # before the watermark and never read: so its tombstone need only outlive hints.
     "dirty": Table(
         "namespace bigint, shard int, window_start bigint, counter text, recount bigint,"
         " PRIMARY KEY ((namespace, shard, window_start), counter, recount)",
@@ -229,7 +229,7 @@ DATASET_TABLES: Mapping[str, Table] = {
         _WRITTEN_ONCE,
         _HINTS_US,
     ),
-    # Written with the watermark itself as write timestamp: it only moves forward.
+    # The watermark is its own write timestamp, so it only moves forward.
     "watermarks": Table(
         "namespace bigint, shard int, through bigint, PRIMARY KEY (namespace, shard)"
     ),
@@ -238,7 +238,7 @@ DATASET_TABLES: Mapping[str, Table] = {
         "namespace bigint, counter text, kind tinyint, t bigint, u bigint, cell blob,"
         " PRIMARY KEY ((namespace, counter), kind, t, u)"
     ),
-    # The counter is empty where the token is an atomic add's.
+    # The counter is empty for the token of an atomic add.
     "resolutions": Table(
         "namespace bigint, counter text, event_time bigint, event_id blob,"
         " outcome text, fingerprint blob, op blob,"
@@ -256,7 +256,7 @@ DATASET_TABLES: Mapping[str, Table] = {
     ),
 }
 
-#: A slice's table. delta and clear are told apart by which is there; a row with neither is void.
+#: A slice's table. A row has either delta or clear; a row with neither is void.
 _EVENTS_COLUMNS: Final = (
     "namespace bigint, counter text, time_bucket bigint, event_bucket int,"
     " event_time bigint, event_id blob, item int, delta bigint, clear tinyint, atom blob,"
@@ -269,37 +269,37 @@ _COLUMN: Final = re.compile(r"(\w+) (bigint|int|tinyint|text|blob)( static)?(?: 
 
 
 def keyspace_of(control: str, dataset: str) -> str:
-    """The keyspace of a dataset's data."""
+    """Return the keyspace of a dataset."""
     return f"{control}_{dataset}".replace("-", "_")
 
 
 def is_keyspace(name: str) -> bool:
-    """Whether *name* can be the name of a keyspace without quotes."""
+    """Return whether *name* can name a keyspace without quotes."""
     return _KEYSPACE.fullmatch(name) is not None
 
 
 def events_table(start_us: int) -> str:
-    """The table of the slice that starts at *start_us*."""
+    """Return the table of the slice that starts at *start_us*."""
     return f"events_{start_us}"
 
 
 def events_of(dataset: Dataset) -> Table:
-    """How a table of events is kept.
+    """Return the options of a table of events.
 
-    Its tombstones hide voided writes that may land as long as the table is there, so they stay as
-    long. It goes whole, so files of one time (TimeWindowCompactionStrategy) would gain nothing.
+    Its tombstones hide voided writes that may land as long as the table exists, so they are kept as
+    long. It is dropped whole, so TimeWindowCompactionStrategy would have no benefit.
     """
     grace_us = max(_GRACE_US, dataset.retention_us + 2 * dataset.slice_us)
     return Table(_EVENTS_COLUMNS, _WRITTEN_ONCE, grace_us, _EVENTS_ORDER)
 
 
 def create_table(keyspace: str, name: str, table: Table) -> str:
-    """The statement that creates *table*, or does nothing where it is."""
+    """Return the statement that creates *table* if it does not exist."""
     options = [
         f"ID = {table_id(keyspace, name)}",
         f"gc_grace_seconds = {table.grace_us // SECOND}",
         f"compaction = {table.compaction}",
-        # What one read saw at a quorum, the next one sees.
+        # Reads at a quorum are monotonic.
         "read_repair = 'BLOCKING'",
     ]
     if table.order:
@@ -309,10 +309,10 @@ def create_table(keyspace: str, name: str, table: Table) -> str:
 
 
 def columns_of(table: Table) -> Mapping[str, str]:
-    """Each column and its type."""
+    """Return the type of each column."""
     return {name: kind + static for name, kind, static in _COLUMN.findall(table.columns)}
 
 
 def table_id(keyspace: str, table: str) -> uuid.UUID:
-    """The id of a table, the same wherever it is created."""
+    """Return the id of a table, the same in every process that creates it."""
     return uuid.uuid5(_NAMESPACE, f"{keyspace}.{table}")
