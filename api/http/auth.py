@@ -1,7 +1,7 @@
-"""Who may come in: keys, their scopes and namespaces, and how much of everything each may have.
+"""Authentication and authorization: keys, their scopes, namespaces and rates.
 
-A key speaks for its namespaces alone: any other is unknown to it, whether it exists or not, and the
-answer is given before anything is looked up, so neither its words nor its time tell the two apart.
+For a key, namespaces that it does not cover do not exist. It is rejected before any lookup, so
+neither the answer nor its timing shows whether such a namespace exists.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from counter.types import ApiKey, Namespace, Scope
 
 _BEARER: Final = b"bearer "
 _EVERY: Final = "*"
-#: What is limited, as keys and the RateLimit fields name it.
+#: The limited kinds, as keys and the RateLimit fields name them.
 LIMITED: Final = ("requests", "adds", "reservations", "resolutions")
-#: Namespaces whose rights and meters are remembered of one caller.
+#: The maximum of namespaces whose rights and meters are cached per caller.
 _REMEMBERED_MAX: Final = 1_000
 #: Less than any scope.
 _NOTHING: Final = 0
 
 
-#: Methods that change nothing, whatever they are sent to.
+#: Methods that change nothing on any route.
 _ONLY_READ: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -43,7 +43,7 @@ def _shown(value: bytes) -> str:
 
 
 class Meters(NamedTuple):
-    """The buckets that requests of one caller to one namespace take from."""
+    """The token buckets for requests of one caller to one namespace."""
 
     version: int
     requests: tuple[TokenBucket, ...]
@@ -58,14 +58,14 @@ def _meters(version: int, *holders: Mapping[str, TokenBucket]) -> Meters:
 
 
 class Caller:
-    """A key, or everybody where none is asked for, with what it may still have of this process."""
+    """A key, or every client if no keys exist, with its remaining rates in this process."""
 
     __slots__ = ("_allowed", "_buckets", "_gate", "_meters", "_own", "key")
 
     def __init__(self, gate: Gate, key: ApiKey | None) -> None:
         self._gate = gate
         self.key = key
-        #: What it may do at most in a namespace.
+        #: Its scope in each namespace that it used.
         self._allowed: dict[str, int] = {}
         self._meters: dict[int, Meters] = {}
         rates = {name: gate.rates.get(name) for name in LIMITED}
@@ -79,16 +79,16 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """As refusals and logs call it."""
+        """Return its name in errors and logs."""
         return "a client without a key" if self.key is None else f"the key {self.key.id}"
 
     def may(self, scope: Scope, namespace: str) -> bool:
-        """Whether it may do in *namespace* what takes *scope*."""
+        """Return whether it has *scope* in *namespace*."""
         allowed = self._allowed.get(namespace)
         return (self._allow(namespace) if allowed is None else allowed) >= scope
 
     def sees(self, namespace: str) -> bool:
-        """Whether there is, for it, a namespace of this name."""
+        """Return whether it covers *namespace*."""
         return self.may(Scope.READ, namespace)
 
     def _allow(self, namespace: str) -> int:
@@ -102,8 +102,8 @@ class Caller:
         return allowed
 
     def require(self, scope: Scope, namespace: str = "") -> None:
-        """Raise NamespaceUnknownError for a namespace of others, ScopeInsufficientError where the
-        key's scope is less than *scope*."""
+        """Raise NamespaceUnknownError for a namespace that the key does not cover, and
+        ScopeInsufficientError if its scope is less than *scope*."""
         key = self.key
         if key is None:
             return
@@ -114,7 +114,7 @@ class Caller:
             self._refuse(f"has the scope {key.scope.name.lower()}, and this takes", scope)
 
     def require_all_namespaces(self) -> None:
-        """Raise ScopeInsufficientError unless the key speaks for all namespaces."""
+        """Raise ScopeInsufficientError unless the key covers all namespaces."""
         key = self.key
         if key is not None and _EVERY not in key.namespaces:
             self._refuse(
@@ -141,11 +141,11 @@ class Caller:
             self._gate.take(bucket, 1)
 
     def forget_meters(self) -> None:
-        """Ask anew what namespaces' buckets are."""
+        """Look up the buckets of namespaces again."""
         self._meters.clear()
 
     def meters(self, namespace: Namespace | None) -> Meters:
-        """What a request to *namespace*, or to none, takes from."""
+        """Return the buckets of a request to *namespace*, or to none."""
         if namespace is None:
             return self._own
         meters = self._meters.get(namespace.id)
@@ -160,14 +160,14 @@ class Caller:
 
 @dataclass(slots=True)
 class _Shared:
-    """The buckets of a namespace, which all its callers share."""
+    """The buckets of a namespace, shared by all its callers."""
 
     version: int
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
 
 class Gate:
-    """Lets requests in, or says why not. Rates hold for this process alone."""
+    """Admit or reject requests. Rates apply to this process only."""
 
     def __init__(
         self,
@@ -178,33 +178,32 @@ class Gate:
         hosts: HostRule | None = None,
         origins: Sequence[str] = (),
     ) -> None:
-        """Without keys, *hosts* must answer Host; and a page that writes must be of the service's
-        own origin or of *origins*."""
+        """If no keys exist, *hosts* must allow Host, and a page that writes must be of the
+        service's own origin or of *origins*."""
         self.ring = ring
         self._hosts = hosts or HostRule()
         self._origins = frozenset(each.encode() for each in origins)
-        #: What a caller may have in a second where its key says nothing, by :data:`LIMITED`.
+        #: The default rates per second of a caller, by :data:`LIMITED`.
         self.rates = rates or {}
         self._now_s = now_s
-        #: Who sends, where no key is asked for.
+        #: The caller if no keys exist.
         self.anyone = Caller(self, None)
         self._callers: dict[str, Caller] = {}
         self._shared: dict[int, _Shared] = {}
-        #: With so many of them, those that are full are forgotten.
+        #: At this number of buckets, full ones are dropped.
         self._shared_most = _REMEMBERED_MAX
-        #: Requests that were turned away, by why.
+        #: Rejected requests by reason.
         self.turned_away = dict.fromkeys(("key_missing", "key_invalid", "scope", "namespace"), 0)
-        #: How often a rate was reached, by what is limited.
+        #: How often a rate was exceeded, by kind.
         self.limited = dict.fromkeys(LIMITED, 0)
 
     def answers(self, host: bytes) -> bool:
-        """Whether a request under this Host is answered: with keys, under any."""
+        """Return whether a request with this Host is answered; if keys exist, always."""
         return self.ring.required or self._hosts.answers(host)
 
     def check_page(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raise OriginRefusedError for what a foreign web page may have sent, if no keys exist.
-
-        With keys a page needs one, which no browser adds by itself.
+        """Raise OriginRefusedError for a request that a foreign web page may have sent, if no keys
+        exist. If keys exist, a page needs one, and browsers never add it.
         """
         if self.ring.required:
             return
@@ -237,7 +236,7 @@ class Gate:
             )
 
     def caller(self, authorization: bytes | None) -> Caller:
-        """Who sent a request with this Authorization header. Raises KeyMissingError,
+        """Return the caller of a request with this Authorization header. Raises KeyMissingError,
         KeyInvalidError and StoreUnavailableError."""
         caller = self.known(authorization)
         if caller is None and authorization is None:
@@ -269,7 +268,7 @@ class Gate:
         caller = self._callers.get(key.id)
         if caller is None or (caller.key is not key and caller.key != key):
             caller = self._callers[key.id] = Caller(self, key)
-        # The ring reads its keys anew all the time: next time this is the very same one.
+        # The ring reloads its keys: keep the identical object for the next comparison.
         caller.key = key
         return caller
 
@@ -292,8 +291,8 @@ class Gate:
         return shared.buckets
 
     def _forget_full(self) -> None:
-        """Let go of the namespaces whose buckets are full: new ones are the same. The others must
-        stay, or their rates would hold for nobody."""
+        """Drop full buckets, because new ones are the same. The others must stay; otherwise their
+        rates would not apply."""
         now_s = self._now_s()
         self._shared = {
             number: each
@@ -302,11 +301,11 @@ class Gate:
         }
         self._shared_most = max(_REMEMBERED_MAX, 2 * len(self._shared))
         for caller in (self.anyone, *self._callers.values()):
-            # It may hold one that is let go of, beside which there would be two.
+            # It may refer to a dropped bucket, and then there would be two.
             caller.forget_meters()
 
     def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
-        """Take one request and *adds* adds to *namespace* of what is allowed. Raises
+        """Take one request and *adds* adds to *namespace* from the rates. Raises
         RateLimitedError."""
         meters = caller.meters(namespace)
         if meters.is_empty:
@@ -319,11 +318,11 @@ class Gate:
             self._take_all(meters.adds, adds, now_s)
 
     def charge(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
-        """Take *adds* adds to *namespace* of what is allowed. Raises RateLimitedError."""
+        """Take *adds* adds to *namespace* from the rates. Raises RateLimitedError."""
         self._take_all(caller.meters(namespace).adds, adds, self._now_s())
 
     def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
-        """Take *amount* of each, or of none: what one refuses is not paid for at another."""
+        """Take *amount* from each bucket, or from none."""
         for place, bucket in enumerate(buckets):
             if not bucket.take(amount, now_s):
                 for taken in buckets[:place]:

@@ -1,4 +1,4 @@
-"""What the connections of a process share: their bounds, and what is counted of them."""
+"""The shared state of a process's connections: bounds and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from counter.core.admission import Bounded, Shares
 from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
 from counter.telemetry.families import counters, gauge
 
-#: Why a connection was ended from this side, though nobody asked for that.
+#: Why the server closed a connection.
 FULL: Final = "full"
 #: Closed for a new one, because it had sent nothing.
 UNUSED: Final = "unused"
@@ -71,7 +71,7 @@ class ReadQueue:
 
 
 class Connections:
-    """The connections of one process: how many there are, and which were ended for what."""
+    """The connections of one process: their number, and how many were closed by reason."""
 
     def __init__(self) -> None:
         self.open: Collection[object] = ()
@@ -80,15 +80,15 @@ class Connections:
         self.queue = ReadQueue()
         #: Connections that have sent nothing yet, the oldest first.
         self.silent: dict[asyncio.Protocol, asyncio.Transport] = {}
-        #: How many connections each address may have.
+        #: Limits the connections per address.
         self.peers = Shares(0)
-        #: When the server's certificate ends, in Unix time; 0 where there is none.
+        #: When the server's certificate expires, in Unix time; 0 if there is none.
         self.certificate_ends_at_s: Callable[[], float] = lambda: 0.0
         self.ended = dict.fromkeys((FULL, UNUSED, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether most connections that there may be are taken."""
+        """Return whether most of the allowed connections are in use."""
         return 4 * len(self.open) >= 3 * self.most
 
     def make_room(self) -> bool:
@@ -101,11 +101,11 @@ class Connections:
         return True
 
     def end(self, why: str) -> None:
-        """One was ended, or not let in."""
+        """Count a closed or rejected connection."""
         self.ended[why] += 1
 
     def collect(self) -> Iterable[Metric]:
-        """The families of a scrape."""
+        """Yield the metric families."""
         yield gauge("connections", "Connections that are open.", len(self.open))
         yield gauge("connections_limit", "How many there may be at once.", self.most)
         text = "Connections that were ended, or not let in, by why."
@@ -115,7 +115,7 @@ class Connections:
 
 
 def peer_of(address: object) -> str:
-    """The client that an *address* of a socket stands for: of IPv6 its /64, as one client has."""
+    """Return the client of a socket's *address*: for IPv6 the /64, which one client usually has."""
     if not isinstance(address, tuple) or not address:
         return ""
     host = str(address[0])

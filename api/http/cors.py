@@ -1,7 +1,7 @@
-"""Cross-origin requests of browsers: off, but for the origins that the settings list.
+"""Cross-origin requests of browsers: only from the origins in the settings.
 
-The service knows its callers by what they send, and never by a cookie, so no answer allows
-credentials, and no origin is a wildcard.
+Callers are identified by their key and never by a cookie, so no answer allows credentials, and
+there is no wildcard.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _SENT: Final = (
 _SHOWN: Final = (
     b"etag, idempotency-replayed, ratelimit, ratelimit-policy, retry-after, x-request-id"
 )
-#: How long a browser may remember what it was allowed.
+#: How long a browser may cache the permissions.
 _REMEMBERED_S: Final = b"600"
-#: An answer to one origin must not be kept for another, or for none.
+#: A cached answer to one origin must not be used for another.
 _VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
-    """Which *origins* may read answers."""
+    """The *origins* whose pages may read answers."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(each.encode("ascii") for each in origins)
 
     def headers_for(self, origin: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
-        """What stands in the header of an answer to *origin*; None for a request without one."""
+        """Return the headers of an answer to *origin*."""
         if origin not in self._origins:
             return (_VARY,)
         return (
@@ -45,9 +45,9 @@ class Cors:
         )
 
     def preflight(self, method: str, headers: Headers) -> Reply | None:
-        """The answer to a browser that asks what it may send; None for any other request.
+        """Return the answer to a preflight request; None for any other request.
 
-        An origin that is not listed is told nothing, and its browser sends nothing.
+        An origin that is not listed gets no permissions, so its browser sends nothing.
         """
         if method != "OPTIONS" or _value(headers, b"access-control-request-method") is None:
             return None
@@ -68,7 +68,7 @@ class Cors:
 
 
 def with_cors(app: App, cors: Cors) -> App:
-    """*app*, whose answers tell browsers who may read them."""
+    """Wrap *app*: its answers say which origins may read them."""
 
     async def answer(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,11 +78,11 @@ def with_cors(app: App, cors: Cors) -> App:
         if reply is not None:
             await reply.send(send)
             return
-        told = cors.headers_for(_value(scope["headers"], b"origin"))
+        allowed = cors.headers_for(_value(scope["headers"], b"origin"))
 
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *told]}
+                message = {**message, "headers": [*message.get("headers", ()), *allowed]}
             await send(message)
 
         await app(scope, receive, tell)

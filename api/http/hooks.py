@@ -1,4 +1,4 @@
-"""Who looks on while requests are answered: logs, traces, tallies."""
+"""Interfaces of logs, traces and metrics that observe requests."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Protocol
 
 from api.http.call import Call, Reply
 
-#: Told how a request ended: with an answer, or with None where nobody waited for it any more.
+#: Called with the answer of a request, or with None if its client disconnected.
 Ended = Callable[[Reply | None], None]
 
 
 class Observer(Protocol):
-    """Sees requests to ``/v1``, in the task that answers them."""
+    """Observe requests to ``/v1``, in the task that answers them."""
 
-    #: Whether it must see each of them; else the directly answered ones pass it by.
+    #: Whether it must see every request; otherwise those on the fast lane are not observed.
     wants_all: bool
 
     def began(self, call: Call) -> Ended | None:
-        """A request is about to be answered. What is returned is called when it was."""
+        """Called before a request is answered. Returns a function to call at its end."""
         ...
 
 
 class RequestTally(Protocol):
-    """Counts answers."""
+    """Count answers."""
 
     def answered(self, route: str, status: int, took_s: float) -> None:
-        """A request to *route* ("GET /v1/..." with its names left open) was answered with *status*,
-        *took_s* after it began to arrive. Called for each one: it must cost next to nothing."""
+        """Count a request to *route* (a template such as "GET /v1/...") with *status*, answered
+        *took_s* after it began to arrive. On the hot path: it must cost almost nothing."""
         ...
 
 
 class NoTally:
-    """Counts nothing."""
+    """Count nothing."""
 
     def answered(self, route: str, status: int, took_s: float) -> None:
         """Count nothing."""

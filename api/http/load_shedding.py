@@ -1,10 +1,9 @@
-"""Turns writes away that could not be answered in time, and bodies that there is no room for.
+"""Shed load: reject writes that could not be answered in time, and bodies without room.
 
-Those that are turned away are told so a little later, and not all at once. Who is refused comes
-again, and to read and answer a refused request takes a good part of the time that an add takes: at
-many times the load that the service can bear, it would do nothing but refuse. And the event loop
-looks for requests again and again while every connection it knows of has one, so that what is
-answered on the spot could keep it from everything else.
+Rejections are delayed and limited in rate. Rejected clients retry, and reading and answering a
+rejected request costs a good part of an add: at many times its capacity, the service would do
+nothing but reject. And the event loop polls for requests again while every ready connection has
+one, so immediate answers could block everything else.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from counter.errors import InvalidParameterError, OverloadedError
 
 #: How long the client waits for its answer: a duration, such as ``250ms``.
 TIMEOUT_HEADER: Final = b"request-timeout"
-#: Longer ones are not read: what was read is remembered.
+#: Longer values are not parsed, because parsed ones are cached.
 _TIMEOUT_BYTES_MAX: Final = 64
-#: So often, so many of those that were turned away are told: 5,000 a second, about a tenth of what
-#: a core can do.
+#: The pace of rejections: 5,000 a second, about a tenth of what a core can do.
 _TELL_EVERY_S: Final = 0.02
 _TOLD_AT_ONCE: Final = 100
-#: Requests that are answered on the spot in one turn of the event loop.
+#: Requests that are answered immediately in one turn of the event loop.
 _AT_ONCE_IN_A_TURN: Final = 500
 
 _log = logging.getLogger("counter.api")
@@ -39,7 +37,7 @@ _log = logging.getLogger("counter.api")
 
 @lru_cache(maxsize=1_024)
 def timeout_us(value: bytes) -> int:
-    """The microseconds that a client waits. Raises InvalidParameterError."""
+    """Return the microseconds that a client waits. Raises InvalidParameterError."""
     try:
         if len(value) > _TIMEOUT_BYTES_MAX:
             raise ValueError(
@@ -53,13 +51,13 @@ def timeout_us(value: bytes) -> int:
 
 
 class Door:
-    """Where writes are refused before any work."""
+    """Reject writes before any work."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         #: Bodies that are being read.
         self.bodies = Bounded("bytes of bodies are being read", limits.BODIES_BYTES_MAX)
-        #: Those that were turned away and are not told yet: one of a connection at most.
+        #: Rejected requests that are not answered yet: at most one per connection.
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_telling = False
         self._answered_in_turn = 0
@@ -67,8 +65,8 @@ class Door:
         self._reply: Reply
 
     def refuses(self, timeout: bytes | None, answer: Callable[[Reply], None]) -> bool:
-        """Whether a write could not be answered in time, of which *answer* is told soon. *timeout*
-        is what the client's header says."""
+        """Return whether a write could not be answered in time; if so, *answer* is called soon.
+        *timeout* is the value of the client's header."""
         try:
             within_us = None if timeout is None else timeout_us(timeout)
         except InvalidParameterError as error:
@@ -83,8 +81,8 @@ class Door:
         return True
 
     def keeps_waiting(self) -> bool:
-        """Whether the answer to a request that can be answered on the spot is one for the next turn
-        of the event loop: so many were given in this one that it would never end."""
+        """Return whether an immediate answer must wait for the next turn of the event loop, because
+        this turn already has many."""
         self._answered_in_turn += 1
         if self._answered_in_turn == 1:
             asyncio.get_running_loop().call_soon(self._begin_turn)
@@ -94,11 +92,11 @@ class Door:
         self._answered_in_turn = 0
 
     def guarded(self, receive: Receive, timeout: bytes | None) -> Receive:
-        """*receive* of a request, whose last message raises OverloadedError, soon, for such a
-        write, and InvalidParameterError.
+        """Wrap *receive* of a request: its last message raises OverloadedError, after a delay, for
+        such a write, and InvalidParameterError.
 
-        With the whole body there all that is left is to read it and to write: so none of the
-        requests that come in one turn of the event loop is let in without counting the others.
+        The check is made when the body is complete and the write follows at once: so requests of
+        one turn of the event loop are admitted with all the others counted.
         """
 
         async def receive_and_look() -> Message:
@@ -129,8 +127,8 @@ class Door:
             try:
                 self._waiting.popleft()()
             except Exception:
-                # One that cannot be told must not keep the others waiting.
-                _log.exception("a refusal could not be told")
+                # A failed answer must not delay the others.
+                _log.exception("a rejection could not be answered")
         self._is_telling = bool(self._waiting)
         if self._is_telling:
             asyncio.get_running_loop().call_later(_TELL_EVERY_S, self._tell_some)

@@ -1,6 +1,6 @@
-"""What every answer carries besides its own: a request id, and how it may be treated.
+"""Headers of every answer: a request id, and rules for caches and browsers.
 
-The request id stands in the answer and in every log: the client's own, or one made here.
+The request id is in the answer and in every log line: the client's own, or a generated one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from api.http.call import Message, Send
 from counter.limits import REQUEST_ID_CHARS_MAX
 
-#: A count is true at its instant only, and no answer is anything but what its type says.
+#: A count is true only at its instant, and browsers must not guess types.
 PLAIN: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-#: The same in a head that is written by hand, with a place for the request id.
+#: The same as bytes of a head, with a place for the request id.
 LABEL: Final = b"x-request-id: %s\r\n" + b"".join(b"%s: %s\r\n" % each for each in PLAIN)
-#: The page of the documentation starts itself by a script of its own.
+#: The documentation page starts with an inline script.
 _DOCS_POLICY: Final = (
     b"default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
     b" img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -27,18 +27,18 @@ _FRAMED: Final = ((b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"D
 
 
 class RequestIds:
-    """Makes names that no other process makes."""
+    """Generate ids that are unique across processes."""
 
     __slots__ = ("new",)
 
     def __init__(self) -> None:
         name = secrets.token_hex(6).encode() + b"%08x"
-        #: Returns the next name.
+        #: Returns the next id.
         self.new: Callable[[], bytes] = map(name.__mod__, count()).__next__
 
     def of(self, given: bytes | None) -> bytes:
-        """What the client gave as X-Request-Id if it can stand in a header and in a log: 1 to
-        REQUEST_ID_CHARS_MAX visible ASCII characters. Else a new name."""
+        """Return the client's X-Request-Id if it has 1 to REQUEST_ID_CHARS_MAX visible ASCII
+        characters; otherwise a new id."""
         if given and len(given) <= REQUEST_ID_CHARS_MAX and given.isascii():
             text = given.decode("ascii")
             if text.isprintable() and " " not in text:
@@ -47,18 +47,18 @@ class RequestIds:
 
 
 class Label:
-    """The label of one answer."""
+    """The headers of one answer."""
 
     __slots__ = ("request_id", "route")
 
     def __init__(self, request_id: bytes, route: str) -> None:
         self.request_id = request_id
-        #: What the request is counted as.
+        #: The route for metrics.
         self.route = route
 
     def put_on(self, send: Send, path: str, answered: Callable[[str, int], None]) -> Send:
-        """*send* with the label on the head of the answer; headers that are there already stay.
-        *answered* is called with the route and the status."""
+        """Wrap *send* to add the headers to the answer; existing ones stay. *answered* is called
+        with the route and the status."""
 
         async def send_labelled(message: Message) -> None:
             if message["type"] == "http.response.start":

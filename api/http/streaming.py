@@ -1,4 +1,4 @@
-"""Answers that go on: sent piece by piece until they end, or until nobody listens."""
+"""Streaming answers: sent in pieces until they end or the client disconnects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENT_STREAM: Final = b"text/event-stream"
 
 
 class StreamReply(Reply):
-    """An answer whose body comes piece by piece, for as long as its *pieces* do."""
+    """An answer whose body is an iterator of *pieces*."""
 
     pieces: Callable[[], AsyncGenerator[bytes, None]]
     ended: Callable[[], None]
@@ -22,13 +22,13 @@ class StreamReply(Reply):
     def of(
         cls, pieces: Callable[[], AsyncGenerator[bytes, None]], ended: Callable[[], None]
     ) -> StreamReply:
-        """A stream of server-sent events. *ended* is called once, whatever comes of it."""
+        """A stream of server-sent events. *ended* is called once at the end in any case."""
         made = cls(200, b"", EVENT_STREAM)
         made.pieces, made.ended = pieces, ended
         return made
 
     async def serve(self, send: Send, receive: Receive, *, only_head: bool) -> None:
-        """Send it over ASGI until it is done or its client is gone."""
+        """Send it over ASGI until it ends or the client disconnects."""
         head = [(b"content-type", self.content_type), *self.headers]
         try:
             await send({"type": "http.response.start", "status": self.status, "headers": head})
@@ -45,7 +45,7 @@ class StreamReply(Reply):
 
 
 async def _while_heard(sending: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Do *sending* until it is done or the client is gone."""
+    """Run *sending* until it is done or the client disconnects."""
     tasks = asyncio.ensure_future(sending), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -59,6 +59,6 @@ async def _while_heard(sending: Coroutine[Any, Any, None], receive: Receive) -> 
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client is."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue

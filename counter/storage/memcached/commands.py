@@ -1,4 +1,4 @@
-"""What is done over a connection, a batch at a time, in as few round trips as it takes."""
+"""The operations of a connection, each on a batch, with few round trips."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from counter.storage.memcached.keys import (
 )
 from counter.types import Checkpoint, Guarded
 
-#: Each round that fails is one in which another process got ahead.
+#: A round fails if another process changed the same key.
 _ROUNDS_MAX: Final = 20
 _STORED: Final = b"STORED"
 _NOT_FOUND: Final = b"NOT_FOUND"
 
 
 class Entry(NamedTuple):
-    """A count to remember for *ttl_s*."""
+    """A count to store for *ttl_s*."""
 
     key: bytes
     ttl_s: int
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a token was used for, to be remembered for *ttl_s*."""
+    """The fingerprint of a token's payload, stored for *ttl_s*."""
 
     key: bytes
     ttl_s: int
@@ -45,17 +45,17 @@ class Change(NamedTuple):
 
 
 class ContentionError(Exception):
-    """Others changed the same keys again and again; what was asked for was not done."""
+    """Other processes changed the same keys repeatedly; the changes were not made."""
 
 
 def read(connection: Connection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-    """The value of each key."""
+    """Return the value of each key."""
     found = connection.get_many(dict.fromkeys(keys))
     return [found.get(key) for key in keys]
 
 
 def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
-    """Remember each count, unless a newer one stands, whoever put it there."""
+    """Store each count unless a newer one is stored."""
     newest: dict[bytes, Entry] = {}
     for entry in entries:
         other = newest.get(entry.key)
@@ -78,8 +78,8 @@ def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
 def _replacements(
     newest: Mapping[bytes, Entry], standing: Mapping[bytes, tuple[bytes, bytes]]
 ) -> Mapping[bytes, bytes]:
-    """By key, the command that puts each entry in the place of what was seen there: another process
-    may put its own meanwhile, and then the command does nothing."""
+    """Return by key the command that replaces what was read there; it does nothing if another
+    process has changed it meanwhile."""
     commands: dict[bytes, bytes] = {}
     for key, (_, ttl_s, checkpoint) in newest.items():
         value = pack_count(checkpoint)
@@ -94,12 +94,12 @@ def _replacements(
 
 
 def _replacement(key: bytes, ttl_s: int, value: bytes, version: bytes) -> bytes:
-    """The command that puts *value* in the place of what was seen there."""
+    """Return the command that replaces what was read with *value*."""
     return b"cas %b 0 %d %d %b\r\n%b\r\n" % (key, ttl_s, len(value), version, value)
 
 
 def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
-    """Note each payload where none is, and say what was there."""
+    """Store each fingerprint if there is none, and return what was stored before."""
     answers = connection.pipeline(
         [
             b"add %b 0 %d %d\r\n%b\r\n" % (key, ttl_s, len(payload), payload)
@@ -116,13 +116,13 @@ def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
 
 def _compared(noted: bytes | None, payload: bytes) -> Guarded:
     if noted is None:
-        # Forgotten between the two round trips.
+        # Evicted between the two round trips.
         return Guarded.NEW
     return Guarded.SAME if noted == payload else Guarded.OTHER
 
 
 def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
-    """Make each change, and say the value after it. Raises ContentionError."""
+    """Make each change, and return the value after it. Raises ContentionError."""
     values: dict[int, int] = {}
     waiting = list(range(len(changes)))
     for _ in range(_ROUNDS_MAX):
@@ -159,10 +159,10 @@ def _add_here(
     unread: Sequence[int],
     values: dict[int, int],
 ) -> list[int]:
-    """Make those changes here that memcached cannot make itself: their values are enormous.
+    """Make the changes that memcached cannot make itself because of large values.
 
-    Puts the value after each into *values*; those that another process came before are returned.
-    Raises ValueError where a value is in truth no number.
+    Put the value after each into *values*; return those for which another process was faster.
+    Raises ValueError if a value is not a number.
     """
     standing = connection.gets_many(dict.fromkeys(changes[index].key for index in unread))
     sums = {key: unpack_value(value) for key, (value, _) in standing.items()}
@@ -184,12 +184,12 @@ def _first_try(each: Change) -> bytes:
 
 
 def _second_try(each: Change) -> bytes:
-    """Where there was no counter to change, it begins with the change: it never expires, but may be
-    evicted. If another process made it meanwhile, nothing happens."""
+    """Create missing counters with their changes. They never expire, but may be evicted. If another
+    process created one meanwhile, nothing happens."""
     value = pack_value(each.delta or 0)
     return b"add %b 0 0 %d\r\n%b\r\n" % (each.key, len(value), value)
 
 
 def ask_version(connection: Connection, questions: Sequence[None]) -> Sequence[bytes]:
-    """Whether it answers at all."""
+    """Return whether it answers."""
     return connection.pipeline([b"version\r\n" for _ in questions])
