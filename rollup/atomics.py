@@ -143,8 +143,8 @@ class AtomicSettler:
         )
         pending = []
         for mark, decision in zip(marks, decided, strict=True):
-            stands = [next(found) is not None for _ in mark.events]
-            if all(stands) and decision is None:
+            exists = [next(found) is not None for _ in mark.events]
+            if all(exists) and decision is None:
                 continue
             try:
                 await self._resolver.resolve(namespace, mark.events, by_worker=True)

@@ -126,7 +126,7 @@ class Resolver:
         retention_us = namespace.dataset.retention_us
         if time_us < now_us - retention_us + margin_us:
             raise TokenTooOldError(
-                f"the token is {(now_us - time_us) // 1_000_000} s old; what became of tokens is"
+                f"the token is {(now_us - time_us) // 1_000_000} s old; outcomes of tokens are"
                 f" known for {(retention_us - margin_us) // 1_000_000} s",
                 applied=None,
             )
