@@ -9,12 +9,7 @@ from typing import Any, Final
 
 from counter.background import every
 from counter.core.clock_guard import ClockGuard
-from counter.errors import (
-    ClockSkewError,
-    CounterError,
-    StoreUnavailableError,
-    UnavailableError,
-)
+from counter.errors import ClockSkewError, CounterError, StoreUnavailableError, UnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.keys import KeyRing

@@ -13,13 +13,7 @@ from typing import Any, Final
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from counter.config.settings import (
-    DatasetSettings,
-    Settings,
-    config_file,
-    read_toml,
-    warnings_of,
-)
+from counter.config.settings import DatasetSettings, Settings, config_file, read_toml, warnings_of
 from counter.config.values import replication_text
 from counter.durations import format_duration
 from counter.errors import StartupError
