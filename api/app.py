@@ -27,9 +27,8 @@ from api.routes.reports import ReportRoutes
 from api.routes.site import site_of
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
-from api.telemetry.metrics import Metrics
+from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
-from api.telemetry.request_metrics import RequestMetrics
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of

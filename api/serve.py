@@ -19,7 +19,7 @@ from api.server.protocol import TimedProtocol, protocol_of
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
 from api.server.tls import Certificates
-from api.telemetry.multiprocess_metrics import MetricsDirectory
+from api.telemetry.exposition import MetricsDirectory
 from api.workers import SupervisorLink, Work, supervise
 from counter.config.settings import Settings
 from counter.config.values import PORT_MAX

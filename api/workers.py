@@ -40,7 +40,7 @@ _GRACE_S: Final = 5.0
 class SupervisorLink:
     """A worker's end of the pipe to its supervisor.
 
-    The workers share their metrics in *folder*: see :mod:`api.telemetry.multiprocess_metrics`.
+    The workers share their metrics in *folder*: see :mod:`api.telemetry.exposition`.
     """
 
     def __init__(self, pipe: Connection, number: int, folder: Path) -> None:

@@ -33,8 +33,7 @@ from api.http.call import Reply
 from api.http.middleware import Front
 from api.http.routing import COUNTER, CallOf, Route
 from api.routes.site import site_of
-from api.telemetry.metrics import Metrics
-from api.telemetry.request_metrics import RequestMetrics
+from api.telemetry.metrics import Metrics, RequestMetrics
 from counter.cli.commands.serve import serve_one
 from counter.cli.flags import ServeFlags, given
 from counter.clock import SystemClock

@@ -1,16 +1,142 @@
-"""Render /metrics for one API process, or for all processes on the port."""
+"""Render /metrics for one API process, or the same for each of the processes on a port.
+
+Each process writes its metrics to its own file in the supervisor's directory, every second and
+before it answers a scrape, and answers with the sum of all files. Counters include processes that
+died: a replacement continues from the file, so no sum ever decreases. Gauges have the number of the
+process as a label and are exported only for running processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
-from api.telemetry.multiprocess_metrics import Kept, MetricsDirectory
-from counter.telemetry import exposition
-from counter.telemetry.exposition import Collects, text_of
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from counter.background import pause
+from counter.limits import SECOND
+from counter.ports import Clock
+from counter.telemetry import families
+from counter.telemetry.families import Collects, text_of
+
+_log = logging.getLogger("counter.workers")
+_EVERY_S: Final = 1.0
+#: A process whose file is older counts as dead or hung.
+_AGE_MAX_US: Final = 5 * SECOND
+_SUMMED: Final = ("counter", "histogram")
+
+#: A family in a file: name, help, type, and samples of name, labels and value.
+Kept = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 
 
-class Exposition(exposition.Exposition):
+class MetricsDirectory:
+    """The directory with the metrics files of the processes on one port."""
+
+    def __init__(self, directory: Path, number: int, count: int, clock: Clock) -> None:
+        """Use the file of process *number* of *count*."""
+        self._directory = directory
+        self._number = number
+        self._count = count
+        self._clock = clock
+        self._fails = False
+        #: The totals of dead processes with this number.
+        self._past = [each for each in self._read(number)[1] if each[2] in _SUMMED]
+
+    async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
+        """Write *collect*'s metrics every second until *stop* is set, and once more then."""
+        self.lay(collect())
+        while not await pause(stop, _EVERY_S):
+            self.lay(collect())
+        self.lay(collect())
+
+    def gathered(self, own: Iterable[Metric]) -> list[Metric]:
+        """Return the families of all processes, *own* for this one."""
+        # Write before reporting, or a sum could decrease when this process dies.
+        return self.merged(self.lay(own))
+
+    def merged(self, laid: Sequence[Kept]) -> list[Metric]:
+        """Merge *laid*, just written, with the other files. It only reads, so it is thread-safe."""
+        merged: dict[str, Metric] = {}
+        up: list[int] = []
+        for number in range(self._count):
+            age_us, families = (0, laid) if number == self._number else self._read(number)
+            if age_us <= _AGE_MAX_US:
+                up.append(number)
+            for name, text, kind, samples in families:
+                metric = merged.setdefault(name, Metric(name, text, kind))
+                if kind in _SUMMED:
+                    _add(metric, samples)
+                elif number in up:
+                    for sample, labels, value in samples:
+                        metric.add_sample(sample, labels | {"worker": str(number)}, value)
+        family = GaugeMetricFamily(
+            "counter_worker_up",
+            "Whether each of the processes that share the port is running.",
+            labels=["worker"],
+        )
+        for number in range(self._count):
+            family.add_metric([str(number)], number in up)
+        return [*merged.values(), family]
+
+    def lay(self, own: Iterable[Metric]) -> Sequence[Kept]:
+        """Write *own* plus the totals of dead predecessors, and return the sum. A failure is logged
+        once."""
+        metrics = {each.name: each for each in own}
+        for name, text, kind, samples in self._past:
+            _add(metrics.setdefault(name, Metric(name, text, kind)), samples)
+        laid = [_kept(each) for each in metrics.values()]
+        text = json.dumps([self._clock.boottime_us(), laid])
+        path = self._path(self._number)
+        new = path.with_suffix(".new")
+        try:
+            new.write_text(text, encoding="utf-8")
+            os.replace(new, path)
+        except OSError as error:
+            if not self._fails:
+                _log.warning("metrics cannot be written to %s: %s", path, error)
+            self._fails = True
+        else:
+            self._fails = False
+        return laid
+
+    def _read(self, number: int) -> tuple[int, Sequence[Kept]]:
+        """Return the age and the content of the file of process *number*."""
+        try:
+            at_us, families = json.loads(self._path(number).read_bytes())
+        except FileNotFoundError:
+            return _AGE_MAX_US + 1, ()
+        return self._clock.boottime_us() - at_us, families
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number}.json"
+
+
+def _kept(metric: Metric) -> Kept:
+    samples = [(each.name, dict(each.labels), float(each.value)) for each in metric.samples]
+    return metric.name, metric.documentation, metric.type, samples
+
+
+def _add(metric: Metric, samples: Iterable[Any]) -> None:
+    """Add *samples* to those of *metric* that have the same name and labels."""
+    places = {
+        (each.name, tuple(sorted(each.labels.items()))): place
+        for place, each in enumerate(metric.samples)
+    }
+    for name, labels, value in samples:
+        place = places.get((name, tuple(sorted(labels.items()))))
+        if place is None:
+            metric.add_sample(name, labels, value)
+        else:
+            found = metric.samples[place]
+            metric.samples[place] = found._replace(value=found.value + value)
+
+
+class Exposition(families.Exposition):
     """Metrics of this process and of the others on its port, for Prometheus."""
 
     def __init__(self, parts: Sequence[Collects]) -> None:

@@ -1,13 +1,15 @@
-"""The service's own metrics for Prometheus."""
+"""The service's own metrics for Prometheus, and requests by route and status."""
 
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from api.http.auth import Gate
@@ -16,7 +18,8 @@ from counter import limits
 from counter.core.admission import Bounded
 from counter.core.service import CounterService
 from counter.limits import SECOND
-from counter.telemetry.families import counter, counters, gauge, gauges
+from counter.telemetry.families import counter, counters, gauge, gauges, histograms
+from counter.telemetry.metrics import SECONDS_BOUNDS, Histogram
 
 
 @dataclass(eq=False)
@@ -78,3 +81,47 @@ def _version() -> str:
     except PackageNotFoundError:
         # Run from a source tree that is not installed.
         return "unknown"
+
+
+#: A bound in case a route ever contained what a client sent.
+_KINDS_MAX: Final = 512
+_OTHER: Final = "other"
+#: The index of the sum, after the counters of the buckets.
+_SUM: Final = len(SECONDS_BOUNDS) + 1
+
+
+class RequestMetrics:
+    """Answered requests by route and status."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], list[float]] = {}
+
+    def answered(self, route: str, status: int, took_s: float) -> None:
+        """Count a request to *route*, such as ``GET /v1/namespaces/{namespace}``. This is on the
+        hot path: a lookup, a bisection and two additions."""
+        counts = self._seen.get((route, status))
+        if counts is None:
+            counts = self._new(route, status)
+        counts[bisect_left(SECONDS_BOUNDS, took_s)] += 1
+        counts[_SUM] += took_s
+
+    def _new(self, route: str, status: int) -> list[float]:
+        if len(self._seen) >= _KINDS_MAX:
+            route = _OTHER
+        return self._seen.setdefault((route, status), [0] * _SUM + [0.0])
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield requests by route and status, and durations by route and status class."""
+        requests = CounterMetricFamily(
+            "counter_requests", "Requests that were answered.", labels=["route", "status"]
+        )
+        times: dict[tuple[str, str], Histogram] = {}
+        for (route, status), counts in sorted(self._seen.items()):
+            requests.add_metric([route, str(status)], sum(counts[:_SUM]))
+            time = times.setdefault((route, f"{status // 100}xx"), Histogram())
+            for place, number in enumerate(counts[:_SUM]):
+                time.counts[place] += int(number)
+            time.sum += counts[_SUM]
+        yield requests
+        text = "Time from the request's head to its answer."
+        yield histograms("request_duration_seconds", text, ("route", "class"), times.items())

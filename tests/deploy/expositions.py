@@ -9,11 +9,11 @@ from typing import Any, cast
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.telemetry.multiprocess_metrics import MetricsDirectory
+from api.telemetry.exposition import MetricsDirectory
 from counter.core.clock_guard import ClockGuard
 from counter.ports import Cache, Store
 from counter.storage.memcached import MemcachedCache
-from counter.telemetry.exposition import Exposition, text_of
+from counter.telemetry.families import Exposition, text_of
 from counter.telemetry.metrics import StoreTally
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.metrics import RollupMetrics

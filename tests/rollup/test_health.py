@@ -13,8 +13,8 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.security.host_rule import HostRule
 from counter.storage.memory import MemoryCache
-from rollup.health import Health, listening
 from rollup.leases import SLOTS
+from rollup.process import Health, listening
 from tests.rollup.world import CLOSING, Process, World
 
 

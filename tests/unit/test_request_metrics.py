@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
-from api.telemetry.request_metrics import RequestMetrics
+from api.telemetry.metrics import RequestMetrics
 from counter.errors import InvariantError
 from counter.telemetry.families import histogram
 from counter.telemetry.metrics import SECONDS_BOUNDS, Calls, Histogram

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from api.telemetry.exposition import Exposition
-from api.telemetry.multiprocess_metrics import MetricsDirectory
+from api.telemetry.exposition import Exposition, MetricsDirectory
 from counter.limits import SECOND
 from counter.telemetry.families import histogram
 from counter.telemetry.metrics import Histogram
