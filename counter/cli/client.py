@@ -28,7 +28,9 @@ from counter.cli.terminal import (
 from counter.client import (
     Attempt,
     CounterClient,
+    Key,
     Options,
+    Token,
     Unfinished,
     UnknownOutcomeError,
     UnreachableError,
@@ -45,6 +47,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import SECOND
+from counter.tokens import token_of_uuid7
 
 #: Exit codes of these commands besides 0, done.
 EXIT_NO: Final = 1
@@ -285,3 +288,9 @@ def _valued(words: Sequence[str]) -> list[str]:
         for name, value in pairs
         for word in ([f"{name}={value}"] if value.startswith("-") else [name, value])
     ]
+
+
+def credential_of(text: str) -> Token | Key:
+    """Parse a token or a key; a UUIDv7 is a token. Raises InvalidParameterError."""
+    of_uuid = token_of_uuid7(text)
+    return Token.parse(text) if of_uuid is None else Token(*of_uuid)

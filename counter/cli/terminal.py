@@ -16,11 +16,9 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 from cyclopts import Parameter
 
-from counter.client import Key, Token
 from counter.clock import to_rfc3339, to_us
 from counter.durations import parse_iso_duration
 from counter.errors import CounterError, StartupError
-from counter.tokens import token_of_uuid7
 
 _Value = TypeVar("_Value")
 #: Exit code of a command that cannot start, or whose settings are wrong.
@@ -182,12 +180,6 @@ def parsed(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
         return parse(text)
     except ValueError as error:
         raise StartupError(f"--{name}: {error}") from error
-
-
-def credential_of(text: str) -> Token | Key:
-    """Parse a token or a key; a UUIDv7 is a token. Raises InvalidParameterError."""
-    of_uuid = token_of_uuid7(text)
-    return Token.parse(text) if of_uuid is None else Token(*of_uuid)
 
 
 def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:

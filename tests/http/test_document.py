@@ -23,8 +23,8 @@ import sys
 import counter.cli.app
 late = ("fastapi", "starlette", "opentelemetry")
 print(sorted(each for each in late if each in sys.modules))
-import api.serve
-late = ("opentelemetry.sdk", "opentelemetry.exporter")
+import api.serve, counter.cli.commands.serve
+late = ("opentelemetry.sdk", "opentelemetry.exporter", "httpx", "counter.client")
 print(sorted(each for each in late if each in sys.modules))
 """
 
@@ -41,7 +41,7 @@ async def document(rest: Rest) -> Any:
 
 
 def test_a_start_loads_nothing_that_it_does_not_use() -> None:
-    """The command line loads no framework, and a server nothing that only traces need."""
+    """The command line loads no framework; a server nothing that only traces or clients need."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "[]"]
 

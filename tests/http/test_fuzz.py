@@ -29,7 +29,7 @@ from tests.support.problems import problem_of
 from tests.support.rest import Rest
 from tests.support.times import HOUR, SECOND, rfc3339
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 NAMESPACE = "/v1/namespaces/{namespace}"
 COUNTER = f"{NAMESPACE}/counters/{{counter}}"

@@ -12,6 +12,7 @@ from counter.cli.client import (
     EXIT_NOT_DONE,
     EXIT_UNKNOWN,
     ServiceFlags,
+    credential_of,
     ended,
     fail,
     finishing,
@@ -23,7 +24,6 @@ from counter.cli.client import (
 from counter.cli.terminal import (
     EXIT_INTERRUPTED,
     JsonLines,
-    credential_of,
     flag,
     json_line,
     print_out,

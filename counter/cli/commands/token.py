@@ -11,6 +11,7 @@ from counter.cli.client import (
     EXIT_NO,
     EXIT_UNKNOWN,
     ServiceFlags,
+    credential_of,
     duration_us,
     ended,
     fail,
@@ -19,7 +20,6 @@ from counter.cli.client import (
 from counter.cli.commands.counters import delta_of
 from counter.cli.terminal import (
     JsonLines,
-    credential_of,
     flag,
     json_line,
     print_error,
