@@ -122,7 +122,7 @@ def _retry_problems(
     most_us = retry_most(settings, dataset)
     if retry_us > most_us:
         yield (
-            f"{given} and what became of a token is known for {spell_duration(max(0, most_us))}"
+            f"{given} and the outcome of a token is known for {spell_duration(max(0, most_us))}"
             f" (retention {spell_duration(dataset.retention_us)}, less the time of a recount):"
             " a later retry gets no answer; keep events longer or retry for less"
         )

@@ -88,7 +88,7 @@ async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
     answer = await other.create("EVENTUAL", clients=clients)
     told = answer.json()["warnings"]
     retention, key, slow, fast, behind, busiest = told
-    assert "clients retry for 8d and what became of a token is known for" in retention
+    assert "clients retry for 8d and the outcome of a token is known for" in retention
     assert "clients retry for 8d and key_ttl is 1d" in key
     assert "6s slow" in slow
     assert "6s fast" in fast

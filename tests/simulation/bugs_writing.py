@@ -49,7 +49,7 @@ BUGS = (
     ),
     Bug(
         "timer-alone",
-        "the deadline is left to timers, which a sleeping process does not hear in time",
+        "the deadline relies on timers alone, which are late in a suspended process",
         (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
     ),
     Bug(
@@ -128,7 +128,7 @@ BUGS = (
     ),
     Bug(
         "no-clock-guard",
-        "a process whose clock is off goes on",
+        "a process whose clock is off continues",
         (Edit(ClockGuard.check, "self._refuse(self._trouble(dataset.clock_skew_max_us))", "pass"),),
     ),
     Bug(
@@ -149,7 +149,7 @@ BUGS = (
     ),
     Bug(
         "no-compare-and-set",
-        "who comes second with a decision does not adopt the first",
+        "the second resolver does not adopt the first decision",
         (
             Edit(
                 CassandraDecisions.decide,
@@ -207,7 +207,7 @@ BUGS = (
     ),
     Bug(
         "key-not-voided",
-        "a key whose time went stale gets a new one without the old one being resolved",
+        "a key whose time is too old gets a new one before the old one is resolved",
         (
             Edit(
                 service.CounterService._with_token,
@@ -231,7 +231,7 @@ BUGS = (
     ),
     Bug(
         "no-atomic-mark-before-decision",
-        "who resolves an atomic add leaves no mark of it before the decision",
+        "a resolver writes no mark of an atomic add before the decision",
         (Edit(_Resolver._decide, "if events[0].item_key and not by_worker:", "if False:"),),
     ),
     Bug(
@@ -263,7 +263,7 @@ BUGS = (
     ),
     Bug(
         "directory-checked-at-the-door",
-        "an event is written by whatever the directory said when its request came",
+        "an event is written by the directory as of its request's arrival",
         (Edit(Namespaces.current, "if self._read_at_us is None:", "if True:"),),
     ),
 )

@@ -172,7 +172,7 @@ def test_of_clients_nobody_told_of_it_is_known_what_the_sdk_does() -> None:
     short = dataset(retention_us=10 * limits.MINUTE, slice_us=10 * limits.MINUTE)
     wide = settings(rollup_window_us=10 * limits.MINUTE, key_ttl_us=5 * limits.MINUTE)
     (late,) = creation_warnings(wide, short, shared=False)
-    assert "clients retry for 30s and what became of a token is known for 0s" in late
+    assert "clients retry for 30s and the outcome of a token is known for 0s" in late
     assert creation_warnings(wide, short, Clients(), shared=False) == ()
     for counter_type in CounterType:
         assert creation_warnings(settings(counter_type=counter_type), dataset()) == ()
