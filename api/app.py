@@ -90,7 +90,9 @@ class Application:
         up if asked. Raises StartupError, and UnavailableError if the store stays unavailable."""
         self.health.rolls_up = rollup
         # Waiting does not repair a local store.
-        retry = StartupRetry(0 if self.store.transactional else self.settings.start_timeout)
+        retry = StartupRetry(
+            0 if self.store.capabilities.transactional else self.settings.start_timeout
+        )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.tracing.close)
             await retry.run(self.store.open)
@@ -103,7 +105,7 @@ class Application:
                 asyncio.create_task(self.keys.run(stop)),
                 asyncio.create_task(self.guard.run(stop)),
             ]
-            if not self.store.transactional:
+            if not self.store.capabilities.transactional:
                 tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
             if rollup:
                 tasks.append(
@@ -147,7 +149,7 @@ class Application:
         await self.keys.refresh()
         await self.service.namespaces.refresh()
         await self._create_default_namespace()
-        datasets = await self.store.datasets()
+        datasets = await self.store.control.datasets()
         # If the clock is wrong, the worker creates them once it is right.
         if self.guard.trouble is None:
             await self._create_slices(datasets)
@@ -159,12 +161,12 @@ class Application:
         If a slice costs a table, the worker creates the others: after a long stop thousands may be
         missing."""
         maintenance = self.worker.maintenance
-        if self.store.transactional:
+        if self.store.capabilities.transactional:
             await maintenance.run_once()
             return
         now_us = self.clock.now_us()
         for dataset in datasets:
-            slices = await self.store.slices(dataset)
+            slices = await self.store.control.slices(dataset)
             if not any(each.start_us <= now_us < each.end_us for each in slices):
                 await maintenance.make_slices(dataset, past_max=0)
 
@@ -173,9 +175,9 @@ class Application:
         at any start that does not find it."""
         dataset = self.settings.dataset()
         first = True
-        for each in await self.store.datasets():
+        for each in await self.store.control.datasets():
             if each.name == dataset.name:
-                first = not await self.store.slices(each)
+                first = not await self.store.control.slices(each)
         namespaces = self.service.namespaces
         missing = all(each.name != "default" for each in namespaces.all())
         if missing and (first or self.settings.store == "cassandra"):
@@ -220,7 +222,7 @@ def create_app(
     worker, leases = _worker(settings, store, cache, clock, service, guard)
     worker.batches.tracing = tracing
     worker.audits = audits_of(settings, store, clock, service.namespaces)
-    keys = KeyRing(store, clock, guard)
+    keys = KeyRing(store.keys, clock, guard)
     health = Health(store, cache, worker, guard, clock, keys)
 
     @asynccontextmanager
@@ -289,7 +291,9 @@ def _worker(
     """Return the rollup worker, with leases if other processes may roll up too."""
     leases = None
     if settings.store == "cassandra":
-        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard)
+        leases = Leases(
+            store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
+        )
     worker = RollupWorker(
         store,
         cache,

@@ -123,7 +123,7 @@ async def _make(data: Path, shape: Shape) -> None:
     async with application.running(rollup=False):
         eventual = replace(settings.default_namespace(), counter_type=CounterType.EVENTUAL)
         namespace = await application.service.namespaces.create(NAMESPACE, eventual)
-        slices = await application.store.slices(namespace.dataset)
+        slices = await application.store.control.slices(namespace.dataset)
     await asyncio.to_thread(_load, data / "counter.db", namespace, slices, shape)
 
 

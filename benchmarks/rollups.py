@@ -159,14 +159,14 @@ class Desk:
     async def _append(self, namespace: Namespace, batches: Sequence[Sequence[Event]]) -> None:
         for batch in batches:
             self.clock.move_to(batch[-1].event_time_us)
-            written = await self.store.append(namespace, batch)
+            written = await self.store.events.append(namespace, batch)
             check(set(written) == {Written.NEW}, f"not every event was written: {set(written)}")
 
     async def _check(self, namespace: Namespace) -> None:
         names = list(self._counted)
         for start in range(0, len(names), BATCH_ITEMS_MAX):
             part = names[start : start + BATCH_ITEMS_MAX]
-            heads = await self.store.heads(namespace, part)
+            heads = await self.store.rollups.heads(namespace, part)
             exact = await self.reader.read(namespace, part, 0)
             for name, head, count in zip(part, heads, exact, strict=True):
                 wanted = self._loaded.get(name, 0) + self._counted[name]

@@ -42,8 +42,8 @@ from counter.config.settings import Settings
 from counter.core.results import Add, Added, Credential
 from counter.core.service import CounterService, Done
 from counter.errors import CounterError, TokenMissingError, TokenTooOldError
+from counter.metrics import Histogram, StoreTally
 from counter.storage.cassandra.options import options_of
-from counter.telemetry.metrics import Histogram, StoreTally
 from counter.types import CounterType, Event, Namespace, Scope, Token, Written
 
 

@@ -12,17 +12,20 @@ The rules that adapters keep (tests/contracts holds each of them to these):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from typing import Any, Final, Protocol, cast
 
 from counter.errors import UnavailableError
-from counter.partition_sizes import Counted
+from counter.metrics import CacheTally, StoreTally
 from counter.types import (
     ApiKey,
     AtomicMark,
     Checkpoint,
     ClockReading,
     CounterUpdate,
+    Crowd,
     Dataset,
     Decision,
     Event,
@@ -39,11 +42,20 @@ from counter.types import (
     Written,
 )
 
+#: Called with a counter, the start of a window and the number of event rows that it has in the
+#: window.
+Counted = Callable[[str, int, int], None]
+
 
 class ControlPlane(Protocol):
     """Namespaces, datasets and slices."""
 
     async def datasets(self) -> Sequence[Dataset]: ...
+
+    async def read_clock(self) -> ClockReading:
+        """How far the store's clock is ahead of this process's. A transactional store has none of
+        its own: how far the latest time in it is ahead, 0 if it is not."""
+        ...
 
     async def namespaces(self) -> Sequence[Namespace]:
         """All namespaces, by name."""
@@ -176,24 +188,6 @@ class EventStore(Protocol):
     """The event log. A missing slice raises SliceMissingError, never answers "not found"; a write
     that raises it has written nothing."""
 
-    #: One transaction holds mark and event, checks the event's age and ``resolutions`` itself, and
-    #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
-    transactional: bool
-
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        """Leave dirty marks, and return those that may not be durable, each with the reason. One
-        that exists already is left as it is. A recount's mark is left wherever it is. Raises
-        SliceMissingError, leaving none, if no slice holds the window of another one: it could never
-        be summed."""
-        ...
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Leave an atomic mark in every shard that its events' counters are in. Never for events
-        that no slice holds: nobody could ever find them."""
-        ...
-
     async def append(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
@@ -231,8 +225,7 @@ class EventStore(Protocol):
     ) -> Sequence[Fold]:
         """The fold of the events of each (counter, window start). A clear erases what is at or
         before its own time; exact beyond 64 bits. A
-        :class:`counter.partition_sizes.PartitionedStore` calls *counted* for each that holds rows,
-        in this order."""
+        store with ``partition_sizes`` calls *counted* for each that holds rows, in this order."""
         ...
 
     async def window_folds(
@@ -275,6 +268,20 @@ class EventStore(Protocol):
 
 class RollupStore(Protocol):
     """Marks, watermarks and the ``counts`` partitions."""
+
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        """Leave dirty marks, and return those that may not be durable, each with the reason. One
+        that exists already is left as it is. A recount's mark is left wherever it is. Raises
+        SliceMissingError, leaving none, if no slice holds the window of another one: it could never
+        be summed."""
+        ...
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        """Leave an atomic mark in every shard that its events' counters are in. Never for events
+        that no slice holds: nobody could ever find them."""
+        ...
 
     async def fence(self) -> int:
         """A clock reading. Where the store is transactional, no write that was admitted before it
@@ -393,8 +400,87 @@ class DecisionStore(Protocol):
         ...
 
 
-class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, KeyStore, Protocol):
-    """Everything durable."""
+class PartitionSizeStore(Protocol):
+    """Records of partition sizes, in a store in which a partition of events can become too large.
+    Advice only: no count depends on them."""
+
+    async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
+        """Record *crowd* for all processes.
+
+        For each slice, the largest counted and the largest observed one are kept for
+        :data:`counter.limits.CROWDS_KEPT_SLICES` slices from now.
+        """
+        ...
+
+    async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+        """Return all records that are still kept, by slice."""
+        ...
+
+    async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+        """Return the sizes that nodes report for slices that are not dropped: one for each slice.
+
+        A size is a lower bound, because data that is not flushed to disk is not included.
+        """
+        ...
+
+
+class CountEvents(Protocol):
+    """Counts the events of a time span over all counters."""
+
+    async def __call__(
+        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+    ) -> tuple[int, Sequence[tuple[str, int]]]:
+        """Return the event counts of the *limit* busiest counters in ``[from_us, to_us)``, and
+        the start of the time covered: later than *from_us* if more than *events_max* events came
+        since then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What only some stores can do."""
+
+    #: One transaction holds mark and event, checks the event's age and its decision itself, and
+    #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
+    transactional: bool = False
+    #: None if a partition cannot become too large.
+    partition_sizes: PartitionSizeStore | None = None
+    #: None if events are not kept in order of time.
+    busiest: CountEvents | None = None
+
+
+class Store(Protocol):
+    """Everything durable, in parts. A part may be kept by itself: it is never replaced."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def events(self) -> EventStore: ...
+
+    @property
+    def rollups(self) -> RollupStore: ...
+
+    @property
+    def decisions(self) -> DecisionStore: ...
+
+    @property
+    def control(self) -> ControlPlane: ...
+
+    @property
+    def leases(self) -> LeaseStore: ...
+
+    @property
+    def keys(self) -> KeyStore: ...
+
+    @property
+    def tally(self) -> StoreTally:
+        """Return what the store counts of its own work, for metrics."""
+        ...
+
+    def queues(self) -> Mapping[str, int]:
+        """Return the length of each of its queues."""
+        ...
 
     async def open(self) -> None:
         """Connect. Raises StartupError, saying what to do, or UnavailableError: then try again."""
@@ -408,10 +494,29 @@ class Store(EventStore, RollupStore, DecisionStore, ControlPlane, LeaseStore, Ke
         """Raise StoreUnavailableError where a write would not succeed now."""
         ...
 
-    async def read_clock(self) -> ClockReading:
-        """How far the store's clock is ahead of this process's. A transactional store has none of
-        its own: how far the latest time in it is ahead, 0 if it is not."""
-        ...
+
+#: The parts of a store.
+PARTS: Final = ("events", "rollups", "decisions", "control", "leases", "keys")
+
+
+def wrapped(store: Store, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Store:
+    """Return *store* with each asynchronous method, of it and of its parts, replaced by what *wrap*
+    returns for its name and itself."""
+    return cast(Store, _Wrapped(store, wrap))
+
+
+class _Wrapped:
+    def __init__(self, inner: object, wrap: Callable[[str, Callable[..., Any]], Any]) -> None:
+        self._inner = inner
+        self._wrap = wrap
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in PARTS:
+            found = self.__dict__[name] = _Wrapped(found, self._wrap)
+        elif iscoroutinefunction(found):
+            found = self._wrap(name, found)
+        return found
 
 
 class Cache(Protocol):
@@ -421,6 +526,15 @@ class Cache(Protocol):
 
     #: What keeps the cache from being reached; None while it can be.
     trouble: str | None
+
+    @property
+    def tally(self) -> CacheTally:
+        """Return what the cache counts of its own work, for metrics."""
+        ...
+
+    def queues(self) -> Mapping[str, int]:
+        """Return the length of each of its queues."""
+        ...
 
     async def open(self) -> None:
         """Connect. A cache that is down is no reason not to start."""

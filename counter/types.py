@@ -307,3 +307,22 @@ class ApiKey:
         """Return whether the key is neither revoked nor expired."""
         expires_us = self.expires_at_us
         return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)
+
+
+class Crowd(NamedTuple):
+    """The most that the events of one counter take in one time bucket of a slice, those of all
+    event buckets together."""
+
+    #: The start of the slice.
+    start_us: int
+    #: The time bucket that the size was computed for.
+    bucket_us: int
+    size_bytes: int
+    namespace: str = ""
+    #: Empty if the size was reported by nodes: they do not name the counter.
+    counter: str = ""
+
+    @property
+    def is_observed(self) -> bool:
+        """Return whether nodes reported it; otherwise a worker counted the events."""
+        return not self.counter

@@ -56,7 +56,7 @@ class AtomicSettler:
         may still be in flight delays its window and later ones, but not earlier ones. Raises
         TokenPendingError if no window can proceed.
         """
-        marks = await self._store.dirty_atomic(
+        marks = await self._store.rollups.dirty_atomic(
             namespace, shard, after_us=after_us, through_us=through_us
         )
         pending: list[tuple[int, TokenPendingError]] = []
@@ -120,7 +120,7 @@ class AtomicSettler:
             return await self._resolve_halves(namespace, marks)
         except SliceMissingError:
             # Past retention: its window is settled, and its events are gone.
-            dropped_us = await self._store.dropped_before(namespace.dataset)
+            dropped_us = await self._store.control.dropped_before(namespace.dataset)
             kept = [mark for mark in marks if mark.events[0].event_time_us >= dropped_us]
             if len(kept) == len(marks):
                 raise
@@ -137,9 +137,9 @@ class AtomicSettler:
         if not marks:
             return []
         events = [event for mark in marks for event in mark.events]
-        found = iter(await self._store.find(namespace, events))
+        found = iter(await self._store.events.find(namespace, events))
         decided = await asyncio.gather(
-            *(self._store.decided(namespace, mark.events) for mark in marks)
+            *(self._store.decisions.decided(namespace, mark.events) for mark in marks)
         )
         pending = []
         for mark, decision in zip(marks, decided, strict=True):

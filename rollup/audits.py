@@ -132,9 +132,9 @@ class Audits:
     async def _next(self, namespace: Namespace, share: int) -> AsyncIterator[str]:
         """Return the next names to audit; after the last one start again at the first."""
         after = self._after.get(namespace.id)
-        page = await self.store.counters(namespace, prefix="", after=after, limit=share)
+        page = await self.store.control.counters(namespace, prefix="", after=after, limit=share)
         if len(page) < share and after is not None:
-            first = await self.store.counters(namespace, prefix="", after=None, limit=share)
+            first = await self.store.control.counters(namespace, prefix="", after=None, limit=share)
             page = list(dict.fromkeys((*page, *first)))[:share]
         if page:
             self._after[namespace.id] = page[-1]

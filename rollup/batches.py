@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from counter.core.read import EMPTY_HEAD, read_partitions
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
+from counter.metrics import NUMBER_BOUNDS, Histogram
 from counter.ports import Cache, Store
-from counter.telemetry.metrics import NUMBER_BOUNDS, Histogram
 from counter.telemetry.tracing import Tracing
 from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
 from rollup.limiter import Limiter
@@ -86,7 +86,7 @@ class BatchRoller:
         if not dirty:
             return 0
         # A store in one file reads a window's events in one pass, for all counters at once.
-        size = len(dirty) if self.store.transactional else self.batch_counters
+        size = len(dirty) if self.store.capabilities.transactional else self.batch_counters
         items = iter(dirty.items())
         groups = [dict(islice(items, size)) for _ in range(0, len(dirty), size)]
         with self.tracing.part("rollup.batch", namespace=namespace.name, counters=len(dirty)):
@@ -114,7 +114,7 @@ class BatchRoller:
             except SliceMissingError as error:
                 # A slice was dropped during the scan: start again from the partitions.
                 missing = error
-                dropped_us = await self.store.dropped_before(namespace.dataset)
+                dropped_us = await self.store.control.dropped_before(namespace.dataset)
                 batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
         raise UnavailableError(
             f"slices vanish again and again: {missing.detail}", retry_after_us=SECOND
@@ -125,7 +125,7 @@ class BatchRoller:
     ) -> _Entries:
         """Read the counters' partitions concurrently, and write them a batch at a time."""
         names = list(dirty)
-        heads = await self.store.heads(namespace, names)
+        heads = await self.store.rollups.heads(namespace, names)
         plans: list[Plan] = []
         for place, (name, head) in enumerate(zip(names, heads, strict=True), start=1):
             each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
@@ -136,7 +136,9 @@ class BatchRoller:
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
         wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
         counted = self.partitions.counting(namespace)
-        folds = iter(await self.store.sums(namespace, wanted, counted=counted) if wanted else ())
+        folds = iter(
+            await self.store.events.sums(namespace, wanted, counted=counted) if wanted else ()
+        )
         self.recounts += sum(len(each.recounts) for each in plans)
         entries: _Entries = []
         for start in range(0, len(plans), self.batch_counters):
@@ -144,7 +146,7 @@ class BatchRoller:
             for each in plans[start : start + self.batch_counters]:
                 sums = {window_us: next(folds) for window_us in each.sums}
                 updates.append(update(each, sums, rows.get(each.counter, ()), batch))
-            await self.store.apply(namespace, updates, through_us=batch.through_us)
+            await self.store.rollups.apply(namespace, updates, through_us=batch.through_us)
             self.sizes.observe(len(updates))
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries

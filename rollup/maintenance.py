@@ -45,7 +45,7 @@ class Maintenance:
         Raises ClockSkewError: with a wrong clock a slice could be created too far ahead, or dropped
         too early, permanently.
         """
-        datasets = await self._store.datasets()
+        datasets = await self._store.control.datasets()
         # Create slices of all datasets first: writes fail without them, and drops can wait.
         for dataset in datasets:
             await self.make_slices(dataset)
@@ -54,7 +54,7 @@ class Maintenance:
         now_us = checked_now_us(self._clock, self._guard)
         followed_us = 0 if self._guard is None else self._guard.followed_us
         is_due = now_us - self._purged_at_us >= MINUTE
-        if is_due and not await self._store.purge(now_us - followed_us):
+        if is_due and not await self._store.control.purge(now_us - followed_us):
             self._purged_at_us = now_us
 
     async def make_slices(self, dataset: Dataset, *, past_max: int = PAST_SLICES_PER_STEP) -> None:
@@ -68,8 +68,8 @@ class Maintenance:
         """
         now_us = checked_now_us(self._clock, self._guard, dataset)
         size_us = dataset.slice_us
-        slices = await self._store.slices(dataset)
-        dropped_us = await self._store.dropped_before(dataset)
+        slices = await self._store.control.slices(dataset)
+        dropped_us = await self._store.control.dropped_before(dataset)
         this_us = slice_start(now_us, size_us)
         # No accept limit is longer than a slice: every window before this start is closed.
         open_us = slice_start(now_us - size_us - closing_lag(dataset), size_us)
@@ -77,7 +77,7 @@ class Maintenance:
         from_us = max(first_us, slice_start(now_us - dataset.retention_us, size_us))
         span = (from_us, this_us + (SLICES_AHEAD + 1) * size_us)
         # Several processes that make such long slices could create overlapping ones.
-        whole_before_us = open_us if self._store.transactional else 0
+        whole_before_us = open_us if self._store.capabilities.transactional else 0
         missing = list(_missing(slices, span, size_us, whole_before_us))
         past = [each for each in missing if each[1] <= open_us]
         last = slices[-1] if slices else None
@@ -89,7 +89,7 @@ class Maintenance:
         parts = (dataset.time_bucket_us, dataset.event_buckets)
         made += [Slice(start_us, end_us, *parts) for start_us, end_us in past[:past_max]]
         if made:
-            await self._store.make_slices(dataset, *made)
+            await self._store.control.make_slices(dataset, *made)
             self.tally["made"] += len(made)
             _log.info(
                 "made %d slices of dataset %s: from %d to %d",
@@ -114,7 +114,7 @@ class Maintenance:
         grace_us += dataset.clock_skew_max_us
         watermark_us: int | None = None
         is_earliest = True
-        slices = self.slices[dataset.name] = await self._store.slices(dataset)
+        slices = self.slices[dataset.name] = await self._store.control.slices(dataset)
         for each in slices:
             due_us = each.end_us
             if each.retired_at_us is not None:
@@ -129,10 +129,10 @@ class Maintenance:
                 if is_due:
                     # Read the clock after the watermarks: they had passed the end by then.
                     now_us = checked_now_us(self._clock, self._guard, dataset)
-                    await self._store.retire_slice(dataset, each.start_us, now_us)
+                    await self._store.control.retire_slice(dataset, each.start_us, now_us)
                 return
             if is_due and is_earliest:
-                await self._store.drop_slice(dataset, each.start_us)
+                await self._store.control.drop_slice(dataset, each.start_us)
                 self.tally["dropped"] += 1
                 _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
             else:
@@ -143,7 +143,7 @@ class Maintenance:
         earliest_us = now_us
         for namespace in namespaces:
             try:
-                earliest_us = min([earliest_us, *await self._store.watermarks(namespace)])
+                earliest_us = min([earliest_us, *await self._store.rollups.watermarks(namespace)])
             except NamespaceUnknownError:
                 # Deleted meanwhile: it delays nothing.
                 continue

@@ -231,8 +231,10 @@ async def _run(settings: Settings) -> int:
         stack.push_async_callback(store.close)
         await cache.open()
         stack.push_async_callback(cache.close)
-        guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
-        leases = Leases(store, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard)
+        guard, namespaces = ClockGuard(store.control, clock), Namespaces(store, clock)
+        leases = Leases(
+            store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
+        )
         worker = RollupWorker(
             store,
             cache,

@@ -100,8 +100,10 @@ class RollupWorker:
     ) -> None:
         """At most *concurrency* counters are read or written at once; in a store of one file
         only one batch, because more would make adds wait longer behind its one writer."""
-        batch = batch_counters or (_BATCH_TRANSACTIONAL if store.transactional else _BATCH)
-        groups = 1 if store.transactional else max(1, concurrency // batch)
+        batch = batch_counters or (
+            _BATCH_TRANSACTIONAL if store.capabilities.transactional else _BATCH
+        )
+        groups = 1 if store.capabilities.transactional else max(1, concurrency // batch)
         self._store = store
         self._clock = clock
         self._namespaces = namespaces
@@ -110,7 +112,9 @@ class RollupWorker:
         #: Audits that run beside the rollup; set by the caller.
         self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
-        self._lanes = asyncio.Semaphore(1 if store.transactional else _SHARDS_AT_ONCE_MAX)
+        self._lanes = asyncio.Semaphore(
+            1 if store.capabilities.transactional else _SHARDS_AT_ONCE_MAX
+        )
         #: Passes that wait for a lane.
         self._waiting = 0
         self.partitions = Partitions(store, clock)
@@ -205,7 +209,7 @@ class RollupWorker:
 
         Raises the first failure, after everything else is done.
         """
-        if not self._store.transactional:
+        if not self._store.capabilities.transactional:
             await self._namespaces.refresh()
         done: list[int | Exception] = []
         if self._holds(MAINTENANCE):
@@ -294,7 +298,7 @@ class RollupWorker:
             shards.setdefault(name, []).append(key)
         if not shards:
             return 0
-        now_us = await self._store.fence()
+        now_us = await self._store.rollups.fence()
         done = await asyncio.gather(
             *(self._pass_idle_of(name, keys, now_us) for name, keys in shards.items()),
             return_exceptions=True,
@@ -323,12 +327,12 @@ class RollupWorker:
         if not passed_us:
             return
         after_us = min(passed_us.values())
-        marked = await self._store.marked(
+        marked = await self._store.rollups.marked(
             namespace, list(passed_us), after_us=after_us, through_us=closed_us
         )
         idle = sorted(passed_us.keys() - set(marked))
         if idle:
-            await self._store.advance(namespace, idle, closed_us)
+            await self._store.rollups.advance(namespace, idle, closed_us)
             self._passed_us.update({(namespace.id, shard): closed_us for shard in idle})
             self.tally["passes"] += len(idle)
 
@@ -405,10 +409,10 @@ class RollupWorker:
         The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
         watermark is read each time, because another worker may have moved it.
         """
-        now_us = await self._store.fence()
+        now_us = await self._store.rollups.fence()
         self._check_clock(namespace, now_us)
-        dropped_before_us = await self._store.dropped_before(namespace.dataset)
-        watermark_us = (await self._store.watermarks(namespace))[shard]
+        dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
+        watermark_us = (await self._store.rollups.watermarks(namespace))[shard]
         closed_us = closed_through(namespace, now_us)
         key = (namespace.id, shard)
         written = 0
@@ -420,10 +424,10 @@ class RollupWorker:
             if some.through_us is None:
                 break
             watermark_us = some.through_us
-            await self._store.advance(namespace, [shard], watermark_us)
+            await self._store.rollups.advance(namespace, [shard], watermark_us)
             # Always the first time: a crash may have left some.
             if some.marks or key not in self._passed_us:
-                await self._store.drop_marks(namespace, shard, watermark_us)
+                await self._store.rollups.drop_marks(namespace, shard, watermark_us)
             if self._waiting or not self._goes_on(key):
                 break
         self.tally["passes"] += 1
@@ -484,7 +488,7 @@ class RollupWorker:
     async def _marks(
         self, namespace: Namespace, shard: int, after_us: int, through_us: int, start: Mark | None
     ) -> Sequence[Mark]:
-        return await self._store.dirty(
+        return await self._store.rollups.dirty(
             namespace,
             shard,
             after_us=after_us,

@@ -54,9 +54,13 @@ class InsightRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
     ) -> ShardsAnswer:
         """How far the rollup of each shard has come, and who does it."""
-        watermarks = await self._store.watermarks(namespace)
-        alone = self._owner() if self._store.transactional else None
-        owners = {} if self._store.transactional else owners_of(await self._store.workers())
+        watermarks = await self._store.rollups.watermarks(namespace)
+        alone = self._owner() if self._store.capabilities.transactional else None
+        owners = (
+            {}
+            if self._store.capabilities.transactional
+            else owners_of(await self._store.leases.workers())
+        )
         now_us = self._clock.now_us()
         closed_us = closed_through(namespace, now_us)
         shards = [

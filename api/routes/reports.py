@@ -57,7 +57,7 @@ class ReportRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[EventsQuery, Query()]
     ) -> EventsAnswer:
         """A counter's events, latest first."""
-        found = await self.store.scan(
+        found = await self.store.events.scan(
             namespace,
             call.counter,
             from_us=query.from_ or 0,
@@ -132,7 +132,7 @@ class ReportRoutes:
                     check_counter_name(text)
         except ValueError as error:
             raise InvalidParameterError(f"prefix: {error}", field="prefix") from error
-        found = await self.store.counters(
+        found = await self.store.control.counters(
             namespace, prefix=query.prefix or "", after=after, limit=query.limit + 1
         )
         names, last = _paged(found, query.limit, lambda name: [name])

@@ -18,8 +18,8 @@ from counter import limits
 from counter.core.admission import Bounded
 from counter.core.service import CounterService
 from counter.limits import SECOND
+from counter.metrics import SECONDS_BOUNDS, Histogram
 from counter.telemetry.families import counter, counters, gauge, gauges, histograms
-from counter.telemetry.metrics import SECONDS_BOUNDS, Histogram
 
 
 @dataclass(eq=False)

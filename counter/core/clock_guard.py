@@ -248,7 +248,7 @@ class StepGuard(ClockGuard):
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        super().__init__(store, clock)
+        super().__init__(store.control, clock)
         self._bound_us = CLOCK_STEP_MAX_US
         #: Both clocks when they last agreed, and the latest accepted reading.
         self._agreed = self._read()
@@ -359,7 +359,11 @@ class StepGuard(ClockGuard):
 
 def guard_of(store: Store, clock: Clock) -> ClockGuard:
     """Return the guard that a process with *store* needs."""
-    return StepGuard(store, clock) if store.transactional else ClockGuard(store, clock)
+    return (
+        StepGuard(store, clock)
+        if store.capabilities.transactional
+        else ClockGuard(store.control, clock)
+    )
 
 
 def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from counter.limits import SECOND
 from counter.ports import Store
@@ -51,33 +51,21 @@ class Busiest:
     is_whole: bool
 
 
-@runtime_checkable
-class BusyStore(Protocol):
-    """A store that can count the events of a time span over all counters."""
-
-    async def busiest(
-        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
-    ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """Return the event counts of the *limit* busiest counters in ``[from_us, to_us)``, and
-        the start of the time covered: later than *from_us* if more than *events_max* events came
-        since then."""
-        ...
-
-
 async def busiest(
     store: Store, namespace: Namespace, now_us: int, *, span_us: int, limit: int
 ) -> Busiest:
     """Return the *limit* busiest counters of the last *span_us*, and the time actually covered."""
     from_us = now_us - span_us
-    if isinstance(store, BusyStore):
-        since_us, found = await store.busiest(
+    count = store.capabilities.busiest
+    if count is not None:
+        since_us, found = await count(
             namespace, from_us=from_us, to_us=now_us, limit=limit, events_max=EVENTS_MAX
         )
         passed_us = max(1, now_us - since_us)
         counters = tuple(Busy(name, events, passed_us) for name, events in found)
         return Busiest(since_us, now_us, counters, is_whole=True)
     # Windows that are rolled up have no marks.
-    since_us = max(from_us, 1 + max(await store.watermarks(namespace)))
+    since_us = max(from_us, 1 + max(await store.rollups.watermarks(namespace)))
     look = _Look(store, namespace, since_us, max(since_us + 1, now_us))
     names, is_whole = await _changed(store, namespace, since_us, look.to_us)
     few = await look.at(names, _FEW)
@@ -100,7 +88,7 @@ async def _changed(
 
     async def of_shard(shard: int) -> Sequence[str]:
         async with turn:
-            marks = await store.dirty(
+            marks = await store.rollups.dirty(
                 namespace,
                 shard,
                 after_us=after_us,
@@ -136,7 +124,7 @@ class _Look:
 
     async def _one(self, name: str, events_max: int) -> Busy:
         async with self._turn:
-            events = await self._store.scan(
+            events = await self._store.events.scan(
                 self._namespace,
                 name,
                 from_us=self._from_us,

@@ -56,7 +56,7 @@ class Namespaces:
         """Read all namespaces again."""
         while True:
             changes, began_us = self._changes, self._clock.boottime_us()
-            found = {each.name: each for each in await self._store.namespaces()}
+            found = {each.name: each for each in await self._store.control.namespaces()}
             if began_us < (self._read_at_us or 0):
                 # A later read finished first.
                 return
@@ -73,7 +73,9 @@ class Namespaces:
     @property
     def is_fresh(self) -> bool:
         """Return whether this copy is young enough to admit an add or to close a window."""
-        return self._store.transactional or self._is_fresh_at(self._clock.boottime_us())
+        return self._store.capabilities.transactional or self._is_fresh_at(
+            self._clock.boottime_us()
+        )
 
     def _is_fresh_at(self, boottime_us: int) -> bool:
         read_us = self._read_at_us
@@ -81,7 +83,7 @@ class Namespaces:
 
     def doubts(self, name: str, *, writes: bool) -> bool:
         """Return whether the directory should be read before a request for *name* is handled."""
-        if self._store.transactional:
+        if self._store.capabilities.transactional:
             return False
         namespace = self._by_name.get(name)
         if namespace is None:
@@ -95,7 +97,7 @@ class Namespaces:
 
     async def look(self) -> None:
         """Read the directory again; calls while a read is scheduled share it."""
-        if self._store.transactional:
+        if self._store.capabilities.transactional:
             return
         if self._look is None:
             self._look = asyncio.create_task(self._look_soon())
@@ -164,7 +166,7 @@ class Namespaces:
         dataset = await self._dataset(settings.dataset)
         check_settings(settings, dataset)
         now_us = checked_now_us(self._clock, self._guard, dataset)
-        created = await self._store.create_namespace(name, settings, now_us)
+        created = await self._store.control.create_namespace(name, settings, now_us)
         if created is None:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {name!r} exists already")
@@ -194,7 +196,7 @@ class Namespaces:
                 )
         check_settings(settings, namespace.dataset)
         era_from_us = await self._era_start(namespace, settings)
-        updated = await self._store.update_namespace(namespace, settings, era_from_us)
+        updated = await self._store.control.update_namespace(namespace, settings, era_from_us)
         if updated is None:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
@@ -205,7 +207,7 @@ class Namespaces:
         """Return the first slice that does not exist yet and that begins late enough: every add
         of it is admitted with a copy of the directory that contains the change."""
         dataset = namespace.dataset
-        slices = await self._store.slices(dataset)
+        slices = await self._store.control.slices(dataset)
         made_us = max((each.end_us for each in slices), default=0)
         ahead_us = max(namespace.settings.future_limit_us, settings.future_limit_us)
         known_us = checked_now_us(self._clock, self._guard, dataset) + ahead_us
@@ -224,7 +226,7 @@ class Namespaces:
         The remaining data is purged up to the instant of the deletion, by this clock.
         """
         checked_now_us(self._clock, self._guard, namespace.dataset)
-        deleted = await self._store.delete_namespace(namespace)
+        deleted = await self._store.control.delete_namespace(namespace)
         if not deleted:
             await self.refresh()
             raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
@@ -232,7 +234,7 @@ class Namespaces:
         self._by_name.pop(namespace.name, None)
 
     async def _dataset(self, name: str) -> Dataset:
-        datasets = await self._store.datasets()
+        datasets = await self._store.control.datasets()
         for each in datasets:
             if each.name == name:
                 return each

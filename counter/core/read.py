@@ -43,10 +43,10 @@ async def read_partitions(
     Head and rows are read one after the other. If a settling happened in between, rows may be
     missing, so both are read again.
     """
-    heads = await store.heads(namespace, counters)
+    heads = await store.rollups.heads(namespace, counters)
     for _ in range(_ATTEMPTS_MAX):
-        rows = await store.rows(namespace, counters, after_us=0, through_us=through_us)
-        again = await store.heads(namespace, counters)
+        rows = await store.rollups.rows(namespace, counters, after_us=0, through_us=through_us)
+        again = await store.rollups.heads(namespace, counters)
         found = [
             (head or EMPTY_HEAD, [row for row in part if row.window_us > _settled_us(head)])
             for head, part in zip(heads, rows, strict=True)
@@ -153,8 +153,8 @@ class CountReader:
                 self.lookups["hit"] += 1
                 return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
             self.lookups["miss"] += 1
-        watermarks = await self._store.watermarks(namespace)
-        (head,) = await self._store.heads(namespace, (counter,))
+        watermarks = await self._store.rollups.watermarks(namespace)
+        (head,) = await self._store.rollups.heads(namespace, (counter,))
         stored = await self._stored(namespace, counter, watermarks, head)
         if oldest_us < now_us:
             await self._cache.put_many(namespace, ((counter, stored),))
@@ -171,8 +171,8 @@ class CountReader:
         The watermark is read FIRST: if it is read after the checkpoint, it may include a window
         that the checkpoint does not.
         """
-        watermarks = await self._store.watermarks(namespace)
-        heads = await self._store.heads(namespace, counters)
+        watermarks = await self._store.rollups.watermarks(namespace)
+        heads = await self._store.rollups.heads(namespace, counters)
         return {
             counter: await self._stored(namespace, counter, watermarks, head)
             for counter, head in zip(counters, heads, strict=True)
@@ -197,7 +197,7 @@ class CountReader:
     ) -> tuple[Checkpoint, list[WindowRow], int]:
         """Return the settled fold, the window rows after it that start before *to_us*, and up to
         which instant the rows are exact."""
-        watermarks = await self._store.watermarks(namespace)
+        watermarks = await self._store.rollups.watermarks(namespace)
         watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
         as_of_us, settled, rows = await self._whole(namespace, counter, watermark_us)
         return settled, [row for row in rows if row.window_us < to_us], as_of_us
@@ -214,7 +214,7 @@ class CountReader:
         instant if ``settled`` has passed it meanwhile. Windows with a pending recount are summed
         again."""
         for _ in range(_ATTEMPTS_MAX):
-            dropped_before_us = await self._store.dropped_before(namespace.dataset)
+            dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
             [(head, rows)] = await read_partitions(
                 self._store, namespace, [counter], through_us=as_of_us
             )
@@ -223,7 +223,7 @@ class CountReader:
                 continue
             recounts = recounts_of(head, as_of_us, dropped_before_us)
             try:
-                sums = await self._store.sums(namespace, [(counter, p) for p in recounts])
+                sums = await self._store.events.sums(namespace, [(counter, p) for p in recounts])
             except SliceMissingError:
                 continue
             merged = {row.window_us: row for row in rows}
@@ -243,7 +243,7 @@ class CountReader:
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
-        tails = await self._store.tails(namespace, after, until_us=self._tail_end(namespace))
+        tails = await self._store.events.tails(namespace, after, until_us=self._tail_end(namespace))
         return {
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)

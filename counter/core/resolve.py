@@ -42,16 +42,16 @@ class Resolver:
             return Outcome.VOID
         if not by_worker:
             self._check_retention(namespace, time_us, now_us, self._margin(namespace, time_us))
-        found = await self._store.find(namespace, events)
+        found = await self._store.events.find(namespace, events)
         for event, stored in zip(events, found, strict=True):
             if stored is not None and not stored.same_payload(event):
                 raise conflict(event)
         if not all(found):
             self._check_closed(namespace, time_us, now_us)
-        if self._store.transactional and any(found):
+        if self._store.capabilities.transactional and any(found):
             return Outcome.APPLIED
         outcome = await self._decide(namespace, events, any(found), by_worker)
-        if not self._store.transactional:
+        if not self._store.capabilities.transactional:
             recount_us = window_of(time_us, namespace.settings.rollup_window_us)
             counters = list(dict.fromkeys(event.counter for event in events))
             await self.leave_recounts(
@@ -71,15 +71,15 @@ class Resolver:
             # mark is left in an open window, because workers do not read windows that the watermark
             # has passed.
             window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
-            await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+            await self._store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        standing = await self._store.decide(namespace, events, proposed)
+        standing = await self._store.decisions.decide(namespace, events, proposed)
         if standing.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
         if standing.outcome is Outcome.APPLIED:
-            await self._store.rewrite(namespace, events)
+            await self._store.events.rewrite(namespace, events)
         else:
-            await self._store.void(namespace, events)
+            await self._store.events.void(namespace, events)
         return standing.outcome
 
     async def leave_recounts(
@@ -97,9 +97,9 @@ class Resolver:
             left_us = window_of(now_us, size_us)
             if for_readers:
                 pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
-                await self._store.leave_pending(namespace, pending)
+                await self._store.rollups.leave_pending(namespace, pending)
             marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
-            failed = await self._store.mark(namespace, marks)
+            failed = await self._store.rollups.mark(namespace, marks)
             for error in failed.values():
                 raise error
             closing_us = left_us + size_us + accept_limit_at(namespace, left_us)

@@ -119,7 +119,10 @@ class CounterService:
         settings = namespace.settings
         if settings.counter_type is CounterType.BEST_EFFORT:
             return False
-        if settings.payload_check is PayloadCheck.STRICT and not self._store.transactional:
+        if (
+            settings.payload_check is PayloadCheck.STRICT
+            and not self._store.capabilities.transactional
+        ):
             # Compare-and-sets of one counter contend: no other add waits for them.
             return False
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
@@ -236,7 +239,7 @@ class CounterService:
         """
         # All later tokens would keep a time from the future.
         now_us = checked_now_us(self._clock, self._guard)
-        block = await self._store.lease_tokens(count, now_us)
+        block = await self._store.control.lease_tokens(count, now_us)
         return [
             Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
             for number in range(block.first, block.first + count)
@@ -247,8 +250,8 @@ class CounterService:
         many."""
         self.require_events(namespace, "a recount")
         size_us = namespace.settings.rollup_window_us
-        dropped_before_us = await self._store.dropped_before(namespace.dataset)
-        [rows] = await self._store.rows(
+        dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
+        [rows] = await self._store.rollups.rows(
             namespace,
             [counter],
             after_us=max(from_us - size_us, dropped_before_us - 1),
@@ -293,7 +296,9 @@ class CounterService:
         now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
         # After a clock step ahead a key must not expire early, or its add would be counted again.
         kept_us = 0 if self._guard is None else self._guard.followed_us
-        time_us = await self._store.reserve(namespace, nonce, now_us, now_us + ttl_us, kept_us)
+        time_us = await self._store.decisions.reserve(
+            namespace, nonce, now_us, now_us + ttl_us, kept_us
+        )
         for _ in range(_RERESERVE_ATTEMPTS_MAX):
             try:
                 return await submit(Token(nonce, time_us))
@@ -302,7 +307,7 @@ class CounterService:
                     raise
                 # The token with the old time is void permanently: the key gets a new time.
                 now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-                time_us = await self._store.rereserve(
+                time_us = await self._store.decisions.rereserve(
                     namespace, nonce, time_us, now_us, now_us + ttl_us
                 )
         raise OverloadedError(
@@ -313,7 +318,7 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
-            if self._guard is not None and not self._store.transactional:
+            if self._guard is not None and not self._store.capabilities.transactional:
                 # Without transactions the writer checks it only after the mark.
                 self._guard.check(namespace.dataset)
             outcomes = await self._writer.write_admitted(namespace, events)
@@ -431,7 +436,7 @@ class CounterService:
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
-            if not self._store.transactional:
+            if not self._store.capabilities.transactional:
                 # A resolution may take long, and the namespace may have been deleted meanwhile.
                 self.namespaces.current(namespace, self._clock.boottime_us())
         except TokenConflictError:

@@ -86,8 +86,8 @@ class EventWriter:
         This is the one place that has the safety order: guard, mark, age check again, event,
         deadline. If *atomic*, the events share one token, and one outcome.
         """
-        append = self._append_atomic if atomic else self._store.append
-        if self._store.transactional:
+        append = self._append_atomic if atomic else self._store.events.append
+        if self._store.capabilities.transactional:
             # One transaction does all of it, and cannot detect only a clock that was set.
             if self._guard is not None:
                 self._guard.check(namespace.dataset)
@@ -122,7 +122,7 @@ class EventWriter:
     async def _append_atomic(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written]:
-        return [await self._store.append_atomic(namespace, events)] * len(events)
+        return [await self._store.events.append_atomic(namespace, events)] * len(events)
 
     async def _guarded(
         self, namespace: Namespace, events: Sequence[Event], atomic: bool
@@ -137,7 +137,7 @@ class EventWriter:
         guarded = list(await self._cache.guard(namespace, events))
         others = [at for at, each in enumerate(guarded) if each is Guarded.OTHER]
         if others:
-            found = await self._store.find(namespace, [events[at] for at in others])
+            found = await self._store.events.find(namespace, [events[at] for at in others])
             for at, stored in zip(others, found, strict=True):
                 if stored is not None and stored.same_payload(events[at]):
                     guarded[at] = Guarded.SAME
@@ -155,12 +155,12 @@ class EventWriter:
         size_us = namespace.settings.rollup_window_us
         if atomic and events:
             window_us = window_of(events[0].event_time_us, size_us)
-            await self._store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+            await self._store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         marks = [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events]
         unknown = self._marked.unknown(namespace.id, marks)
         if not unknown:
             return [None] * len(events)
-        failed = await self._store.mark(namespace, unknown)
+        failed = await self._store.rollups.mark(namespace, unknown)
         self._marked.remember(namespace.id, [mark for mark in unknown if mark not in failed])
         if atomic and failed:
             return [next(iter(failed.values()))] * len(events)

@@ -157,7 +157,7 @@ class Auditor:
         self._store = store
         self._sleep = sleep
         self._chunk_us = chunk_us
-        self.transactional = store.transactional
+        self.transactional = store.capabilities.transactional
         #: Window rows that were read, since the beginning.
         self.rows_read = 0
 
@@ -236,8 +236,8 @@ class Auditor:
         span: tuple[int, int],
         trust_settled: bool,
     ) -> list[Verdict]:
-        dropped_us = await self._store.dropped_before(namespace.dataset)
-        watermarks = await self._store.watermarks(namespace)
+        dropped_us = await self._store.control.dropped_before(namespace.dataset)
+        watermarks = await self._store.rollups.watermarks(namespace)
         partitions = await read_partitions(
             self._store, namespace, counters, through_us=limits.TIME_MAX_US
         )
@@ -247,9 +247,9 @@ class Auditor:
             for name, (head, rows) in zip(counters, partitions, strict=True)
         }
         await self._compare(namespace, parts)
-        heads = await self._store.heads(namespace, counters)
+        heads = await self._store.rollups.heads(namespace, counters)
         # It may have moved meanwhile, and the settled count with it.
-        dropped_us = await self._store.dropped_before(namespace.dataset)
+        dropped_us = await self._store.control.dropped_before(namespace.dataset)
         this = _Pass(namespace, dropped_us, self.transactional, trust_settled)
         return [
             this.judge(name, part, head or EMPTY_HEAD)
@@ -260,7 +260,7 @@ class Auditor:
         """Read the events of all the parts, and compare the rows with them."""
         size_us = namespace.settings.rollup_window_us
         chunk_us = window_of(self._chunk_us or namespace.dataset.time_bucket_us, size_us)
-        slices = await self._store.slices(namespace.dataset)
+        slices = await self._store.control.slices(namespace.dataset)
         # There are no events before the first slice, nor long before the namespace's creation.
         at_us = min((each.start_us for each in slices), default=limits.TIME_MAX_US)
         at_us = max(at_us, _earliest(namespace), min(part.low_us for part in parts.values()))
@@ -272,7 +272,9 @@ class Auditor:
                 for name, part in parts.items()
                 if part.low_us < until_us and at_us < part.high_us
             ]
-            folds = await self._store.window_folds(namespace, wanted, from_us=at_us, to_us=until_us)
+            folds = await self._store.events.window_folds(
+                namespace, wanted, from_us=at_us, to_us=until_us
+            )
             for name, windows in zip(wanted, folds, strict=True):
                 for window_us, fold in windows.items():
                     parts[name].compare(window_us, fold)
@@ -449,7 +451,9 @@ async def all_names(store: Store, namespace: Namespace, prefix: str = "") -> Asy
     """Yield every counter of *namespace* whose name begins with *prefix*."""
     after: str | None = None
     while True:
-        page = await store.counters(namespace, prefix=prefix, after=after, limit=_NAMES_PER_PAGE)
+        page = await store.control.counters(
+            namespace, prefix=prefix, after=after, limit=_NAMES_PER_PAGE
+        )
         for name in page:
             yield name
         if len(page) < _NAMES_PER_PAGE:

@@ -91,14 +91,14 @@ async def _cassandra(settings: Settings, clock: Clock) -> AsyncIterator[Finding]
         yield _wrong("store", _text(error), do)
         return
     try:
-        datasets = [each.name for each in await store.datasets()]
-        namespaces = await store.namespaces()
+        datasets = [each.name for each in await store.control.datasets()]
+        namespaces = await store.control.namespaces()
         yield _ok(
             "store",
             f"Cassandra answers; keyspace {settings.keyspace} has the schema of this version,"
             f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
         )
-        guard = ClockGuard(store, clock)
+        guard = ClockGuard(store.control, clock)
         await guard.measure()
         if guard.trouble is not None:
             do = "synchronize the clocks of this machine and of Cassandra's nodes with NTP"

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from counter.telemetry.metrics import Histogram
+from counter.metrics import Histogram
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -12,9 +12,8 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from importlib import metadata
-from inspect import iscoroutinefunction
 from threading import Thread
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, get_current_span
 
 from counter.background import pause
-from counter.ports import Store
+from counter.ports import Store, wrapped
 from counter.telemetry.tracing import Tracing
 from counter.types import Namespace
 
@@ -60,7 +59,12 @@ class SpanTracing(Tracing):
         self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
 
     def watched(self, store: Store) -> Store:
-        return cast(Store, _WatchedStore(store, self._tracer, self._system))
+        kind = SpanKind.INTERNAL if store.capabilities.transactional else SpanKind.CLIENT
+
+        def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            return _watched(name, call, self._tracer, self._system, kind)
+
+        return wrapped(store, watched)
 
     def part(self, name: str, **attributes: str | int) -> AbstractContextManager[Span]:
         own = {f"counter.{key}": value for key, value in attributes.items()}
@@ -81,41 +85,23 @@ class SpanTracing(Tracing):
         await pause(ended, _FLUSH_S_MAX)
 
 
-class _WatchedStore:
-    """A store whose calls within a span are traced.
+def _watched(
+    name: str, call: Callable[..., Any], tracer: trace.Tracer, system: str, kind: SpanKind
+) -> Callable[..., Any]:
+    """Return *call* with a span around it, if it happens within a span.
 
     Calls outside of any span are not traced: otherwise each poll of an idle worker would be a
     trace.
     """
 
-    def __init__(self, store: Store, tracer: trace.Tracer, system: str) -> None:
-        self._store = store
-        self._tracer = tracer
-        self._kind = SpanKind.INTERNAL if store.transactional else SpanKind.CLIENT
-        self._system = system
+    async def watched(*arguments: Any, **named: Any) -> Any:
+        if not get_current_span().is_recording():
+            return await call(*arguments, **named)
+        about = {"db.system.name": system, "db.operation.name": name, **_what(arguments)}
+        with tracer.start_as_current_span(f"store.{name}", kind=kind, attributes=about):
+            return await call(*arguments, **named)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if iscoroutinefunction(found):
-            found = self._watched(name, found)
-            setattr(self, name, found)
-        return found
-
-    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        async def watched(*arguments: Any, **named: Any) -> Any:
-            if not get_current_span().is_recording():
-                return await call(*arguments, **named)
-            about = {
-                "db.system.name": self._system,
-                "db.operation.name": name,
-                **_what(arguments),
-            }
-            with self._tracer.start_as_current_span(
-                f"store.{name}", kind=self._kind, attributes=about
-            ):
-                return await call(*arguments, **named)
-
-        return watched
+    return watched
 
 
 def _what(arguments: Sequence[Any]) -> dict[str, str | int]:

@@ -8,16 +8,13 @@ from prometheus_client.core import Metric
 
 from counter.core.clock_guard import ClockGuard
 from counter.limits import SECOND
+from counter.metrics import Calls
 from counter.ports import Cache, Store
 from counter.telemetry.families import counters, gauge, gauges, histogram, histograms
-from counter.telemetry.metrics import CacheTally, Calls, StoreTally, TallyingCache, TallyingStore
 
 
 class StoreMetrics:
-    """Reads the tallies of the adapters on each scrape.
-
-    An adapter without tallies has families without samples.
-    """
+    """Reads the tallies of the adapters on each scrape."""
 
     def __init__(self, store: Store, cache: Cache) -> None:
         self._store = store
@@ -25,8 +22,7 @@ class StoreMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metric families of this scrape."""
-        store = self._store.tally if isinstance(self._store, TallyingStore) else StoreTally(())
-        cache = self._cache.tally if isinstance(self._cache, TallyingCache) else CacheTally(())
+        store, cache = self._store.tally, self._cache.tally
         yield from _calls("store", "a batch, or statements that were sent together", store.calls)
         yield from _calls("cache", "a batch", cache.calls)
         text = "Events that were written together."
@@ -40,10 +36,7 @@ class StoreMetrics:
             yield gauge("wal_bytes", text, store.wal_bytes)
             text = "The size from which on nothing is written until the log can begin again."
             yield gauge("wal_limit_bytes", text, store.wal_bytes_max)
-        queues: dict[str, int] = {}
-        for each in (self._store, self._cache):
-            if isinstance(each, TallyingStore | TallyingCache):
-                queues |= each.queues()
+        queues = {**self._store.queues(), **self._cache.queues()}
         text = "What waits in the queues of store and cache."
         depths = (([name], depth) for name, depth in queues.items())
         yield gauges("adapter_queue_depth", text, ("queue",), depths)

@@ -74,7 +74,7 @@ async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyS
     """Which it holds alone, so far as counts go."""
     store = open_store(Settings(), SystemClock())
     await store.open()
-    ring = KeyRing(store, SystemClock())
+    ring = KeyRing(store.keys, SystemClock())
     await ring.refresh()
     assert not ring.required
     try:

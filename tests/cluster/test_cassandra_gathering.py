@@ -10,11 +10,11 @@ import pytest
 
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
+from counter.metrics import Calls
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import connection as driver_connection
 from counter.storage.cassandra.connection import Connection, Stream
 from counter.storage.cassandra.gathering import Batch, Gatherer
-from counter.telemetry.metrics import Calls
 
 _Batch = Batch[str, int, str]
 _Put = Coroutine[Any, Any, list[str | BaseException | None]]

@@ -79,7 +79,7 @@ async def test_a_process_sees_what_another_rolled_up(app: App, other: App) -> No
     await app.rest.add("c", 5, fresh(app.clock.now_us()))
     app.clock.advance(60 * SECOND)
     await app.roll_up()
-    with patch.object(other.store, "heads", None):
+    with patch.object(other.store.rollups, "heads", None):
         answer = await other.rest.get("c", "10m")
     assert answer.json()["count"] == 5
 
@@ -87,7 +87,7 @@ async def test_a_process_sees_what_another_rolled_up(app: App, other: App) -> No
 async def test_the_guard_of_one_process_knows_the_tokens_of_another(app: App, other: App) -> None:
     token = fresh(app.clock.now_us())
     await app.rest.add("c", 1, token)
-    with patch.object(other.store, "append", None):
+    with patch.object(other.store.events, "append", None):
         answer = await other.rest.add("c", 2, token)
     assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
 

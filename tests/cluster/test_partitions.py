@@ -9,10 +9,10 @@ import pytest
 
 from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
-from counter.partition_sizes import EVENT_BYTES, Crowd
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.memory import MemoryCache
-from counter.types import Namespace, PayloadCheck, Placement, Token
+from counter.types import Crowd, Namespace, PayloadCheck, Placement, Token
+from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool

@@ -57,8 +57,8 @@ async def namespace(stores: tuple[CassandraStore, CassandraStore]) -> Namespace:
 
 async def write(store: Store, namespace: Namespace, at_us: int) -> Event:
     event = Event("c", at_us, at_us.to_bytes(16, "big"), 0, 1)
-    await store.mark(namespace, [Mark(window_of(at_us, 10 * SECOND), "c")])
-    assert list(await store.append(namespace, [event])) == [Written.NEW]
+    await store.rollups.mark(namespace, [Mark(window_of(at_us, 10 * SECOND), "c")])
+    assert list(await store.events.append(namespace, [event])) == [Written.NEW]
     return event
 
 

@@ -51,7 +51,7 @@ class AtomicCases(StoreCases):
         assert await written_atomic(store, namespace, events) is self.new_atomic
         for _ in range(2):
             assert await written_atomic(store, namespace, events) is Written.REPLAYED
-        assert list(await store.find(namespace, events)) == events
+        assert list(await store.events.find(namespace, events)) == events
         assert [await total(store, namespace, name) for name in ("a", "b")] == [9, -2]
 
     async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
@@ -65,7 +65,7 @@ class AtomicCases(StoreCases):
         ):
             assert await written_atomic(store, namespace, other) is Written.CONFLICT
         assert [await total(store, namespace, name) for name in "abc"] == [1, 2, 0]
-        assert list(await store.find(namespace, first)) == first
+        assert list(await store.events.find(namespace, first)) == first
 
     async def test_of_two_sends_at_once_one_at_most_is_new(
         self, store: Store, namespace: Namespace
@@ -88,7 +88,7 @@ class AtomicCases(StoreCases):
         """A scan gives their keys and the fingerprint of their list."""
         events = atomic(("c", 1), ("c", 2))
         await written_atomic(store, namespace, events)
-        found = await store.scan(
+        found = await store.events.scan(
             namespace, "c", from_us=FIRST_SLICE, to_us=SLICES_END, before=None, limit=9
         )
         assert list(found) == events
@@ -131,7 +131,7 @@ class ViewCases(StoreCases):
         moving = asyncio.create_task(move())
         seen: list[list[int]] = []
         while not moving.done():
-            seen.append([fold.total for fold in await store.tails(namespace, after)])
+            seen.append([fold.total for fold in await store.events.tails(namespace, after)])
             await asyncio.sleep(0)
         await moving
         assert len(seen) > 1
@@ -143,19 +143,19 @@ class NonTransactionalCases(StoreCases):
 
     async def test_says_so(self, store: Store) -> None:
         """The service chooses its path by it."""
-        assert not store.transactional
+        assert not store.capabilities.transactional
 
     async def test_a_mark_for_a_missing_slice_is_refused(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Nobody could ever sum its window; a recount's mark goes wherever the present is."""
         with pytest.raises(SliceMissingError):
-            await store.mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
+            await store.rollups.mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
         with pytest.raises(SliceMissingError):
             await written_atomic(store, namespace, atomic(("c", 1), at=SLICES_END))
         assert await dirty_counters(store, namespace) == set()
         recount = Mark(SLICES_END, "b", T0)
-        await store.mark(namespace, [recount])
+        await store.rollups.mark(namespace, [recount])
         assert await marks(store, namespace, through=SLICES_END) == [recount]
 
     async def test_an_append_asks_no_age(self, store: Store, clock: FakeClock) -> None:
@@ -171,7 +171,7 @@ class NonTransactionalCases(StoreCases):
         events = atomic(*((name, 1) for name in names), at=NOW + WINDOW + 3)
         await written_atomic(store, namespace, events)
         for shard in range(3):
-            found = await store.dirty_atomic(
+            found = await store.rollups.dirty_atomic(
                 namespace, shard, after_us=NOW, through_us=NOW + WINDOW
             )
             assert list(found) == [AtomicMark(NOW + WINDOW, tuple(events))]
@@ -181,10 +181,10 @@ class NonTransactionalCases(StoreCases):
         namespace = await make_namespace(store, shards=2)
         mark = AtomicMark(NOW, tuple(atomic(("a", 1))))
         for _ in range(2):
-            await store.mark_atomic(namespace, mark)
+            await store.rollups.mark_atomic(namespace, mark)
         own = shard_of("a", 2)
         for shard, expected in ((own, [mark]), (1 - own, [])):
-            found = await store.dirty_atomic(namespace, shard, after_us=T0, through_us=NOW)
+            found = await store.rollups.dirty_atomic(namespace, shard, after_us=T0, through_us=NOW)
             assert list(found) == expected
 
     async def test_two_lists_under_one_token_are_two_marks(
@@ -194,7 +194,7 @@ class NonTransactionalCases(StoreCases):
         first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("c", 2))
         assert await written_atomic(store, namespace, first) is self.new_atomic
         assert await written_atomic(store, namespace, second) is Written.CONFLICT
-        found = await store.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
+        found = await store.rollups.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
         assert {mark.events for mark in found} == {tuple(first), tuple(second)}
 
     async def test_atomic_marks_of_a_span(self, store: Store, namespace: Namespace) -> None:
@@ -204,12 +204,14 @@ class NonTransactionalCases(StoreCases):
             await written_atomic(store, namespace, atomic(("a", 1), at=start_us))
 
         async def found(after: int, through: int) -> list[int]:
-            span = await store.dirty_atomic(namespace, 0, after_us=after, through_us=through)
+            span = await store.rollups.dirty_atomic(
+                namespace, 0, after_us=after, through_us=through
+            )
             return [mark.window_us for mark in span]
 
         assert await found(T0, SLICES_END) == sorted(starts)
         assert await found(NOW, NOW + 2 * WINDOW) == [NOW + WINDOW, NOW + 2 * WINDOW]
-        await store.drop_marks(namespace, 0, NOW + 2 * WINDOW - 1)
+        await store.rollups.drop_marks(namespace, 0, NOW + 2 * WINDOW - 1)
         assert await found(T0, SLICES_END) == [NOW + 2 * WINDOW, NOW + 3 * WINDOW]
 
     async def test_a_half_written_atomic_add_is_completed(
@@ -219,15 +221,15 @@ class NonTransactionalCases(StoreCases):
         first, second = atomic(("a", 1), ("b", 2)), atomic(("a", 10), ("b", 20), number=2)
         await written(store, namespace, [first[0], second[1]])
         assert await written_atomic(store, namespace, first) is self.new_atomic
-        await store.rewrite(namespace, second)
-        assert list(await store.find(namespace, first + second)) == first + second
+        await store.events.rewrite(namespace, second)
+        assert list(await store.events.find(namespace, first + second)) == first + second
         assert [await total(store, namespace, name) for name in "ab"] == [11, 22]
 
     async def test_a_rewrite_asks_no_age(self, store: Store, clock: FakeClock) -> None:
         """What was decided to be applied is written however late."""
         namespace = await make_namespace(store, accept_limit_us=WINDOW)
         clock.advance(5 * WINDOW)
-        await store.rewrite(namespace, [add(delta=5)])
+        await store.events.rewrite(namespace, [add(delta=5)])
         assert await total(store, namespace) == 5
 
     @pytest.mark.parametrize("event", [add(delta=5), clear()], ids=["add", "clear"])
@@ -236,9 +238,9 @@ class NonTransactionalCases(StoreCases):
     ) -> None:
         """An abandoned write that lands after it stays invisible, every time."""
         await write(store, namespace, event, add(at=T0, number=2, delta=1))
-        await store.void(namespace, [event, add("never-written")])
+        await store.events.void(namespace, [event, add("never-written")])
         for _ in range(2):
-            assert list(await store.find(namespace, [event])) == [None]
+            assert list(await store.events.find(namespace, [event])) == [None]
             assert await tail(store, namespace) == Fold(False, 1)
             await written(store, namespace, [event, add("never-written")])
         assert await total(store, namespace, "never-written") == 0
@@ -252,9 +254,9 @@ class NonTransactionalCases(StoreCases):
         await write(store, namespace, add())
         for missing_us in (FIRST_SLICE - SLICE, SLICES_END):
             with pytest.raises(SliceMissingError):
-                await store.rewrite(namespace, [add(number=2), add(at=missing_us)])
+                await store.events.rewrite(namespace, [add(number=2), add(at=missing_us)])
             with pytest.raises(SliceMissingError):
-                await store.void(namespace, [add(), add(at=missing_us)])
+                await store.events.void(namespace, [add(), add(at=missing_us)])
         assert await total(store, namespace) == 1
 
 
@@ -263,13 +265,13 @@ class TransactionalCases(StoreCases):
 
     async def test_says_so(self, store: Store) -> None:
         """The service chooses its path by it."""
-        assert store.transactional
+        assert store.capabilities.transactional
 
     async def test_an_append_leaves_the_mark(self, store: Store, namespace: Namespace) -> None:
         """One for each window of each counter, whether its events are new or not."""
         events = [add("a"), add("a", NOW + 1), add("a", NOW + WINDOW), add("b")]
-        await store.append(namespace, events)
-        await store.append(namespace, events)
+        await store.events.append(namespace, events)
+        await store.events.append(namespace, events)
         expected = {Mark(NOW, "a"), Mark(NOW + WINDOW, "a"), Mark(NOW, "b")}
         found = await marks(store, namespace)
         assert len(found) == len(expected)
@@ -280,7 +282,7 @@ class TransactionalCases(StoreCases):
         namespace = await make_namespace(store, accept_limit_us=WINDOW)
         clock.advance(WINDOW)
         events = [add("late", NOW - 1), add("just", NOW), add("late", NOW - 1, 2), add("b", NOW)]
-        outcomes = list(await store.append(namespace, events))
+        outcomes = list(await store.events.append(namespace, events))
         assert outcomes == [Written.LATE, Written.NEW, Written.LATE, Written.NEW]
         assert await total(store, namespace, "late") == 0
         assert await dirty_counters(store, namespace) == {"just", "b"}
@@ -290,38 +292,40 @@ class TransactionalCases(StoreCases):
         namespace = await make_namespace(store, accept_limit_us=WINDOW)
         clock.advance(WINDOW + 1)
         events = atomic(("a", 1), ("b", 1))
-        assert await store.append_atomic(namespace, events) is Written.LATE
+        assert await store.events.append_atomic(namespace, events) is Written.LATE
         assert await dirty_counters(store, namespace) == set()
-        assert list(await store.find(namespace, events)) == [None, None]
+        assert list(await store.events.find(namespace, events)) == [None, None]
 
     async def test_a_token_names_one_atomic_add(self, store: Store, namespace: Namespace) -> None:
         """Another list under it is a conflict, whether the two share a counter or not."""
         other_space = await make_namespace(store, "other")
         first, second = atomic(("a", 1), ("b", 1)), atomic(("c", 1), ("d", 1))
-        assert await store.append_atomic(namespace, first) is Written.NEW
-        assert await store.append_atomic(namespace, second) is Written.CONFLICT
-        assert await store.append_atomic(namespace, first) is Written.REPLAYED
+        assert await store.events.append_atomic(namespace, first) is Written.NEW
+        assert await store.events.append_atomic(namespace, second) is Written.CONFLICT
+        assert await store.events.append_atomic(namespace, first) is Written.REPLAYED
         assert [await total(store, namespace, name) for name in "abcd"] == [1, 1, 0, 0]
-        assert await store.append_atomic(other_space, second) is Written.NEW
+        assert await store.events.append_atomic(other_space, second) is Written.NEW
         another = atomic(("c", 1), ("d", 1), number=2)
-        assert await store.append_atomic(namespace, another) is Written.NEW
+        assert await store.events.append_atomic(namespace, another) is Written.NEW
 
     async def test_a_voided_token_is_late(self, store: Store, namespace: Namespace) -> None:
         """Even while its age would let it pass; tokens beside it are written."""
-        await store.decide(namespace, [add("a")], VOID)
-        await store.decide(namespace, atomic(("a", 1), ("b", 1)), VOID)
+        await store.decisions.decide(namespace, [add("a")], VOID)
+        await store.decisions.decide(namespace, atomic(("a", 1), ("b", 1)), VOID)
         events = [add("a"), add("b"), add("a", NOW - 1), add("a", number=2)]
-        outcomes = list(await store.append(namespace, events))
+        outcomes = list(await store.events.append(namespace, events))
         assert outcomes == [Written.LATE, Written.NEW, Written.NEW, Written.NEW]
         for items in (atomic(("a", 1), ("b", 1)), atomic(("c", 1))):
-            assert await store.append_atomic(namespace, items) is Written.LATE
-        assert await store.append_atomic(namespace, atomic(("a", 1), number=2)) is Written.NEW
+            assert await store.events.append_atomic(namespace, items) is Written.LATE
+        assert (
+            await store.events.append_atomic(namespace, atomic(("a", 1), number=2)) is Written.NEW
+        )
 
     async def test_what_is_found_is_not_voided(self, store: Store, namespace: Namespace) -> None:
         """The decision looks again in its own transaction."""
         await write(store, namespace, add(delta=5))
         applied = Decision(Outcome.APPLIED, VOID.fingerprint)
-        assert await store.decide(namespace, [add(delta=5)], VOID) == applied
-        await store.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
-        assert await store.decide(namespace, atomic(("a", 1), ("b", 1)), VOID) == applied
+        assert await store.decisions.decide(namespace, [add(delta=5)], VOID) == applied
+        await store.events.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
+        assert await store.decisions.decide(namespace, atomic(("a", 1), ("b", 1)), VOID) == applied
         assert await total(store, namespace) == 5

@@ -66,7 +66,7 @@ class Audited:
             await self.worker.roll_shard(self.namespace, shard)
 
     async def head(self, counter: str) -> Head:
-        (head,) = await self.store.heads(self.namespace, [counter])
+        (head,) = await self.store.rollups.heads(self.namespace, [counter])
         assert head is not None
         return head
 
@@ -83,10 +83,12 @@ class Audited:
         update = CounterUpdate(counter, rows, wrong, settled)
         # Later than any batch that reached the same instant, and earlier than those after it.
         through_us = standing.time_us + MILLISECOND
-        await self.store.apply(self.namespace, [update], through_us=through_us)
+        await self.store.rollups.apply(self.namespace, [update], through_us=through_us)
 
     async def rows(self, counter: str) -> Sequence[WindowRow]:
-        (rows,) = await self.store.rows(self.namespace, [counter], after_us=0, through_us=2**60)
+        (rows,) = await self.store.rollups.rows(
+            self.namespace, [counter], after_us=0, through_us=2**60
+        )
         return rows
 
     async def audit(self, *counters: str, trust: bool = False) -> list[Verdict]:
@@ -203,7 +205,7 @@ class AuditCases(StoreCases):
         first = (await audited.rows("a"))[0]
         await audited.plant("a", first._replace(total=99))
         left = Pending(first.window_us, audited.clock.now_us() // WINDOW * WINDOW)
-        await audited.store.leave_pending(audited.namespace, [("a", left)])
+        await audited.store.rollups.leave_pending(audited.namespace, [("a", left)])
         (verdict,) = await audited.audit("a")
         assert verdict.state is State.RIGHT
         await audited.plant("a", count=5)
@@ -215,7 +217,7 @@ class AuditCases(StoreCases):
 
     async def test_a_namespace_that_is_gone_is_not_audited(self, audited: Audited) -> None:
         """It is an error, and no mismatch."""
-        assert await audited.store.delete_namespace(audited.namespace)
+        assert await audited.store.control.delete_namespace(audited.namespace)
         with pytest.raises(NamespaceUnknownError):
             await audited.audit("a")
 
@@ -263,11 +265,11 @@ class SettledAuditCases(StoreCases):
         """``old`` has 6 in a slice that was dropped, and 1 in one that was not."""
         audited = Audited(store, clock, await make_namespace(store, "audited"))
         await audited.add("old", 6, age=31 * MINUTE)
-        (dataset,) = await store.datasets()
+        (dataset,) = await store.control.datasets()
         for start_us in range(SLICES_END, SLICES_END + 8 * SLICE, SLICE):
-            await store.make_slices(dataset, slice_at(start_us))
+            await store.control.make_slices(dataset, slice_at(start_us))
         await audited.roll()
-        await store.drop_slice(dataset, FIRST_SLICE)
+        await store.control.drop_slice(dataset, FIRST_SLICE)
         if clears:
             await audited.add("old", 0, clears=True)
             clock.advance(SECOND)

@@ -138,18 +138,18 @@ async def written(
     store: Store, namespace: Namespace, events: Sequence[Event]
 ) -> Sequence[Written | UnavailableError]:
     """Append *events* as the service does: marks first where the store needs them."""
-    if not store.transactional:
+    if not store.capabilities.transactional:
         windows = [Mark(window_of(each.event_time_us, WINDOW), each.counter) for each in events]
-        await store.mark(namespace, windows)
-    return await store.append(namespace, events)
+        await store.rollups.mark(namespace, windows)
+    return await store.events.append(namespace, events)
 
 
 async def written_atomic(store: Store, namespace: Namespace, events: Sequence[Event]) -> Written:
     """Append *events* as one, as the service does: its mark first where the store needs it."""
-    if not store.transactional:
+    if not store.capabilities.transactional:
         window_us = window_of(events[0].event_time_us, WINDOW)
-        await store.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
-    return await store.append_atomic(namespace, events)
+        await store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+    return await store.events.append_atomic(namespace, events)
 
 
 async def write(store: Store, namespace: Namespace, *events: Event) -> None:
@@ -159,15 +159,15 @@ async def write(store: Store, namespace: Namespace, *events: Event) -> None:
 
 async def total(store: Store, namespace: Namespace, counter: str = "c") -> int:
     """The sum of all that can still be found of *counter*."""
-    start_us = await store.dropped_before(namespace.dataset) or FIRST_SLICE
-    (fold,) = await store.tails(namespace, [(counter, start_us - 1)])
+    start_us = await store.control.dropped_before(namespace.dataset) or FIRST_SLICE
+    (fold,) = await store.events.tails(namespace, [(counter, start_us - 1)])
     return fold.total
 
 
 async def tail(
     store: Store, namespace: Namespace, counter: str = "c", after: int = FIRST_SLICE
 ) -> Fold:
-    (fold,) = await store.tails(namespace, [(counter, after)])
+    (fold,) = await store.events.tails(namespace, [(counter, after)])
     return fold
 
 
@@ -181,7 +181,7 @@ async def marks(
     """All dirty marks in the span, in pages of two."""
     found: list[Mark] = []
     while True:
-        page = await store.dirty(
+        page = await store.rollups.dirty(
             namespace,
             shard,
             after_us=after,
@@ -197,7 +197,7 @@ async def marks(
 
 async def dirty_counters(store: Store, namespace: Namespace, shard: int = 0) -> set[str]:
     """Counters that a worker would roll up, by a mark of either kind."""
-    atomic_marks = await store.dirty_atomic(
+    atomic_marks = await store.rollups.dirty_atomic(
         namespace, shard, after_us=FIRST_SLICE, through_us=SLICES_END
     )
     in_atomic = {event.counter for mark in atomic_marks for event in mark.events}
@@ -227,9 +227,9 @@ class StoreCases:
     async def store(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Store]:
         store = self.new_store(clock, tmp_path)
         await store.open()
-        (dataset,) = await store.datasets()
+        (dataset,) = await store.control.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await store.make_slices(dataset, slice_at(start_us))
+            await store.control.make_slices(dataset, slice_at(start_us))
         yield store
         await store.close()
 
@@ -246,6 +246,6 @@ async def make_namespace(
     accept_limit_us: int = SETTINGS.accept_limit_us,
 ) -> Namespace:
     settings = replace(SETTINGS, shards=shards, accept_limit_us=accept_limit_us)
-    namespace = await store.create_namespace(name, settings, NOW)
+    namespace = await store.control.create_namespace(name, settings, NOW)
     assert namespace is not None
     return namespace

@@ -33,7 +33,7 @@ from tests.support.clock import FakeClock
 async def purge(store: Store, now_us: int = NOW) -> None:
     """Purge until there is no more to do."""
     for _ in range(100):
-        if not await store.purge(now_us):
+        if not await store.control.purge(now_us):
             return
     raise AssertionError("purge never comes to an end")
 
@@ -43,62 +43,65 @@ class NamespaceCases(StoreCases):
 
     async def test_a_new_namespace_is_as_it_was_asked_for(self, store: Store) -> None:
         """All its settings, and the dataset it names, whole."""
-        created = await store.create_namespace("tests", SETTINGS, NOW)
+        created = await store.control.create_namespace("tests", SETTINGS, NOW)
         assert created is not None
         assert created.name == "tests"
         assert created.settings == SETTINGS
         assert created.created_at_us == NOW
         assert replace(created.dataset, id=DATASET.id) == DATASET
-        assert list(await store.datasets()) == [created.dataset]
+        assert list(await store.control.datasets()) == [created.dataset]
         assert (
             accept_limit_at(created, NOW) == accept_limit_at(created, 0) == SETTINGS.accept_limit_us
         )
-        assert list(await store.namespaces()) == [created]
+        assert list(await store.control.namespaces()) == [created]
 
     async def test_a_taken_name_is_refused(self, store: Store) -> None:
         """What stands under it stays."""
         first = await make_namespace(store, "tests")
-        assert await store.create_namespace("tests", replace(SETTINGS, shards=9), NOW + 1) is None
-        assert list(await store.namespaces()) == [first]
-        assert len(await store.watermarks(first)) == 1
+        assert (
+            await store.control.create_namespace("tests", replace(SETTINGS, shards=9), NOW + 1)
+            is None
+        )
+        assert list(await store.control.namespaces()) == [first]
+        assert len(await store.rollups.watermarks(first)) == 1
 
     async def test_namespaces_are_listed_by_name(self, store: Store) -> None:
         """In whatever order they were made."""
         for name in ("b", "a_", "c", "a-", "a", "a0"):
             await make_namespace(store, name)
-        names = [each.name for each in await store.namespaces()]
+        names = [each.name for each in await store.control.namespaces()]
         assert names == ["a", "a-", "a0", "a_", "b", "c"]
 
     async def test_an_update_is_a_new_version(self, store: Store, namespace: Namespace) -> None:
         """With the new settings; all else stays."""
         settings = replace(SETTINGS, payload_check=PayloadCheck.OFF, cache_ttl_us=1)
-        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
         assert updated is not None
         assert updated.version != namespace.version
         assert updated == replace(namespace, settings=settings, version=updated.version)
-        assert list(await store.namespaces()) == [updated]
+        assert list(await store.control.namespaces()) == [updated]
 
     async def test_an_update_of_an_old_version_is_refused(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Of two that read the same version, one wins."""
         first = replace(SETTINGS, cache_ttl_us=1)
-        updated = await store.update_namespace(namespace, first, T0 + SLICE)
+        updated = await store.control.update_namespace(namespace, first, T0 + SLICE)
         second = replace(SETTINGS, cache_ttl_us=2)
-        assert await store.update_namespace(namespace, second, T0 + SLICE) is None
-        assert list(await store.namespaces()) == [updated]
+        assert await store.control.update_namespace(namespace, second, T0 + SLICE) is None
+        assert list(await store.control.namespaces()) == [updated]
 
     async def test_an_accept_limit_holds_from_its_slice_on(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Before it the old one does: a window closes when its events were told it would."""
         settings = replace(SETTINGS, accept_limit_us=SECOND)
-        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
         assert updated is not None
         limits = [accept_limit_at(updated, at) for at in (0, T0 + SLICE - 1, T0 + SLICE)]
         assert limits == [SETTINGS.accept_limit_us, SETTINGS.accept_limit_us, SECOND]
         again = replace(settings, accept_limit_us=2 * SECOND)
-        updated = await store.update_namespace(updated, again, T0 + 2 * SLICE)
+        updated = await store.control.update_namespace(updated, again, T0 + 2 * SLICE)
         assert updated is not None
         times = (T0, T0 + SLICE, T0 + 2 * SLICE)
         limits = [accept_limit_at(updated, at) for at in times]
@@ -112,37 +115,37 @@ class NamespaceCases(StoreCases):
         for limit_us in (SECOND, 3 * SECOND, SETTINGS.accept_limit_us):
             assert updated is not None
             settings = replace(SETTINGS, accept_limit_us=limit_us)
-            updated = await store.update_namespace(updated, settings, T0 + SLICE)
+            updated = await store.control.update_namespace(updated, settings, T0 + SLICE)
             assert updated is not None
             assert accept_limit_at(updated, T0 + SLICE) == limit_us
             assert accept_limit_at(updated, T0 + SLICE - 1) == SETTINGS.accept_limit_us
         assert updated is not None
         starts = [era.from_us for era in updated.eras]
         assert len(set(starts)) == len(starts)
-        assert list(await store.namespaces()) == [updated]
+        assert list(await store.control.namespaces()) == [updated]
 
     async def test_deleting_asks_for_the_version(self, store: Store, namespace: Namespace) -> None:
         """An older one deletes nothing; a deleted one is neither deleted nor updated again."""
         settings = replace(SETTINGS, cache_ttl_us=1)
-        updated = await store.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
         assert updated is not None
-        assert not await store.delete_namespace(namespace)
-        assert list(await store.namespaces()) == [updated]
-        assert await store.delete_namespace(updated)
-        assert list(await store.namespaces()) == []
-        assert not await store.delete_namespace(updated)
-        assert await store.update_namespace(updated, SETTINGS, T0 + SLICE) is None
+        assert not await store.control.delete_namespace(namespace)
+        assert list(await store.control.namespaces()) == [updated]
+        assert await store.control.delete_namespace(updated)
+        assert list(await store.control.namespaces()) == []
+        assert not await store.control.delete_namespace(updated)
+        assert await store.control.update_namespace(updated, SETTINGS, T0 + SLICE) is None
 
     async def test_a_deleted_namespace_takes_no_more(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Who still holds it learns that it is gone."""
         await write(store, namespace, add())
-        await store.delete_namespace(namespace)
+        await store.control.delete_namespace(namespace)
         with pytest.raises(NamespaceUnknownError):
-            await store.append(namespace, [add(number=2)])
+            await store.events.append(namespace, [add(number=2)])
         with pytest.raises(NamespaceUnknownError):
-            await store.watermarks(namespace)
+            await store.rollups.watermarks(namespace)
 
     @pytest.mark.parametrize("purged", [False, True], ids=["at-once", "after-purge"])
     async def test_an_id_is_never_used_again(
@@ -154,13 +157,13 @@ class NamespaceCases(StoreCases):
             namespace = await make_namespace(store, "tests")
             ids.append(namespace.id)
             assert await total(store, namespace) == 0
-            assert await store.decided(namespace, [add("late")]) is None
-            assert list(await store.heads(namespace, ["c"])) == [None]
-            assert await store.counters(namespace, prefix="", after=None, limit=9) == []
+            assert await store.decisions.decided(namespace, [add("late")]) is None
+            assert list(await store.rollups.heads(namespace, ["c"])) == [None]
+            assert await store.control.counters(namespace, prefix="", after=None, limit=9) == []
             await write(store, namespace, add(delta=delta))
-            await store.decide(namespace, [add("late")], Decision(Outcome.VOID, b""))
-            await store.leave_pending(namespace, [("c", Pending(T0, NOW))])
-            assert await store.delete_namespace(namespace)
+            await store.decisions.decide(namespace, [add("late")], Decision(Outcome.VOID, b""))
+            await store.rollups.leave_pending(namespace, [("c", Pending(T0, NOW))])
+            assert await store.control.delete_namespace(namespace)
             clock.advance(settling_time(DATASET))
             if purged:
                 await purge(store)
@@ -177,7 +180,7 @@ class ListingCases(StoreCases):
         found: list[str] = []
         while True:
             after = found[-1] if found else None
-            page = await store.counters(namespace, prefix=prefix, after=after, limit=limit)
+            page = await store.control.counters(namespace, prefix=prefix, after=after, limit=limit)
             assert len(page) <= limit
             found += page
             if len(page) < limit:
@@ -219,15 +222,15 @@ class ListingCases(StoreCases):
         """The name to go on after need not be one of the list, nor within the prefix."""
         await write(store, namespace, *(add(name) for name in ("a1", "a2", "a3", "b1")))
         for after, expected in (("", ["a1", "a2", "a3"]), ("a1x", ["a2", "a3"]), ("b", [])):
-            page = await store.counters(namespace, prefix="a", after=after, limit=9)
+            page = await store.control.counters(namespace, prefix="a", after=after, limit=9)
             assert list(page) == expected
 
     async def test_a_counter_stays_listed(self, store: Store, namespace: Namespace) -> None:
         """After its marks are dropped and its events are gone; another namespace's is not."""
         await write(store, await make_namespace(store, "other"), add("theirs"))
         await write(store, namespace, add("ours", FIRST_SLICE + 5 * MINUTE))
-        await store.drop_marks(namespace, 0, SLICES_END)
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.rollups.drop_marks(namespace, 0, SLICES_END)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         assert await self.listed(store, namespace) == ["ours"]
 
 
@@ -237,8 +240,10 @@ class LeaseCases(StoreCases):
     async def test_no_number_is_leased_twice(self, store: Store) -> None:
         """Each lease lies above the one before it, whoever asks for it and for how many."""
         counts = [1, 10, 1, 1_000, 3]
-        leases = [await store.lease_tokens(count, NOW) for count in counts[:2]]
-        leases += await asyncio.gather(*(store.lease_tokens(count, NOW) for count in counts[2:]))
+        leases = [await store.control.lease_tokens(count, NOW) for count in counts[:2]]
+        leases += await asyncio.gather(
+            *(store.control.lease_tokens(count, NOW) for count in counts[2:])
+        )
         numbers = [
             number
             for (_, first, _), count in zip(leases, counts, strict=True)
@@ -251,12 +256,12 @@ class LeaseCases(StoreCases):
 
     async def test_a_store_has_its_own_bytes(self, store: Store) -> None:
         """Eight of them, the same in every lease."""
-        ids = {(await store.lease_tokens(1, NOW)).issuer for _ in range(3)}
+        ids = {(await store.control.lease_tokens(1, NOW)).issuer for _ in range(3)}
         assert [len(each) for each in ids] == [8]
 
     async def test_the_time_of_a_lease_never_steps_back(self, store: Store) -> None:
         """Whoever asks next, with whatever clock."""
-        times = [(await store.lease_tokens(1, NOW + n)).time_us for n in (0, 5, 3, 6)]
+        times = [(await store.control.lease_tokens(1, NOW + n)).time_us for n in (0, 5, 3, 6)]
         assert times == [NOW, NOW + 5, NOW + 5, NOW + 6]
 
 
@@ -268,19 +273,19 @@ class WorkerLeaseCases(StoreCases):
 
     async def test_workers_that_live_are_known(self, store: Store) -> None:
         """In order, until they leave; renewing is saying it again."""
-        assert list(await store.workers()) == []
+        assert list(await store.leases.workers()) == []
         for name in ("b", "a", "b"):
-            await store.heartbeat(name, self.TTL)
-        assert list(await store.workers()) == ["a", "b"]
+            await store.leases.heartbeat(name, self.TTL)
+        assert list(await store.leases.workers()) == ["a", "b"]
         for name in ("b", "never"):
-            await store.leave(name)
-        assert list(await store.workers()) == ["a"]
+            await store.leases.leave(name)
+        assert list(await store.leases.workers()) == ["a"]
 
     async def test_many_who_join_at_once_all_live(self, store: Store) -> None:
         """Whatever their number."""
         names = [f"w{n}" for n in range(8)]
-        await asyncio.gather(*(store.heartbeat(each, self.TTL) for each in names))
-        assert list(await store.workers()) == names
+        await asyncio.gather(*(store.leases.heartbeat(each, self.TTL) for each in names))
+        assert list(await store.leases.workers()) == names
 
 
 class PurgeCases(StoreCases):
@@ -288,7 +293,7 @@ class PurgeCases(StoreCases):
 
     async def test_an_empty_store_has_nothing_to_purge(self, store: Store) -> None:
         """And says so at once."""
-        assert not await store.purge(NOW)
+        assert not await store.control.purge(NOW)
 
     async def test_a_living_namespace_is_left_alone(
         self, store: Store, clock: FakeClock, namespace: Namespace
@@ -298,32 +303,34 @@ class PurgeCases(StoreCases):
         doomed = await make_namespace(store, "doomed")
         for each in (namespace, doomed):
             await write(store, each, *events)
-            await store.mark(each, [Mark(NOW, "c0", T0)])
-            await store.leave_pending(each, [("c0", Pending(T0, NOW))])
-            await store.reserve(each, nonce(1), NOW, NOW + SECOND)
-            await store.decide(each, [add("late")], Decision(Outcome.VOID, b""))
-        await store.delete_namespace(doomed)
+            await store.rollups.mark(each, [Mark(NOW, "c0", T0)])
+            await store.rollups.leave_pending(each, [("c0", Pending(T0, NOW))])
+            await store.decisions.reserve(each, nonce(1), NOW, NOW + SECOND)
+            await store.decisions.decide(each, [add("late")], Decision(Outcome.VOID, b""))
+        await store.control.delete_namespace(doomed)
         clock.advance(settling_time(DATASET))
         await purge(store)
-        assert list(await store.find(namespace, events)) == events
-        names = await store.counters(namespace, prefix="", after=None, limit=1_000)
+        assert list(await store.events.find(namespace, events)) == events
+        names = await store.control.counters(namespace, prefix="", after=None, limit=1_000)
         assert names == sorted(f"c{n}" for n in range(300))
-        (head,) = await store.heads(namespace, ["c0"])
+        (head,) = await store.rollups.heads(namespace, ["c0"])
         assert head is not None
         assert head.pending == (Pending(T0, NOW),)
-        assert await store.reserve(namespace, nonce(1), NOW + 1, NOW + SECOND) == NOW
-        assert await store.decided(namespace, [add("late")]) == Decision(Outcome.VOID, b"")
-        assert list(await store.namespaces()) == [namespace]
+        assert await store.decisions.reserve(namespace, nonce(1), NOW + 1, NOW + SECOND) == NOW
+        assert await store.decisions.decided(namespace, [add("late")]) == Decision(
+            Outcome.VOID, b""
+        )
+        assert list(await store.control.namespaces()) == [namespace]
 
     async def test_expired_keys_go_and_others_stay(
         self, store: Store, namespace: Namespace
     ) -> None:
         """However many: no call does it all, and the calls come to an end."""
         for n in range(30):
-            await store.reserve(namespace, nonce(n), NOW, NOW + n)
+            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n)
         await purge(store, NOW + 15)
         for n in range(30):
-            time_us = await store.reserve(namespace, nonce(n), NOW + 1, NOW + n)
+            time_us = await store.decisions.reserve(namespace, nonce(n), NOW + 1, NOW + n)
             assert (time_us == NOW) == (n > 15)
 
     async def test_a_decision_lives_as_long_as_its_event(
@@ -334,11 +341,16 @@ class PurgeCases(StoreCases):
         decision = Decision(Outcome.APPLIED, b"")
         for event in (old, young):
             await write(store, namespace, event)
-            await store.decide(namespace, [event], decision)
+            await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
         found: list[Event] = [old, young]
-        assert [await store.decided(namespace, [each]) for each in found] == [decision] * 2
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
+            decision
+        ] * 2
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         gone_us = old.event_time_us + 2 * DATASET.retention_us + SLICE + WINDOW
         await purge(store, gone_us)
-        assert [await store.decided(namespace, [each]) for each in found] == [None, decision]
+        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
+            None,
+            decision,
+        ]

@@ -1,10 +1,7 @@
 """What a store that spreads events over partitions tells of how crowded they are."""
 
-from typing import cast
-
-from counter.partition_sizes import Crowd, PartitionedStore
-from counter.ports import Store
-from counter.types import Event, Namespace
+from counter.ports import PartitionSizeStore, Store
+from counter.types import Crowd, Event, Namespace
 from tests.contracts.cases import (
     DATASET,
     NOW,
@@ -21,9 +18,10 @@ from tests.contracts.cases import (
 BUCKET = DATASET.time_bucket_us
 
 
-def as_partitioned(store: Store) -> PartitionedStore:
-    assert isinstance(store, PartitionedStore)
-    return cast(PartitionedStore, store)
+def sizes_of(store: Store) -> PartitionSizeStore:
+    sizes = store.capabilities.partition_sizes
+    assert sizes is not None
+    return sizes
 
 
 class CrowdCases(StoreCases):
@@ -40,7 +38,7 @@ class CrowdCases(StoreCases):
         await write(store, namespace, *events)
         told: list[tuple[str, int, int]] = []
         asked = [("few", NOW + WINDOW), ("never", NOW), ("many", NOW), ("few", NOW)]
-        await store.sums(namespace, asked, counted=lambda *each: told.append(each))
+        await store.events.sums(namespace, asked, counted=lambda *each: told.append(each))
         many = 60 + len(others)
         assert told == [("few", NOW + WINDOW, 2), ("many", NOW, many), ("few", NOW, 1)]
 
@@ -48,7 +46,7 @@ class CrowdCases(StoreCases):
         self, store: Store, namespace: Namespace
     ) -> None:
         """In whatever order they are left; one that was observed stands beside it."""
-        partitioned, dataset = as_partitioned(store), namespace.dataset
+        sizes, dataset = sizes_of(store), namespace.dataset
         largest = Crowd(T0, BUCKET, 7_000_000_000, "n", "hot")
         earlier = Crowd(T0 - SLICE, BUCKET, 5, "n", "é")
         observed = Crowd(T0, BUCKET, 3_000)
@@ -60,8 +58,8 @@ class CrowdCases(StoreCases):
             observed._replace(size_bytes=2_000),
             earlier,
         ):
-            await partitioned.leave_crowd(dataset, each)
-        found = await partitioned.crowds(dataset)
+            await sizes.leave_crowd(dataset, each)
+        found = await sizes.crowds(dataset)
         assert list(found) == [earlier, *sorted((largest, observed), key=lambda c: c.is_observed)]
 
     async def test_nothing_is_observed_of_what_was_just_written(
@@ -69,4 +67,4 @@ class CrowdCases(StoreCases):
     ) -> None:
         """It is not on disk; and of a small partition nodes tell no more than that it is small."""
         await write(store, namespace, add())
-        assert list(await as_partitioned(store).observe_crowds(namespace.dataset)) == []
+        assert list(await sizes_of(store).observe_crowds(namespace.dataset)) == []

@@ -45,7 +45,7 @@ class EventCases(StoreCases):
         """What was first written under an identity stays."""
         await write(store, namespace, add(delta=1))
         assert list(await written(store, namespace, [other])) == [CONFLICT]
-        assert list(await store.find(namespace, [other])) == [add(delta=1)]
+        assert list(await store.events.find(namespace, [other])) == [add(delta=1)]
 
     async def test_an_add_does_not_replace_a_clear(
         self, store: Store, namespace: Namespace
@@ -110,15 +110,15 @@ class EventCases(StoreCases):
         missing = add("never", T0, 1)
         asked = [events[3], missing, events[0], events[0], events[2], events[1]]
         asked = [event._replace(delta=1, clear=False) for event in asked]
-        found = list(await store.find(namespace, asked))
+        found = list(await store.events.find(namespace, asked))
         assert found == [events[3], None, events[0], events[0], events[2], events[1]]
 
     async def test_nothing_asked_nothing_answered(self, store: Store, namespace: Namespace) -> None:
         """An empty batch is answered with an empty one."""
-        assert list(await store.append(namespace, [])) == []
-        assert list(await store.find(namespace, [])) == []
-        assert list(await store.sums(namespace, [])) == []
-        assert list(await store.tails(namespace, [])) == []
+        assert list(await store.events.append(namespace, [])) == []
+        assert list(await store.events.find(namespace, [])) == []
+        assert list(await store.events.sums(namespace, [])) == []
+        assert list(await store.events.tails(namespace, [])) == []
 
     async def test_a_write_into_a_missing_slice_writes_nothing(
         self, store: Store, namespace: Namespace
@@ -126,9 +126,11 @@ class EventCases(StoreCases):
         """Not even the events of the same call whose slices are there."""
         for missing_us in (SLICES_END, SLICES_END + SLICE):
             with pytest.raises(SliceMissingError):
-                await store.append(namespace, [add("a"), add("a", missing_us)])
+                await store.events.append(namespace, [add("a"), add("a", missing_us)])
             with pytest.raises(SliceMissingError):
-                await store.append_atomic(namespace, [add("a", missing_us)._replace(atom=b"x")])
+                await store.events.append_atomic(
+                    namespace, [add("a", missing_us)._replace(atom=b"x")]
+                )
         assert await total(store, namespace, "a") == 0
         assert await dirty_counters(store, namespace) == set()
 
@@ -138,9 +140,9 @@ class EventCases(StoreCases):
         """Whoever looks where no table is gets an error."""
         for missing_us in (FIRST_SLICE - 1, SLICES_END):
             with pytest.raises(SliceMissingError):
-                await store.find(namespace, [add("a"), add("a", missing_us)])
+                await store.events.find(namespace, [add("a"), add("a", missing_us)])
             with pytest.raises(SliceMissingError):
-                await store.sums(namespace, [("a", missing_us - missing_us % SLICE)])
+                await store.events.sums(namespace, [("a", missing_us - missing_us % SLICE)])
 
     async def test_a_missing_slice_is_its_callers_alone(
         self, store: Store, namespace: Namespace
@@ -149,7 +151,7 @@ class EventCases(StoreCases):
         other = await make_namespace(store, "other")
         outcomes = await asyncio.gather(
             written(store, namespace, [add("a")]),
-            store.append(namespace, [add("b"), add("b", SLICES_END)]),
+            store.events.append(namespace, [add("b"), add("b", SLICES_END)]),
             written(store, namespace, [add("c")]),
             written(store, other, [add("d")]),
             return_exceptions=True,
@@ -175,7 +177,7 @@ class EventCases(StoreCases):
     ) -> None:
         """It comes back as it was given, and replays as itself."""
         await write(store, namespace, add(delta=delta))
-        assert list(await store.find(namespace, [add()])) == [add(delta=delta)]
+        assert list(await store.events.find(namespace, [add()])) == [add(delta=delta)]
         assert list(await written(store, namespace, [add(delta=delta)])) == [REPLAYED]
         assert await total(store, namespace) == delta
 
@@ -184,8 +186,10 @@ class EventCases(StoreCases):
         events = [add(name, delta=10**n) for n, name in enumerate(UNUSUAL_NAMES[:18])]
         events += [add(name, delta=n) for n, name in enumerate(UNUSUAL_NAMES[18:])]
         await write(store, namespace, *events)
-        assert list(await store.find(namespace, events)) == events
-        folds = await store.tails(namespace, [(each.counter, FIRST_SLICE) for each in events])
+        assert list(await store.events.find(namespace, events)) == events
+        folds = await store.events.tails(
+            namespace, [(each.counter, FIRST_SLICE) for each in events]
+        )
         assert [fold.total for fold in folds] == [each.delta for each in events]
         assert await dirty_counters(store, namespace) == set(UNUSUAL_NAMES)
 
@@ -196,15 +200,15 @@ class EventCases(StoreCases):
         await write(store, namespace, *events[::3])
         expected = [REPLAYED if n % 3 == 0 else NEW for n in range(1_000)]
         assert list(await written(store, namespace, events)) == expected
-        assert list(await store.find(namespace, events)) == events
+        assert list(await store.events.find(namespace, events)) == events
         assert sum([await total(store, namespace, f"c{n}") for n in range(7)]) == 499_500
 
     async def test_rewriting_changes_nothing(self, store: Store, namespace: Namespace) -> None:
         """A found event that is written again still stands once."""
         events = [add("a", T0 - SLICE, 1, delta=3), clear("b", number=2)]
         await write(store, namespace, *events)
-        await store.rewrite(namespace, events)
-        assert list(await store.find(namespace, events)) == events
+        await store.events.rewrite(namespace, events)
+        assert list(await store.events.find(namespace, events)) == events
         assert await total(store, namespace, "a") == 3
 
     async def test_a_voided_identity_stays_invisible(
@@ -213,12 +217,12 @@ class EventCases(StoreCases):
         """Decided and voided, a write that lands later is seen by no read."""
         late, other = add(number=1, delta=5), add(number=2, delta=3)
         decision = Decision(Outcome.VOID, b"fingerprint")
-        assert await store.decide(namespace, [late], decision) == decision
-        await store.void(namespace, [late])
+        assert await store.decisions.decide(namespace, [late], decision) == decision
+        await store.events.void(namespace, [late])
         await written(store, namespace, [late, other])
-        assert list(await store.find(namespace, [late, other])) == [None, other]
+        assert list(await store.events.find(namespace, [late, other])) == [None, other]
         assert await total(store, namespace) == 3
-        scanned = await store.scan(
+        scanned = await store.events.scan(
             namespace, "c", from_us=FIRST_SLICE, to_us=SLICES_END, before=None, limit=10
         )
         assert list(scanned) == [other]

@@ -35,13 +35,13 @@ class FoldCases(StoreCases):
         await write(store, namespace, *(add(at=at, delta=10**n) for n, at in enumerate(times)))
         windows = [("c", NOW), ("c", NOW - WINDOW), ("c", NOW + WINDOW), ("c", NOW + 2 * WINDOW)]
         expected = [Fold(False, 110), Fold(False, 1), Fold(False, 1_000), Fold(False, 0)]
-        assert list(await store.sums(namespace, windows)) == expected
+        assert list(await store.events.sums(namespace, windows)) == expected
 
     async def test_sums_answer_in_order(self, store: Store, namespace: Namespace) -> None:
         """Counters, windows and repetitions as they were asked, one that never was included."""
         await write(store, namespace, add("a", NOW), add("b", NOW, delta=2), add("a", T0, delta=3))
         asked = [("b", NOW), ("never", NOW), ("a", T0), ("a", NOW), ("b", NOW), ("b", T0)]
-        folds = await store.sums(namespace, asked)
+        folds = await store.events.sums(namespace, asked)
         assert [fold.total for fold in folds] == [2, 0, 3, 1, 2, 0]
 
     async def test_folds_cover_all_partitions(self, store: Store, namespace: Namespace) -> None:
@@ -50,7 +50,7 @@ class FoldCases(StoreCases):
         times = range(FIRST_SLICE + 5 * MINUTE, SLICES_END, MINUTE)
         await write(store, namespace, *(Event("c", at, each, 0, 1) for at in times for each in ids))
         assert await tail(store, namespace) == Fold(False, len(times) * len(ids))
-        (fold,) = await store.sums(namespace, [("c", NOW)])
+        (fold,) = await store.events.sums(namespace, [("c", NOW)])
         assert fold == Fold(False, len(ids))
 
     @pytest.mark.parametrize("delta", [INT64_MAX, INT64_MIN])
@@ -60,7 +60,7 @@ class FoldCases(StoreCases):
         """Nothing wraps, within a partition or over several, and what cancels out cancels out."""
         events = [add(at=NOW, number=n, delta=delta) for n in range(20)]
         await write(store, namespace, *events, add(at=T0 - SLICE, delta=delta))
-        assert list(await store.sums(namespace, [("c", NOW)])) == [Fold(False, 20 * delta)]
+        assert list(await store.events.sums(namespace, [("c", NOW)])) == [Fold(False, 20 * delta)]
         assert await tail(store, namespace) == Fold(False, 21 * delta)
         opposite = [add(at=NOW + 1, number=n, delta=-(delta + 1)) for n in range(21)]
         await write(store, namespace, *opposite)
@@ -79,11 +79,11 @@ class FoldCases(StoreCases):
         await write(store, namespace, *events, add("d", at=T0 + 3, delta=-3))
         await write(store, other, add(delta=1_000))
         span = (T0 - WINDOW, NOW + WINDOW)
-        found = await store.window_folds(
+        found = await store.events.window_folds(
             namespace, ["d", "never", "c"], from_us=span[0], to_us=span[1]
         )
         windows = [T0 - WINDOW, T0, NOW]
-        sums = await store.sums(namespace, [("c", at) for at in windows])
+        sums = await store.events.sums(namespace, [("c", at) for at in windows])
         assert list(found) == [{T0: Fold(False, -3)}, {}, dict(zip(windows, sums, strict=True))]
 
     async def test_window_folds_of_what_was_dropped_are_an_error(
@@ -92,14 +92,14 @@ class FoldCases(StoreCases):
         """From the first instant that was kept on they are whole; before any slice is nothing."""
         await write(store, namespace, add(at=FIRST_SLICE + SLICE))
         ages = FIRST_SLICE - 10 * SLICE
-        found = await store.window_folds(namespace, ["c"], from_us=ages, to_us=SLICES_END)
+        found = await store.events.window_folds(namespace, ["c"], from_us=ages, to_us=SLICES_END)
         assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         with pytest.raises(SliceMissingError):
-            await store.window_folds(
+            await store.events.window_folds(
                 namespace, ["c"], from_us=FIRST_SLICE + SLICE - WINDOW, to_us=SLICES_END
             )
-        found = await store.window_folds(
+        found = await store.events.window_folds(
             namespace, ["c"], from_us=FIRST_SLICE + SLICE, to_us=SLICES_END
         )
         assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
@@ -117,7 +117,7 @@ class FoldCases(StoreCases):
                     del deltas[NOW + 50]
                 events += [Event(name, at, each, 0, delta) for at, delta in deltas.items()]
             await write(store, namespace, *events)
-            assert list(await store.sums(namespace, [(name, NOW)])) == [Fold(True, 400)]
+            assert list(await store.events.sums(namespace, [(name, NOW)])) == [Fold(True, 400)]
             assert await tail(store, namespace, name) == Fold(True, 400)
 
     async def test_the_latest_clear_counts(self, store: Store, namespace: Namespace) -> None:
@@ -131,7 +131,7 @@ class FoldCases(StoreCases):
             add(at=NOW + 7, number=6, delta=100),
         ]
         await write(store, namespace, *events)
-        assert list(await store.sums(namespace, [("c", NOW)])) == [Fold(True, 100)]
+        assert list(await store.events.sums(namespace, [("c", NOW)])) == [Fold(True, 100)]
 
     async def test_a_clear_erases_across_slices(self, store: Store, namespace: Namespace) -> None:
         """A tail combines the clears of all its slices; each window speaks for itself."""
@@ -146,7 +146,9 @@ class FoldCases(StoreCases):
         assert await tail(store, namespace) == Fold(True, 110)
         assert await tail(store, namespace, after=T0 - 2) == Fold(True, 110)
         assert await tail(store, namespace, after=T0 - 1) == Fold(False, 110)
-        folds = await store.sums(namespace, [("c", T0 - SLICE), ("c", T0 - WINDOW), ("c", T0)])
+        folds = await store.events.sums(
+            namespace, [("c", T0 - SLICE), ("c", T0 - WINDOW), ("c", T0)]
+        )
         assert list(folds) == [Fold(False, 1), Fold(True, 0), Fold(False, 10)]
 
     async def test_a_clear_is_its_counters_alone(self, store: Store, namespace: Namespace) -> None:
@@ -181,14 +183,14 @@ class FoldCases(StoreCases):
         times = (NOW, until_us - 1, until_us, SLICES_END - 1)
         await write(store, namespace, *(add(at=at, delta=10**n) for n, at in enumerate(times)))
         for after_us, least in ((NOW - 1, 11), (NOW, 10), (until_us, 0), (SLICES_END, 0)):
-            (fold,) = await store.tails(namespace, [("c", after_us)], until_us=until_us)
+            (fold,) = await store.events.tails(namespace, [("c", after_us)], until_us=until_us)
             assert fold.total % 100 == least
 
     async def test_tails_answer_in_order(self, store: Store, namespace: Namespace) -> None:
         """Each counter from its own instant, repeated ones and one that never was included."""
         await write(store, namespace, add("a", NOW), add("a", NOW + 1, delta=2), add("b", NOW))
         asked = [("b", NOW), ("a", NOW), ("never", T0), ("a", T0), ("b", T0), ("a", NOW)]
-        folds = await store.tails(namespace, asked)
+        folds = await store.events.tails(namespace, asked)
         assert [fold.total for fold in folds] == [0, 2, 0, 3, 1, 2]
 
     async def test_before_the_first_slice_there_was_nothing(
@@ -203,7 +205,7 @@ class FoldCases(StoreCases):
     ) -> None:
         """Its sum would be short; from the first instant that was kept on it is whole."""
         await write(store, namespace, add())
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         with pytest.raises(SliceMissingError):
             await tail(store, namespace, after=FIRST_SLICE + SLICE - 2)
         assert await tail(store, namespace, after=FIRST_SLICE + SLICE - 1) == Fold(False, 1)
@@ -219,7 +221,7 @@ class ScanCases(StoreCases):
         found: list[Event] = []
         while True:
             before = found[-1] if found else None
-            page = await store.scan(
+            page = await store.events.scan(
                 namespace, "c", from_us=from_us, to_us=to_us, before=before, limit=limit
             )
             assert len(page) <= limit
@@ -259,7 +261,7 @@ class ScanCases(StoreCases):
     ) -> None:
         """Only the identity of *before* matters, and only as a place in the order."""
         await write(store, namespace, add(at=T0), add(at=NOW, number=2), add(at=NOW, number=4))
-        page = await store.scan(
+        page = await store.events.scan(
             namespace,
             "c",
             from_us=FIRST_SLICE,
@@ -274,8 +276,8 @@ class ScanCases(StoreCases):
     ) -> None:
         """What is still there is listed; dropped events are gone, and nothing says so."""
         await write(store, namespace, add(at=T0 - 2 * SLICE + MINUTE), add(at=T0, number=2))
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        await store.drop_slice(namespace.dataset, FIRST_SLICE + SLICE)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE + SLICE)
         found = await self.scanned(store, namespace, 0, SLICES_END + 10 * SLICE, 10)
         assert found == [add(at=T0, number=2)]
 

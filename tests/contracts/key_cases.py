@@ -41,24 +41,24 @@ class KeyCases(StoreCases):
         """All of its fields, set or not; but nobody has used it yet."""
         full = self.key(1)
         plain = ApiKey(f"{self.start}2", "", digest_of(b""), ("*",), Scope.READ, NOW)
-        assert list(await store.api_keys()) == []
+        assert list(await store.keys.api_keys()) == []
         for each in (full, plain):
-            assert await store.create_api_key(replace(each, last_used_us=NOW))
-        assert list(await store.api_keys()) == [full, plain]
-        assert [each.last_used_us for each in await store.api_keys()] == [None, None]
+            assert await store.keys.create_api_key(replace(each, last_used_us=NOW))
+        assert list(await store.keys.api_keys()) == [full, plain]
+        assert [each.last_used_us for each in await store.keys.api_keys()] == [None, None]
 
     async def test_keys_are_listed_as_they_were_made(self, store: Store) -> None:
         """Those of one instant by id."""
         made = [self.key(n, created_at_us=NOW + at) for n, at in ((3, 1), (2, 1), (1, 2), (4, 0))]
         for each in made:
-            assert await store.create_api_key(each)
-        assert [each.id[-1] for each in await store.api_keys()] == ["4", "2", "3", "1"]
+            assert await store.keys.create_api_key(each)
+        assert [each.id[-1] for each in await store.keys.api_keys()] == ["4", "2", "3", "1"]
 
     async def test_a_taken_id_is_refused(self, store: Store) -> None:
         """What stands under it stays."""
-        assert await store.create_api_key(self.key(1))
-        assert not await store.create_api_key(self.key(1, scope=Scope.ADMIN))
-        assert list(await store.api_keys()) == [self.key(1)]
+        assert await store.keys.create_api_key(self.key(1))
+        assert not await store.keys.create_api_key(self.key(1, scope=Scope.ADMIN))
+        assert list(await store.keys.api_keys()) == [self.key(1)]
 
     async def test_a_change_asks_for_what_it_changes(self, store: Store) -> None:
         """Of two that read the same, one wins; the other changes nothing."""
@@ -67,49 +67,49 @@ class KeyCases(StoreCases):
             self.key(revoked_at_us=NOW),
             self.key(replaced_by="another"),
         )
-        assert await store.create_api_key(old)
-        assert await store.change_api_key(old, revoked)
-        assert not await store.change_api_key(old, rotated)
-        assert list(await store.api_keys()) == [revoked]
-        assert not await store.change_api_key(self.key(2), self.key(2, label=""))
-        assert list(await store.api_keys()) == [revoked]
+        assert await store.keys.create_api_key(old)
+        assert await store.keys.change_api_key(old, revoked)
+        assert not await store.keys.change_api_key(old, rotated)
+        assert list(await store.keys.api_keys()) == [revoked]
+        assert not await store.keys.change_api_key(self.key(2), self.key(2, label=""))
+        assert list(await store.keys.api_keys()) == [revoked]
 
     async def test_of_changes_at_once_one_is_made(self, store: Store) -> None:
         """Whatever they ask for."""
         old = self.key()
-        assert await store.create_api_key(old)
+        assert await store.keys.create_api_key(old)
         asked = [replace(old, label=str(n)) for n in range(4)]
-        answers = await asyncio.gather(*(store.change_api_key(old, new) for new in asked))
+        answers = await asyncio.gather(*(store.keys.change_api_key(old, new) for new in asked))
         assert sorted(answers) == [False, False, False, True]
-        assert list(await store.api_keys()) == [asked[answers.index(True)]]
+        assert list(await store.keys.api_keys()) == [asked[answers.index(True)]]
 
     async def test_of_keys_made_at_once_under_one_id_one_is_made(self, store: Store) -> None:
         """And the others are told."""
         asked = [self.key(1, label=str(n)) for n in range(4)]
-        answers = await asyncio.gather(*(store.create_api_key(each) for each in asked))
+        answers = await asyncio.gather(*(store.keys.create_api_key(each) for each in asked))
         assert sorted(answers) == [False, False, False, True]
-        assert list(await store.api_keys()) == [asked[answers.index(True)]]
+        assert list(await store.keys.api_keys()) == [asked[answers.index(True)]]
 
     async def test_use_moves_forward_and_is_no_change(self, store: Store) -> None:
         """Who read the key before it was used can change it still, and does not undo the use."""
-        assert await store.create_api_key(self.key(1))
-        assert await store.create_api_key(self.key(2))
-        await store.note_api_key_uses([(self.key(1).id, NOW + 5), (self.key(3).id, NOW)])
-        await store.note_api_key_uses([(self.key(1).id, NOW + 4)])
-        await store.note_api_key_uses([])
-        assert [each.last_used_us for each in await store.api_keys()] == [NOW + 5, None]
-        assert await store.change_api_key(self.key(1), self.key(1, revoked_at_us=NOW))
-        assert [each.last_used_us for each in await store.api_keys()] == [NOW + 5, None]
-        await store.note_api_key_uses([(self.key(1).id, NOW + 6)])
-        assert [each.last_used_us for each in await store.api_keys()] == [NOW + 6, None]
+        assert await store.keys.create_api_key(self.key(1))
+        assert await store.keys.create_api_key(self.key(2))
+        await store.keys.note_api_key_uses([(self.key(1).id, NOW + 5), (self.key(3).id, NOW)])
+        await store.keys.note_api_key_uses([(self.key(1).id, NOW + 4)])
+        await store.keys.note_api_key_uses([])
+        assert [each.last_used_us for each in await store.keys.api_keys()] == [NOW + 5, None]
+        assert await store.keys.change_api_key(self.key(1), self.key(1, revoked_at_us=NOW))
+        assert [each.last_used_us for each in await store.keys.api_keys()] == [NOW + 5, None]
+        await store.keys.note_api_key_uses([(self.key(1).id, NOW + 6)])
+        assert [each.last_used_us for each in await store.keys.api_keys()] == [NOW + 6, None]
 
     async def test_a_forgotten_key_is_gone_with_its_use(self, store: Store) -> None:
         """If it was as it is said to be; one that is not on record cannot be forgotten."""
-        assert await store.create_api_key(self.key(1))
-        await store.note_api_key_uses([(self.key(1).id, NOW)])
-        assert not await store.forget_api_key(self.key(1, label="another"))
-        assert list(await store.api_keys()) == [self.key(1)]
-        assert await store.forget_api_key(self.key(1))
-        assert not await store.forget_api_key(self.key(1))
-        await store.note_api_key_uses([(self.key(1).id, NOW + 1)])
-        assert list(await store.api_keys()) == []
+        assert await store.keys.create_api_key(self.key(1))
+        await store.keys.note_api_key_uses([(self.key(1).id, NOW)])
+        assert not await store.keys.forget_api_key(self.key(1, label="another"))
+        assert list(await store.keys.api_keys()) == [self.key(1)]
+        assert await store.keys.forget_api_key(self.key(1))
+        assert not await store.keys.forget_api_key(self.key(1))
+        await store.keys.note_api_key_uses([(self.key(1).id, NOW + 1)])
+        assert list(await store.keys.api_keys()) == []

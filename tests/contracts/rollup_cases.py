@@ -51,18 +51,18 @@ def update(
 async def apply(store: Store, namespace: Namespace, *updates: CounterUpdate) -> None:
     """Apply *updates*, which all go through the same window."""
     (through_us,) = {each.checkpoint.time_us for each in updates}
-    await store.apply(namespace, updates, through_us=through_us)
+    await store.rollups.apply(namespace, updates, through_us=through_us)
 
 
 async def head(store: Store, namespace: Namespace, counter: str = "c") -> Head | None:
-    (found,) = await store.heads(namespace, [counter])
+    (found,) = await store.rollups.heads(namespace, [counter])
     return found and found._replace(pending=tuple(sorted(found.pending)))
 
 
 async def rows(
     store: Store, namespace: Namespace, after: int = 0, through: int = end(1_000)
 ) -> list[WindowRow]:
-    (found,) = await store.rows(namespace, ["c"], after_us=after, through_us=through)
+    (found,) = await store.rollups.rows(namespace, ["c"], after_us=after, through_us=through)
     return list(found)
 
 
@@ -120,14 +120,14 @@ class MarkCases(StoreCases):
         """The same mark again changes nothing, a recount of the same window is another."""
         some = [Mark(NOW, "c"), Mark(NOW, "c", T0), Mark(NOW, "c", T0 + WINDOW), Mark(NOW, "c")]
         for _ in range(2):
-            await store.mark(namespace, some)
+            await store.rollups.mark(namespace, some)
         found = await marks(store, namespace)
         assert len(found) == 3
         assert set(found) == set(some)
 
     async def test_a_span_of_windows(self, store: Store, namespace: Namespace) -> None:
         """After the one, through the other."""
-        await store.mark(namespace, [Mark(T0 + n * WINDOW, "c") for n in range(5)])
+        await store.rollups.mark(namespace, [Mark(T0 + n * WINDOW, "c") for n in range(5)])
         found = await marks(store, namespace, after=T0, through=T0 + 3 * WINDOW)
         assert [mark.window_us for mark in found] == [T0 + n * WINDOW for n in (1, 2, 3)]
         assert await marks(store, namespace, after=end(0), through=end(0)) == []
@@ -143,11 +143,11 @@ class MarkCases(StoreCases):
         some = [Mark(T0 + n * WINDOW, name) for n in range(3) for name in "cba"]
         some += [Mark(T0 + WINDOW, name, T0 - n * WINDOW) for n in range(3) for name in "bé"]
         for mark in reversed(some):
-            await store.mark(namespace, [mark])
+            await store.rollups.mark(namespace, [mark])
         walks = []
         for _ in range(2):
             found: list[Mark] = []
-            while page := await store.dirty(
+            while page := await store.rollups.dirty(
                 namespace,
                 0,
                 after_us=T0 - 1,
@@ -168,7 +168,7 @@ class MarkCases(StoreCases):
         namespace = await make_namespace(store, shards=4)
         other = await make_namespace(store, "other", shards=4)
         names = [f"c{n}" for n in range(20)]
-        await store.mark(namespace, [Mark(NOW, name) for name in names])
+        await store.rollups.mark(namespace, [Mark(NOW, name) for name in names])
         for shard in range(4):
             expected = {name for name in names if shard_of(name, 4) == shard}
             assert {mark.counter for mark in await marks(store, namespace, shard)} == expected
@@ -190,8 +190,10 @@ class MarkCases(StoreCases):
         """After the one instant and through the other; or all shards that were asked for."""
         namespace = await make_namespace(store, shards=4)
         names = {shard_of(name, 4): name for name in "abcdefghijklmnop"}
-        await store.mark(namespace, [Mark(T0, names[0]), Mark(T0 + WINDOW, names[2])])
-        found = await store.marked(namespace, asked, after_us=after_us, through_us=through_us)
+        await store.rollups.mark(namespace, [Mark(T0, names[0]), Mark(T0 + WINDOW, names[2])])
+        found = await store.rollups.marked(
+            namespace, asked, after_us=after_us, through_us=through_us
+        )
         assert set(found) in (holding, set(asked))
 
     async def test_dropped_marks_are_forgotten(self, store: Store) -> None:
@@ -200,9 +202,9 @@ class MarkCases(StoreCases):
         names = {shard_of(name, 2): name for name in "abcdefgh"}
         for name in names.values():
             starts = [T0 + n * WINDOW for n in range(3)]
-            await store.mark(namespace, [Mark(each, name) for each in starts])
-            await store.mark(namespace, [Mark(each, name, T0 - WINDOW) for each in starts])
-        await store.drop_marks(namespace, 0, end(1))
+            await store.rollups.mark(namespace, [Mark(each, name) for each in starts])
+            await store.rollups.mark(namespace, [Mark(each, name, T0 - WINDOW) for each in starts])
+        await store.rollups.drop_marks(namespace, 0, end(1))
         found = await marks(store, namespace, 0)
         assert {mark.window_us for mark in found} == {T0 + 2 * WINDOW}
         assert len(await marks(store, namespace, 1)) == 6
@@ -217,7 +219,7 @@ class WatermarkCases(StoreCases):
         """Each shard's, before anything that could be written."""
         namespace = await make_namespace(store, shards=3)
         expected = first_watermark(DATASET, SETTINGS, NOW)
-        assert list(await store.watermarks(namespace)) == [expected] * 3
+        assert list(await store.rollups.watermarks(namespace)) == [expected] * 3
         assert (expected + 1) % WINDOW == 0
         assert expected < NOW - SETTINGS.accept_limit_us - WINDOW
 
@@ -226,20 +228,20 @@ class WatermarkCases(StoreCases):
         namespace = await make_namespace(store, shards=2)
         other = await make_namespace(store, "other", shards=2)
         first = first_watermark(DATASET, SETTINGS, NOW)
-        await store.advance(namespace, [1], end(3))
-        assert list(await store.watermarks(namespace)) == [first, end(3)]
-        await store.advance(namespace, [1], end(2))
-        await store.advance(namespace, [0], end(1))
-        assert list(await store.watermarks(namespace)) == [end(1), end(3)]
-        await store.advance(namespace, [1, 0], end(2))
-        assert list(await store.watermarks(namespace)) == [end(2), end(3)]
-        assert list(await store.watermarks(other)) == [first, first]
+        await store.rollups.advance(namespace, [1], end(3))
+        assert list(await store.rollups.watermarks(namespace)) == [first, end(3)]
+        await store.rollups.advance(namespace, [1], end(2))
+        await store.rollups.advance(namespace, [0], end(1))
+        assert list(await store.rollups.watermarks(namespace)) == [end(1), end(3)]
+        await store.rollups.advance(namespace, [1, 0], end(2))
+        assert list(await store.rollups.watermarks(namespace)) == [end(2), end(3)]
+        assert list(await store.rollups.watermarks(other)) == [first, first]
 
     async def test_the_fence_is_a_clock_reading(self, store: Store, clock: FakeClock) -> None:
         """Taken when it was asked for."""
-        assert await store.fence() == NOW
+        assert await store.rollups.fence() == NOW
         clock.advance(123)
-        assert await store.fence() == NOW + 123
+        assert await store.rollups.fence() == NOW + 123
 
 
 class CountsCases(StoreCases):
@@ -250,8 +252,10 @@ class CountsCases(StoreCases):
     ) -> None:
         """Written or not."""
         await written(store, namespace, [add("written")])
-        assert list(await store.heads(namespace, ["written", "never"])) == [None, None]
-        found = await store.rows(namespace, ["written", "never"], after_us=0, through_us=end(9))
+        assert list(await store.rollups.heads(namespace, ["written", "never"])) == [None, None]
+        found = await store.rollups.rows(
+            namespace, ["written", "never"], after_us=0, through_us=end(9)
+        )
         assert [list(each) for each in found] == [[], []]
 
     async def test_heads_and_rows_answer_in_order(self, store: Store, namespace: Namespace) -> None:
@@ -262,11 +266,11 @@ class CountsCases(StoreCases):
         ]
         await apply(store, namespace, *updates)
         asked = [*reversed(UNUSUAL_NAMES), "never", UNUSUAL_NAMES[3]]
-        heads = await store.heads(namespace, asked)
+        heads = await store.rollups.heads(namespace, asked)
         counts = [each and each.checkpoint.count for each in heads]
         expected = [10 * n for n in reversed(range(len(UNUSUAL_NAMES)))]
         assert counts == [*expected, None, 30]
-        found = await store.rows(namespace, asked, after_us=0, through_us=end(9))
+        found = await store.rollups.rows(namespace, asked, after_us=0, through_us=end(9))
         totals = [sum(each.total for each in some) for some in found]
         assert totals == [*(n // 10 for n in expected), 0, 3]
 
@@ -321,7 +325,7 @@ class CountsCases(StoreCases):
         await apply(store, namespace, update(through=4, count=10, settled=settled))
         assert await rows(store, namespace) == windows[3:]
         assert await head(store, namespace) == Head(Checkpoint(end(4), 10), settled)
-        (left,) = await store.rows(namespace, ["other"], after_us=0, through_us=end(9))
+        (left,) = await store.rollups.rows(namespace, ["other"], after_us=0, through_us=end(9))
         assert list(left) == windows
 
     async def test_settled_only_moves_forward(self, store: Store, namespace: Namespace) -> None:
@@ -341,7 +345,7 @@ class CountsCases(StoreCases):
         pending = [Pending(T0 + n * WINDOW, NOW + m * WINDOW) for n in range(2) for m in range(2)]
         recounts = [("c", each) for each in pending] + [("d", pending[0])]
         for _ in range(2):
-            await store.leave_pending(namespace, recounts)
+            await store.rollups.leave_pending(namespace, recounts)
         done = (pending[1], pending[2], Pending(T0 + 9 * WINDOW, NOW))
         await apply(store, namespace, update(through=1, count=1, done=done))
         left = (pending[0], pending[3])
@@ -355,14 +359,14 @@ class CountsCases(StoreCases):
     ) -> None:
         """What alone is missing reads as the fold of nothing, which is true of every counter."""
         pending = Pending(T0, NOW)
-        await store.leave_pending(namespace, [("c", pending)])
+        await store.rollups.leave_pending(namespace, [("c", pending)])
         assert await head(store, namespace) == Head(NOTHING, NOTHING, (pending,))
 
     async def test_a_namespace_has_its_own(self, store: Store, namespace: Namespace) -> None:
         """Counters of one name in two namespaces are two."""
         other = await make_namespace(store, "other")
         await apply(store, namespace, update(row(1, 1), through=1, count=1))
-        await store.leave_pending(namespace, [("c", Pending(T0, NOW))])
+        await store.rollups.leave_pending(namespace, [("c", Pending(T0, NOW))])
         assert await head(store, other) is None
         assert await rows(store, other) == []
 
@@ -374,9 +378,9 @@ class CountsCases(StoreCases):
             for n, name in enumerate(names)
         ]
         await apply(store, namespace, *updates)
-        heads = await store.heads(namespace, names)
+        heads = await store.rollups.heads(namespace, names)
         assert [each and each.checkpoint for each in heads] == [u.checkpoint for u in updates]
-        found = await store.rows(namespace, names, after_us=0, through_us=end(9))
+        found = await store.rollups.rows(namespace, names, after_us=0, through_us=end(9))
         assert [tuple(each) for each in found] == [u.rows for u in updates]
 
     async def test_marks_of_one_namespace_say_nothing_of_another(
@@ -394,6 +398,6 @@ class CountsCases(StoreCases):
             await apply(store, each, *batch)
         for each, count in ((other, 5), (namespace, 7)):
             for wanted in (names, ["c", "d"]):
-                heads = await store.heads(each, wanted)
+                heads = await store.rollups.heads(each, wanted)
                 assert [found and found.checkpoint.count for found in heads] == [count] * len(heads)
             assert await rows(store, each) == [row(1, count)]

@@ -28,15 +28,15 @@ class SliceCases(StoreCases):
     ) -> None:
         """With the partitioning that each was made with."""
         other = Slice(SLICES_END + SLICE, SLICES_END + 2 * SLICE, MINUTE, 32)
-        await store.make_slices(namespace.dataset, other)
-        await store.make_slices(namespace.dataset, slice_at(SLICES_END))
+        await store.control.make_slices(namespace.dataset, other)
+        await store.control.make_slices(namespace.dataset, slice_at(SLICES_END))
         starts = range(FIRST_SLICE, SLICES_END + SLICE, SLICE)
         expected = [slice_at(start_us) for start_us in starts] + [other]
-        assert list(await store.slices(namespace.dataset)) == expected
+        assert list(await store.control.slices(namespace.dataset)) == expected
 
     async def test_a_new_slice_takes_events(self, store: Store, namespace: Namespace) -> None:
         """From its first instant to its last, in its own partitioning."""
-        await store.make_slices(
+        await store.control.make_slices(
             namespace.dataset, Slice(SLICES_END, SLICES_END + SLICE, SLICE, event_buckets=1)
         )
         events = [add(at=SLICES_END, number=n) for n in range(9)]
@@ -48,10 +48,10 @@ class SliceCases(StoreCases):
         self, store: Store, namespace: Namespace
     ) -> None:
         """Neither its events nor its partitioning."""
-        before = list(await store.slices(namespace.dataset))
+        before = list(await store.control.slices(namespace.dataset))
         await write(store, namespace, add())
-        await store.make_slices(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
-        assert list(await store.slices(namespace.dataset)) == before
+        await store.control.make_slices(namespace.dataset, Slice(T0, T0 + SLICE, MINUTE, 99))
+        assert list(await store.control.slices(namespace.dataset)) == before
         assert await total(store, namespace) == 1
 
     async def test_the_first_retirement_is_noted(self, store: Store, namespace: Namespace) -> None:
@@ -59,8 +59,8 @@ class SliceCases(StoreCases):
         await write(store, namespace, add(at=T0 - SLICE))
         start_us = T0 - SLICE
         for now_us in (NOW, NOW + 1):
-            await store.retire_slice(namespace.dataset, start_us, now_us)
-        slices = await store.slices(namespace.dataset)
+            await store.control.retire_slice(namespace.dataset, start_us, now_us)
+        slices = await store.control.slices(namespace.dataset)
         retired = {each.start_us: each.retired_at_us for each in slices if each.retired_at_us}
         assert retired == {start_us: NOW}
         assert await total(store, namespace) == 1
@@ -69,37 +69,37 @@ class SliceCases(StoreCases):
         """Its events are gone, and who asks for one of them learns that it may have been."""
         kept, dropped = add(at=FIRST_SLICE + SLICE), add(at=T0 - 2 * SLICE - 5 * MINUTE)
         await write(store, namespace, kept, dropped)
-        assert await store.dropped_before(namespace.dataset) == 0
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
+        assert await store.control.dropped_before(namespace.dataset) == 0
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.control.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
         for event in (dropped, add("never", FIRST_SLICE)):
             with pytest.raises(SliceMissingError):
-                await store.find(namespace, [event])
+                await store.events.find(namespace, [event])
             with pytest.raises(SliceMissingError):
-                await store.sums(namespace, [("c", FIRST_SLICE)])
-        assert list(await store.find(namespace, [kept])) == [kept]
+                await store.events.sums(namespace, [("c", FIRST_SLICE)])
+        assert list(await store.events.find(namespace, [kept])) == [kept]
         assert await total(store, namespace) == 1
 
     async def test_a_dropped_slice_is_not_made_again(
         self, store: Store, namespace: Namespace
     ) -> None:
         """An empty table would answer that nothing was ever there."""
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        await store.make_slices(namespace.dataset, slice_at(FIRST_SLICE))
-        starts = [each.start_us for each in await store.slices(namespace.dataset)]
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        await store.control.make_slices(namespace.dataset, slice_at(FIRST_SLICE))
+        starts = [each.start_us for each in await store.control.slices(namespace.dataset)]
         assert starts[0] == FIRST_SLICE + SLICE
         with pytest.raises(SliceMissingError):
-            await store.find(namespace, [add(at=FIRST_SLICE)])
+            await store.events.find(namespace, [add(at=FIRST_SLICE)])
 
     async def test_slices_drop_one_after_the_other(
         self, store: Store, namespace: Namespace
     ) -> None:
         """The bound follows each."""
         for n in range(1, 4):
-            (first, *_) = await store.slices(namespace.dataset)
-            await store.drop_slice(namespace.dataset, first.start_us)
-            assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + n * SLICE
-        assert len(await store.slices(namespace.dataset)) == 2
+            (first, *_) = await store.control.slices(namespace.dataset)
+            await store.control.drop_slice(namespace.dataset, first.start_us)
+            assert await store.control.dropped_before(namespace.dataset) == FIRST_SLICE + n * SLICE
+        assert len(await store.control.slices(namespace.dataset)) == 2
 
     async def test_dropping_a_slice_again_changes_nothing(
         self, store: Store, namespace: Namespace
@@ -108,9 +108,9 @@ class SliceCases(StoreCases):
         event = add(at=FIRST_SLICE + SLICE)
         await write(store, namespace, event)
         for _ in range(2):
-            await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
-        assert list(await store.find(namespace, [event])) == [event]
-        await store.drop_slice(namespace.dataset, FIRST_SLICE + SLICE)
-        await store.drop_slice(namespace.dataset, FIRST_SLICE)
-        assert await store.dropped_before(namespace.dataset) == FIRST_SLICE + 2 * SLICE
+            await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.control.dropped_before(namespace.dataset) == FIRST_SLICE + SLICE
+        assert list(await store.events.find(namespace, [event])) == [event]
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE + SLICE)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        assert await store.control.dropped_before(namespace.dataset) == FIRST_SLICE + 2 * SLICE

@@ -138,8 +138,8 @@ class TestPurge(OnCassandra, suites.PurgeCases):
     ) -> None:
         """Each goes within two hours of its expiry, not before; a replaced one as the new one."""
         for n in range(5):
-            await store.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
-        await store.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
+            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+        await store.decisions.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
         await purge(store, NOW + 3 * HOUR)
         for n, hours in enumerate((9, 1, 2, 3, 4)):
             for cell in ("time", "expires", "op"):
@@ -153,9 +153,9 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         event = add(at=FIRST_SLICE + 5 * MINUTE)
         decision = Decision(Outcome.APPLIED, b"")
         await write(store, namespace, event)
-        await store.decide(namespace, [event], decision)
+        await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
-        assert await store.decided(namespace, [event]) == decision
+        assert await store.decisions.decided(namespace, [event]) == decision
         left_s = await self.left_s(store, "outcome) FROM {}.resolutions", namespace)
         assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
         assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us
@@ -208,8 +208,8 @@ class TestAudit(OnCassandra, suites.AuditCases):
             for n in range(4 * k + 1)
         ]
         await write(store, namespace, *events, add("d", NOW, 999))
-        found = await store.window_folds(namespace, ["c", "d"], from_us=T0, to_us=T0 + SLICE)
-        sums = await store.sums(namespace, [("c", at) for at in windows])
+        found = await store.events.window_folds(namespace, ["c", "d"], from_us=T0, to_us=T0 + SLICE)
+        sums = await store.events.sums(namespace, [("c", at) for at in windows])
         assert list(found) == [dict(zip(windows, sums, strict=True)), {NOW: Fold(False, 1)}]
 
 

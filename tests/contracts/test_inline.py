@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from counter.limits import MILLISECOND
-from counter.storage.sqlite.inline import InlineReader
+from counter.storage.sqlite.database import InlineReader
 from tests.contracts.cases import NOW
 from tests.support.clock import FakeClock
 

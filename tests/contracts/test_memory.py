@@ -5,7 +5,7 @@ from pathlib import Path
 
 from counter.ports import Cache, Store
 from counter.storage.memory import MemoryCache, MemoryStore
-from counter.storage.memory.leases import MemoryLeases
+from counter.storage.memory.store import MemoryLeases
 from counter.types import Checkpoint, Namespace
 from tests.contracts import suites
 from tests.contracts.cache_cases import CacheCases, namespace_of
@@ -154,7 +154,7 @@ class TestAudit(OnMemory, suites.AuditCases):
 
     async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
         assert isinstance(store, MemoryStore)
-        del store._space(namespace).counts[row[0]].rows[row[1]]
+        del store.tables.space(namespace).counts[row[0]].rows[row[1]]
 
 
 class TestSettledAudit(OnMemory, suites.SettledAuditCases):

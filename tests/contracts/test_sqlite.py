@@ -96,13 +96,13 @@ async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> N
     clock = FakeClock(NOW)
     store = SqliteStore(tmp_path, clock, [DATASET])
     await store.open()
-    before = await store.lease_tokens(7, NOW)
+    before = await store.control.lease_tokens(7, NOW)
     await store.close()
     with closing(sqlite3.connect(tmp_path / "counter.db")) as connection:
         connection.executescript("ALTER TABLE tokens DROP COLUMN time; PRAGMA user_version = 1;")
     store = SqliteStore(tmp_path, clock, [DATASET])
     await store.open()
-    after = await store.lease_tokens(1, NOW)
+    after = await store.control.lease_tokens(1, NOW)
     await store.close()
     assert after == before._replace(first=before.first + 7)
 
@@ -115,7 +115,7 @@ class TestAudit(OnSqlite, suites.AuditCases):
         sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
         sql += " WHERE namespace = ? AND name = ?)"
         key = (row[1], namespace.id, row[0])
-        await store._write(lambda connection, _: connection.execute(sql, key))
+        await store.database.write(lambda connection, _: connection.execute(sql, key))
 
 
 class TestSettledAudit(OnSqlite, suites.SettledAuditCases):

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.telemetry.exposition import MetricsDirectory
 from counter.core.clock_guard import ClockGuard
+from counter.metrics import StoreTally
 from counter.ports import Cache, Store
 from counter.storage.memcached import MemcachedCache
 from counter.telemetry.families import Exposition, text_of
-from counter.telemetry.metrics import StoreTally
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.metrics import RollupMetrics
 from rollup.partitions import Outlook
@@ -53,7 +53,7 @@ async def of_a_worker() -> str:
     and partitions that grow."""
     world = World()
     await world.begin()
-    guard = ClockGuard(world.store, world.clock)
+    guard = ClockGuard(world.store.control, world.clock)
     await guard.measure()
     process = world.process("a", guard=guard)
     assert process.leases is not None

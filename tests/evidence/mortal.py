@@ -4,15 +4,14 @@ A step is the instant before or after a call of the store: dead before it, the c
 dead after it, it happened and nobody heard of it. Whatever the process did in memory is gone.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
-from counter.ports import Store
+from counter.ports import Store, wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.sqlite import SqliteStore
 from counter.types import Namespace, Token
@@ -34,7 +33,7 @@ class Mortal:
     """A process's way to the store, which ends at a chosen step."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = wrapped(store, self._through)
         self._dies_at: int | None = None
         self._steps = 0
 
@@ -42,18 +41,14 @@ class Mortal:
         """Live through the steps before *step*, counted from now; for ever where it is None."""
         self._dies_at, self._steps = step, 0
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-
-        async def call(*arguments: Any, **named: Any) -> Any:
+    def _through(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def stepped(*arguments: Any, **named: Any) -> Any:
             self._step()
-            result = await found(*arguments, **named)
+            result = await call(*arguments, **named)
             self._step()
             return result
 
-        return call
+        return stepped
 
     def _step(self) -> None:
         self._steps += 1
@@ -67,7 +62,7 @@ class Process:
     def __init__(self, store: Store, clock: FakeClock) -> None:
         self.mortal = Mortal(store)
         self.clock = clock
-        road = cast(Store, self.mortal)
+        road = self.mortal.store
         self.cache = MemoryCache(clock)
         self.service = CounterService(road, self.cache, clock)
         self.worker = RollupWorker(

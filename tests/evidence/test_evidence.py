@@ -62,8 +62,8 @@ async def test_a_storm_of_late_duplicates_gets_one_answer(rest: Rest, app: App) 
 
 def keys_kept(app: App, directory: Path) -> int:
     """How many keys the store holds."""
-    if not app.store.transactional:
-        return sum(len(space.keys) for space in app.store._spaces.values())
+    if not app.store.capabilities.transactional:
+        return sum(len(space.keys) for space in app.store.tables.spaces.values())
     with closing(sqlite3.connect(directory / "counter.db")) as connection:
         (number,) = connection.execute("SELECT count(*) FROM reservations").fetchone()
     return int(number)
@@ -180,7 +180,7 @@ async def run_saga(rest: Rest, parent: Token, *, fails: str = "") -> bool:
 @contextmanager
 def append_that_fails(app: App, number: int, *, after: bool) -> Iterator[None]:
     """Have one write fail, the *number*-th from now: before it did anything, or *after* it did."""
-    works, calls = app.store.append, iter(range(1_000))
+    works, calls = app.store.events.append, iter(range(1_000))
 
     async def append(*arguments: Any) -> Any:
         fails = next(calls) == number
@@ -191,7 +191,7 @@ def append_that_fails(app: App, number: int, *, after: bool) -> Iterator[None]:
             raise StoreUnavailableError("a fault that a test planted")
         return written
 
-    with patch.object(app.store, "append", append):
+    with patch.object(app.store.events, "append", append):
         yield
 
 

@@ -81,8 +81,8 @@ class Held:
 
 @contextmanager
 def held(wire: Wire) -> Iterator[Held]:
-    store = Held(wire.app.store.append)
-    with patch.object(wire.app.store, "append", store.append):
+    store = Held(wire.app.store.events.append)
+    with patch.object(wire.app.store.events, "append", store.append):
         yield store
 
 

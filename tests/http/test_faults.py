@@ -101,8 +101,8 @@ async def test_a_fault_of_the_service_itself_is_a_problem_that_tells_no_secrets(
     loose = rest.within("loose")
     await loose.create("BEST_EFFORT")
     with (
-        patch.object(app.store, "append", breaks),
-        patch.object(app.store, "heads", breaks),
+        patch.object(app.store.events, "append", breaks),
+        patch.object(app.store.rollups, "heads", breaks),
         patch.object(app.application.cache, "increment", breaks),
     ):
         answers = [
@@ -205,10 +205,10 @@ async def test_half_an_atomic_add_is_made_whole_by_the_worker(stallable: App) ->
     token = fresh(app.clock.now_us())
 
     async def lands_half(namespace: Any, events: Any) -> Any:
-        await app.store.append(namespace, events[:1])
+        await app.store.events.append(namespace, events[:1])
         raise StoreUnavailableError("a fault that a test planted", retry_after_us=SECOND)
 
-    with patch.object(app.store, "append_atomic", lands_half):
+    with patch.object(app.store.events, "append_atomic", lands_half):
         answer = await rest.atomic_add([("c", 1), ("d", 2)], token)
     assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
     app.clock.advance(MINUTE)

@@ -92,12 +92,12 @@ async def test_another_secret_under_a_known_id_is_refused(door: Door) -> None:
 async def test_a_key_that_is_revoked_is_out_once_the_process_has_looked(door: Door) -> None:
     key, header = made(Scope.WRITE)
     store, ring = door.app.store, door.app.application.keys
-    await store.create_api_key(key)
+    await store.keys.create_api_key(key)
     await ring.refresh()
     assert (await door.add(header)).status_code == 200
-    (standing,) = await store.api_keys()
+    (standing,) = await store.keys.api_keys()
     gone = type(standing)(**{**_fields(standing), "revoked_at_us": door.app.clock.now_us()})
-    assert await store.change_api_key(standing, gone)
+    assert await store.keys.change_api_key(standing, gone)
     await ring.refresh()
     # On the very connection that has sent adds with it.
     assert code(await door.add(header)) == (401, "key_invalid")

@@ -41,7 +41,7 @@ async def test_where_several_share_the_work_it_is_the_worker_whose_share_it_is_i
     async with running("simulated", tmp_path) as app:
         path = "/v1/namespaces/default/shards"
         assert {each["owner"] for each in (await app.http.get(path)).json()["shards"]} == {None}
-        await app.store.heartbeat("worker-1", 10 * SECOND)
+        await app.store.leases.heartbeat("worker-1", 10 * SECOND)
         assert (await app.http.get(path)).json()["shards"][0]["owner"] == "worker-1"
 
 

@@ -6,16 +6,18 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.storage.memory import MemoryCache, MemoryStore
+from counter.ports import Clock
+from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.tables import identity_of, insert_once
-from counter.types import Event, Guarded, Namespace, PayloadCheck, Written
+from counter.types import Dataset, Event, Guarded, Namespace, PayloadCheck, Written
 from tests.support.app import App, running, store_that_fails
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import SECOND
 
 
-class UntoldStore(MemoryStore):
+class UntoldEvents(MemoryEvents):
     """Writes without reading, as Cassandra does unless it is told to be strict: it cannot tell a
     new row from one that stood, and the last of two payloads stays."""
 
@@ -35,6 +37,12 @@ class UntoldStore(MemoryStore):
         for event, partition in zip(events, self._partitions(namespace, events), strict=True):
             partition._rows[identity_of(event)] = event
             insert_once(partition._order, identity_of(event))
+
+
+class UntoldStore(MemoryStore):
+    def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
+        super().__init__(clock, datasets)
+        self.events = UntoldEvents(self.tables)
 
 
 @pytest.fixture

@@ -144,13 +144,13 @@ async def test_what_is_logged_meanwhile_names_the_request(tmp_path: Path) -> Non
 
     seen: list[str] = []
     async with running("memory", tmp_path) as app:
-        works = app.store.append
+        works = app.store.events.append
 
         async def append(*arguments: Any) -> Any:
             seen.append(REQUEST_ID.get())
             return await works(*arguments)
 
-        app.store.append = append
+        app.store.events.append = append
         header = {"x-request-id": "mine-2", "idempotency-key": "k"}
         await app.rest.post(app.rest.path("c", "add"), {"delta": 1}, headers=header)
     assert seen == ["mine-2"]

@@ -38,12 +38,12 @@ async def test_a_start_after_a_long_stop_makes_only_the_slices_that_adds_need(
     made all of them before it listened."""
     async with running("memory", fast_dir, retention="1d", slice="1m", rollup_window="1s") as app:
         await app.rest.add("c", 1, fresh(app.clock.now_us()))
-        dataset = (await app.store.datasets())[0]
-        before = await app.store.slices(dataset)
+        dataset = (await app.store.control.datasets())[0]
+        before = await app.store.control.slices(dataset)
         await app.stop()
         app.clock.advance(20 * HOUR)
         await app.start()
-        made = [each for each in await app.store.slices(dataset) if each not in before]
+        made = [each for each in await app.store.control.slices(dataset) if each not in before]
         assert len(made) <= SLICES_AHEAD + 3
         assert (await app.rest.add("c", 1, fresh(app.clock.now_us()))).status_code == 200
         late = fresh(app.clock.now_us() - 19 * HOUR)

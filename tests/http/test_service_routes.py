@@ -152,7 +152,7 @@ async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: A
 async def test_it_is_not_ready_where_its_clock_is_wrong(rest: Rest, app: App) -> None:
     guard = app.application.guard
     ahead = ClockReading(60 * SECOND, 0)
-    with patch.object(app.store, "read_clock", AsyncMock(return_value=ahead)):
+    with patch.object(app.store.control, "read_clock", AsyncMock(return_value=ahead)):
         await guard.measure()
         answer = await rest.http.get("/readyz")
         assert_problem(answer, 503, "clock_skew", applied=None, retry="same_token")

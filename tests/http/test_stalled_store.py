@@ -30,7 +30,7 @@ class Stall:
     """The store's appends, which wait until they may go on."""
 
     def __init__(self, wire: Wire) -> None:
-        self._works = wire.app.store.append
+        self._works = wire.app.store.events.append
         self.goes_on = asyncio.Event()
         self.events = 0
 
@@ -60,7 +60,7 @@ async def test_while_the_store_stands_still_few_wait_and_all_who_do_are_told(
 
             await eventually(all_are_there, f"{adds} adds wait for the store")
 
-        with patch.object(wire.app.store, "append", stall.append):
+        with patch.object(wire.app.store.events, "append", stall.append):
             adding = [asyncio.create_task(add()) for _ in range(TRICKLE_WRITES)]
             await waits(TRICKLE_WRITES)
             # Nothing has ended for longer than an add may wait: the next one shows it.

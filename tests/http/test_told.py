@@ -54,7 +54,7 @@ async def test_adds_that_were_refused_and_of_which_nobody_knows_are_told_apart(
     with store_that_fails(app, "append"):
         assert await outcome() == {"unknown": 1}
     for error, name in ((OverloadedError("full"), "refused"), (WriteTimeoutError("?"), "unknown")):
-        with patch.object(app.store, "append", AsyncMock(side_effect=error)):
+        with patch.object(app.store.events, "append", AsyncMock(side_effect=error)):
             assert await outcome() == {name: 1}
     assert await outcome(token=fresh(now_us - MINUTE)) == {"voided": 1}
 

@@ -165,7 +165,7 @@ class Desk:
         names = [f"c{each}" for each in range(number)]
 
         async def done() -> bool:
-            heads = await self.store.heads(self.namespace, names)
+            heads = await self.store.rollups.heads(self.namespace, names)
             counts = [0 if head is None else head.checkpoint.count for head in heads]
             assert max(counts) <= count, "counted twice"
             return min(counts) == count
@@ -176,7 +176,7 @@ class Desk:
         """Wait until so many live."""
 
         async def live() -> bool:
-            return len(await self.store.workers()) == workers
+            return len(await self.store.leases.workers()) == workers
 
         await eventually(live, f"{workers} workers share the slots", seconds=60)
 

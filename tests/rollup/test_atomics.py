@@ -19,14 +19,14 @@ ITEMS = [("a", 1), ("b", 2)]
 
 async def leave_half(world: World, namespace: Namespace) -> None:
     """Have the API's process die when one item of an atomic add has landed."""
-    works = world.store.append
+    works = world.store.events.append
 
     async def lands_half(of: Namespace, events: Sequence[Event]) -> Any:
         await works(of, events[:1])
         raise StoreUnavailableError("a planted fault")
 
     with (
-        patch.object(world.store, "append_atomic", lands_half),
+        patch.object(world.store.events, "append_atomic", lands_half),
         pytest.raises(StoreUnavailableError),
     ):
         await world.api.add_atomic(namespace, ITEMS, world.token())
@@ -56,7 +56,9 @@ async def test_what_one_shard_found_is_good_for_the_others_of_a_worker() -> None
         await world.api.add_atomic(namespace, items, world.token())
     a = world.process()
     world.clock.advance(CLOSING)
-    with patch.object(world.store, "decided", wraps=world.store.decided) as looks:
+    with patch.object(
+        world.store.decisions, "decided", wraps=world.store.decisions.decided
+    ) as looks:
         await a.worker.tick()
     assert looks.await_count == 5
     assert await world.rolled_up(namespace) == {name: 5 for name, _ in items}
@@ -71,7 +73,7 @@ async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another
     world.clock.advance(CLOSING)
     error = StoreUnavailableError("a planted fault")
     with (
-        patch.object(world.store, "decided", side_effect=error),
+        patch.object(world.store.decisions, "decided", side_effect=error),
         pytest.raises(StoreUnavailableError),
     ):
         await a.worker.tick()
@@ -93,12 +95,12 @@ async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     )
     world.clock.advance(DATASET.retention_us + 2 * DATASET.slice_us)
     mark = AtomicMark(window_of(world.clock.now_us() + MINUTE, WINDOW), events)
-    await world.store.mark_atomic(namespace, mark)
+    await world.store.rollups.mark_atomic(namespace, mark)
     for _ in range(12):
         world.clock.advance(2 * SECOND)
         await a.worker.tick()
-    assert await world.store.dropped_before(DATASET) > old_us
-    assert min(await world.store.watermarks(namespace)) < mark.window_us
+    assert await world.store.control.dropped_before(DATASET) > old_us
+    assert min(await world.store.rollups.watermarks(namespace)) < mark.window_us
     world.clock.advance(2 * MINUTE)
     await world.add("c", 7)
     world.clock.advance(CLOSING)
@@ -124,7 +126,7 @@ async def test_one_that_may_still_be_in_flight_holds_up_its_window_and_none_befo
         with pytest.raises(TokenPendingError):
             await a.worker.tick()
         assert await world.rolled_up(namespace) == {"early": 1}
-        assert list(await world.store.watermarks(namespace)) == [window_us - 1]
+        assert list(await world.store.rollups.watermarks(namespace)) == [window_us - 1]
         assert a.worker.trouble == "a planted doubt"
     for _ in range(2):
         world.clock.advance(CLOSING)
@@ -139,14 +141,16 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
     namespace = await world.begin(shards=1)
     token = world.token()
     await world.api.add_atomic(namespace, ITEMS, token)
-    (mark,) = await world.store.dirty_atomic(namespace, 0, after_us=0, through_us=TIME_MAX_US)
+    (mark,) = await world.store.rollups.dirty_atomic(
+        namespace, 0, after_us=0, through_us=TIME_MAX_US
+    )
     void = Decision(Outcome.VOID, fingerprint(mark.events))
-    await world.store.decide(namespace, mark.events, void)
+    await world.store.decisions.decide(namespace, mark.events, void)
     a = world.process()
     for _ in range(2):
         world.clock.advance(CLOSING)
         await a.worker.tick()
-    assert list(await world.store.find(namespace, mark.events)) == [None, None]
+    assert list(await world.store.events.find(namespace, mark.events)) == [None, None]
     assert set((await world.rolled_up(namespace)).values()) == {0}
 
 
@@ -156,7 +160,7 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
     """A write that was given up may still land, in part and late: it must be hidden by then."""
     world = World()
     namespace = await world.begin(shards=1)
-    token, works = world.token(), world.store.append_atomic
+    token, works = world.token(), world.store.events.append_atomic
     written: list[Sequence[Event]] = []
 
     async def lands_late(_: Namespace, events: Sequence[Event]) -> Any:
@@ -164,7 +168,7 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
         raise StoreUnavailableError("a planted fault")
 
     with (
-        patch.object(world.store, "append_atomic", lands_late),
+        patch.object(world.store.events, "append_atomic", lands_late),
         pytest.raises(StoreUnavailableError),
     ):
         await world.api.add_atomic(namespace, ITEMS, token)

@@ -51,11 +51,11 @@ class Scene:
         return namespace
 
     async def damage(self, namespace: Namespace, counter: str) -> None:
-        (head,) = await self.world.store.heads(namespace, [counter])
+        (head,) = await self.world.store.rollups.heads(namespace, [counter])
         assert head is not None
         wrong = head.checkpoint._replace(count=-1)
         update = CounterUpdate(counter, (), wrong)
-        await self.world.store.apply(namespace, [update], through_us=wrong.time_us)
+        await self.world.store.rollups.apply(namespace, [update], through_us=wrong.time_us)
 
 
 async def test_what_is_wrong_is_tallied_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -71,10 +71,10 @@ async def test_what_is_wrong_is_tallied_and_logged(caplog: pytest.LogCaptureFixt
     found = tallied(scene.audits)
     assert (found["counters"], found["mismatches"], found["mismatches_standing"]) == (5, 1, 1)
     assert found["finished_timestamp_seconds"] == scene.world.clock.now_us() / SECOND
-    (head,) = await scene.world.store.heads(namespace, ["c3"])
+    (head,) = await scene.world.store.rollups.heads(namespace, ["c3"])
     assert head is not None
     right = CounterUpdate("c3", (), head.checkpoint._replace(count=3))
-    await scene.world.store.apply(namespace, [right], through_us=head.checkpoint.time_us)
+    await scene.world.store.rollups.apply(namespace, [right], through_us=head.checkpoint.time_us)
     await scene.audits.round()
     found = tallied(scene.audits)
     assert (found["mismatches"], found["mismatches_standing"], found["rounds"]) == (1, 0, 2)

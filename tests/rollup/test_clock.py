@@ -17,9 +17,11 @@ async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
     """It says why, and goes on when its clock is right again."""
     world = World()
     namespace = await world.begin(shards=1)
-    guard = ClockGuard(world.store, world.clock)
+    guard = ClockGuard(world.store.control, world.clock)
     # The clock of another machine: one that is told without error is this machine's own.
-    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(0, 1))):
+    with patch.object(
+        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
+    ):
         await guard.measure()
     a = world.process(guard=guard)
     await world.add("c", 5)
@@ -39,22 +41,24 @@ async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: i
     """It would make them far ahead, a table each; retire them by a time that is not; drop them."""
     world = World()
     await world.begin(shards=1)
-    guard = ClockGuard(world.store, world.clock)
-    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(0, 1))):
+    guard = ClockGuard(world.store.control, world.clock)
+    with patch.object(
+        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
+    ):
         await guard.measure()
     a = world.process(guard=guard)
-    before = await world.store.slices(DATASET)
+    before = await world.store.control.slices(DATASET)
     world.clock._now_us += ahead_us
-    with patch.object(world.store, "purge", AsyncMock(return_value=False)) as purge:
+    with patch.object(world.store.control, "purge", AsyncMock(return_value=False)) as purge:
         with pytest.raises(ClockSkewError):
             await a.worker.tick()
         purge.assert_not_awaited()
-    assert await world.store.slices(DATASET) == before
+    assert await world.store.control.slices(DATASET) == before
     world.clock._now_us -= ahead_us
     world.clock.advance(DATASET.slice_us)
     await guard.measure()
     await a.worker.tick()
-    assert len(await world.store.slices(DATASET)) == len(before) + 1
+    assert len(await world.store.control.slices(DATASET)) == len(before) + 1
 
 
 async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others() -> None:
@@ -63,7 +67,7 @@ async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others()
     await world.begin(shards=1)
     crew = []
     for name in ("a", "b"):
-        guard = ClockGuard(world.store, world.clock)
+        guard = ClockGuard(world.store.control, world.clock)
         await guard.measure()
         crew.append((world.process(name, guard=guard), guard))
     await world.turns(*(process for process, _ in crew))
@@ -71,7 +75,7 @@ async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others()
     [(wrong, its_guard), (right, _)] = crew
     assert leases_of(wrong).holds(MAINTENANCE)
     reading = ClockReading(10 * SECOND, 1)
-    with patch.object(world.store, "read_clock", AsyncMock(return_value=reading)):
+    with patch.object(world.store.control, "read_clock", AsyncMock(return_value=reading)):
         await its_guard.measure()
     for _ in range(LEASE_TIME // LEASE_LOOK_US):
         world.clock.advance(LEASE_LOOK_US)
@@ -80,7 +84,9 @@ async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others()
         await leases_of(right).turn()
     assert leases_of(wrong).held() == []
     assert leases_of(right).held() == list(SLOTS)
-    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(0, 1))):
+    with patch.object(
+        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
+    ):
         await its_guard.measure()
     await world.turns(wrong, right)
     assert leases_of(wrong).holds(MAINTENANCE)
@@ -96,7 +102,7 @@ async def test_a_clock_that_was_never_compared_is_not_trusted() -> None:
     """The worker waits until it is."""
     world = World()
     namespace = await world.begin(shards=1)
-    guard = ClockGuard(world.store, world.clock)
+    guard = ClockGuard(world.store.control, world.clock)
     a = world.process(guard=guard)
     await world.add("c", 5)
     world.clock.advance(CLOSING + SECOND)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter.limits import MINUTE, SECOND
-from counter.partition_sizes import EVENT_BYTES, Counted
+from counter.ports import Counted
 from counter.types import Era, Namespace
-from rollup.partitions import CrowdTally
+from rollup.partitions import EVENT_BYTES, CrowdTally
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.times import START_US
 

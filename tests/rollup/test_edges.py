@@ -37,14 +37,14 @@ async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pas
     await world.add("c", 10)
     first_us = window_of(world.clock.now_us(), WINDOW) - 2 * WINDOW
     world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
-    dirty = world.store.dirty
+    dirty = world.store.rollups.dirty
 
     async def slowly(*arguments: Any, **named: Any) -> Any:
         found = await dirty(*arguments, **named)
         world.clock.advance(CLOSING)
         return found
 
-    with patch.object(world.store, "dirty", slowly):
+    with patch.object(world.store.rollups, "dirty", slowly):
         await worker.tick()
     for _ in range(2):
         await worker.tick()
@@ -59,7 +59,7 @@ async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passe
     world.clock.advance(CLOSING)
     await worker.tick()
     world.clock.advance(2 * WINDOW)
-    marked = world.store.marked
+    marked = world.store.rollups.marked
 
     async def slowly(*arguments: Any, **named: Any) -> Any:
         found = await marked(*arguments, **named)
@@ -67,7 +67,7 @@ async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passe
         world.clock.advance(CLOSING)
         return found
 
-    with patch.object(world.store, "marked", slowly):
+    with patch.object(world.store.rollups, "marked", slowly):
         await worker.tick()
     assert await world.rolled_up(namespace) == {}
     await worker.tick()

@@ -25,6 +25,7 @@ from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World
 from tests.support.clock import FakeClock
+from tests.support.parts import part_of
 from tests.support.times import START_US
 from tests.support.waiting import eventually
 
@@ -32,14 +33,15 @@ from tests.support.waiting import eventually
 @contextmanager
 def failing(store: Any, method: str, error: Exception, times: int = 10_000) -> Iterator[None]:
     """Have the next calls of *method* raise *error*."""
-    works, fails = getattr(store, method), iter(range(times))
+    part = part_of(store, method)
+    works, fails = getattr(part, method), iter(range(times))
 
     async def call(*arguments: Any, **named: Any) -> Any:
         if next(fails, None) is not None:
             raise error
         return await works(*arguments, **named)
 
-    with patch.object(store, method, call):
+    with patch.object(part, method, call):
         yield
 
 
@@ -86,9 +88,9 @@ async def test_what_another_worker_did_meanwhile_counts_once() -> None:
     await quick.worker.tick()
     await world.add("c", 1)
     left_us = window_of(world.clock.now_us(), WINDOW)
-    await world.store.leave_pending(namespace, [("c", Pending(window_us, left_us))])
+    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, left_us))])
     world.clock.advance(CLOSING)
-    works, calls = world.store.heads, iter(range(1))
+    works, calls = world.store.rollups.heads, iter(range(1))
 
     async def heads(*arguments: Any) -> Any:
         is_first = next(calls, None) is not None
@@ -97,10 +99,10 @@ async def test_what_another_worker_did_meanwhile_counts_once() -> None:
             await quick.worker.tick()
         return found
 
-    with patch.object(world.store, "heads", heads):
+    with patch.object(world.store.rollups, "heads", heads):
         await slow.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 8}
-    [head] = await world.store.heads(namespace, ["c"])
+    [head] = await world.store.rollups.heads(namespace, ["c"])
     assert head is not None
     assert head.pending == ()
 
@@ -111,8 +113,10 @@ async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up(
     namespace = await world.begin(shards=1)
     now_us = world.clock.now_us()
     event = Event("c", now_us, b"n" * 16, 1, 5, atom=b"all of it")
-    await world.store.mark_atomic(namespace, AtomicMark(window_of(now_us, WINDOW), (event,)))
-    await world.store.append_atomic(namespace, [event])
+    await world.store.rollups.mark_atomic(
+        namespace, AtomicMark(window_of(now_us, WINDOW), (event,))
+    )
+    await world.store.events.append_atomic(namespace, [event])
     world.clock.advance(CLOSING)
     worker = world.process().worker
     with (
@@ -121,7 +125,7 @@ async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up(
     ):
         await worker.tick()
     await worker.tick()
-    assert (await world.store.watermarks(namespace))[0] > now_us
+    assert (await world.store.rollups.watermarks(namespace))[0] > now_us
 
 
 async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() -> None:
@@ -133,7 +137,7 @@ async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() ->
         world.clock.advance(WINDOW)
     world.clock.advance(CLOSING)
     worker = world.process().worker
-    works, seen = world.store.sums, set[int]()
+    works, seen = world.store.events.sums, set[int]()
 
     async def sums(of: Namespace, windows: Any, **named: Any) -> Any:
         if len(windows) > 10:
@@ -141,7 +145,7 @@ async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() ->
         seen.update(at for _, at in windows)
         return await works(of, windows, **named)
 
-    with patch.object(world.store, "sums", sums):
+    with patch.object(world.store.events, "sums", sums):
         for _ in range(40):
             with suppress(StoreUnavailableError):
                 await worker.tick()
@@ -158,17 +162,19 @@ async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
     await world.add("c", 5)
     world.clock.advance(20_000 * WINDOW)
     worker, spans = world.process().worker, list[int]()
-    works = world.store.dirty_atomic
+    works = world.store.rollups.dirty_atomic
 
     async def dirty_atomic(of: Namespace, shard: int, *, after_us: int, through_us: int) -> Any:
         spans.append(through_us - after_us)
         return await works(of, shard, after_us=after_us, through_us=through_us)
 
-    with patch.object(world.store, "dirty_atomic", dirty_atomic):
+    with patch.object(world.store.rollups, "dirty_atomic", dirty_atomic):
         await worker.tick()
     assert max(spans) <= 1_025 * WINDOW
     assert len(spans) > 10
-    assert (await world.store.watermarks(namespace))[0] > world.clock.now_us() - CLOSING - WINDOW
+    assert (await world.store.rollups.watermarks(namespace))[
+        0
+    ] > world.clock.now_us() - CLOSING - WINDOW
 
 
 async def inside(limiter: Limiter, leave: asyncio.Event, order: list[str], name: str) -> None:
@@ -202,11 +208,11 @@ async def test_who_goes_away_while_it_waits_keeps_no_place(at_the_same_moment: b
 async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
     clock = FakeClock(START_US)
     store = MemoryStore(clock)
-    leases = Leases(store, clock, "a", lease_time_us=10 * SECOND)
+    leases = Leases(store.leases, clock, "a", lease_time_us=10 * SECOND)
     stop = asyncio.Event()
     troubles: list[str | None] = []
     errors = iter([StoreUnavailableError("down"), RuntimeError("a fault"), None])
-    works = store.heartbeat
+    works = store.leases.heartbeat
 
     async def heartbeat(*arguments: Any) -> Any:
         troubles.append(leases.trouble)
@@ -218,7 +224,10 @@ async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
     async def held() -> bool:
         return len(leases.held()) == len(SLOTS)
 
-    with patch.object(store, "heartbeat", heartbeat), patch.object(leases, "_look_us", 1_000):
+    with (
+        patch.object(store.leases, "heartbeat", heartbeat),
+        patch.object(leases, "_look_us", 1_000),
+    ):
         keeping = asyncio.create_task(leases.keep(stop))
         await eventually(held, "the slots are held")
         stop.set()
@@ -235,7 +244,9 @@ async def test_slots_that_another_worker_took_are_not_held() -> None:
     """It slept past its time; the other one has them now."""
     clock = FakeClock(START_US)
     store = MemoryStore(clock)
-    one, other = (Leases(store, clock, name, lease_time_us=10 * SECOND) for name in ("a", "b"))
+    one, other = (
+        Leases(store.leases, clock, name, lease_time_us=10 * SECOND) for name in ("a", "b")
+    )
     await one.turn()
     clock.advance(11 * SECOND)
     await other.turn()
@@ -252,4 +263,4 @@ async def test_a_namespace_that_was_deleted_meanwhile_holds_no_slice_back() -> N
         with failing(world.store, "watermarks", NamespaceUnknownError("gone")):
             await keeper.run_once()
             await keeper.run_once()
-    assert await world.store.dropped_before(DATASET) > START_US
+    assert await world.store.control.dropped_before(DATASET) > START_US

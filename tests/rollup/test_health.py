@@ -41,7 +41,7 @@ class Watched:
 async def watched() -> AsyncIterator[Watched]:
     world = World()
     await world.begin()
-    guard = ClockGuard(world.store, world.clock)
+    guard = ClockGuard(world.store.control, world.clock)
     await guard.measure()
     process = world.process("a", guard=guard)
     assert process.leases is not None

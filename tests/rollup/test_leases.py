@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from counter.errors import StoreUnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_MIN_US, SECOND
-from counter.storage.memory import MemoryStore
+from counter.storage.memory.store import MemoryLeases
 from rollup.leases import MAINTENANCE, SLOTS, Leases, share_out, slot_of, worker_id
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -47,7 +47,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
-        self.store = MemoryStore(self.clock)
+        self.store = MemoryLeases(self.clock)
         self.workers: dict[str, Leases] = {}
         self._looked_us: dict[Leases, int] = {}
 
@@ -227,7 +227,7 @@ async def test_a_lease_is_renewed_long_before_it_runs_out() -> None:
         assert len(worker.held()) == len(SLOTS)
 
 
-class Broken(MemoryStore):
+class Broken(MemoryLeases):
     """Leases that fail when they are told to: before they do anything, or after."""
 
     def __init__(self, clock: FakeClock) -> None:
@@ -296,11 +296,11 @@ async def test_an_answer_that_is_lost_leaves_no_slot_behind(step: str) -> None:
 async def test_a_look_is_one_write_and_one_read() -> None:
     """However many slots there are."""
     clock = FakeClock(START_US)
-    store = MemoryStore(clock)
-    worker = Leases(store, clock, "a", lease_time_us=LEASE_TIME)
+    kept = MemoryLeases(clock)
+    worker = Leases(kept, clock, "a", lease_time_us=LEASE_TIME)
     with (
-        patch.object(store, "heartbeat", wraps=store.heartbeat) as writes,
-        patch.object(store, "workers", wraps=store.workers) as reads,
+        patch.object(kept, "heartbeat", wraps=kept.heartbeat) as writes,
+        patch.object(kept, "workers", wraps=kept.workers) as reads,
     ):
         for _ in range(100):
             await worker.turn()
@@ -308,7 +308,7 @@ async def test_a_look_is_one_write_and_one_read() -> None:
     assert (writes.await_count, reads.await_count) == (100, 100)
 
 
-class Slow(MemoryStore):
+class Slow(MemoryLeases):
     """Each call takes so long, as the loop's time goes."""
 
     def __init__(self, clock: LoopClock, takes_s: float) -> None:

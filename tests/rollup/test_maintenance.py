@@ -39,10 +39,10 @@ def test_several_may_look_after_the_slices_at_once(seed: int) -> None:
             world.clock.advance(DATASET.slice_us)
             for _ in range(3):
                 await asyncio.gather(*(each.worker.tick() for each in processes))
-        slices = await world.store.slices(DATASET)
+        slices = await world.store.control.slices(DATASET)
         starts = [each.start_us for each in slices]
         assert starts == list(range(starts[0], starts[-1] + 1, DATASET.slice_us))
-        assert await world.store.dropped_before(DATASET) == starts[0]
+        assert await world.store.control.dropped_before(DATASET) == starts[0]
         assert SLICES_KEPT - 1 <= len(slices) <= SLICES_KEPT + 1
 
     asyncio.run(play())
@@ -56,7 +56,7 @@ async def test_the_shards_are_rolled_up_though_the_slices_cannot_be_looked_after
     a = world.process()
     world.clock.advance(CLOSING)
     failing = patch.object(
-        world.store, "slices", side_effect=StoreUnavailableError("a planted fault")
+        world.store.control, "slices", side_effect=StoreUnavailableError("a planted fault")
     )
     with failing, pytest.raises(StoreUnavailableError):
         await a.worker.tick()
@@ -76,7 +76,7 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
     with failing, pytest.raises(StoreUnavailableError):
         await maintenance.run_once()
     for dataset in (DATASET, other):
-        last = (await store.slices(dataset))[-1]
+        last = (await store.control.slices(dataset))[-1]
         assert last.end_us > world.clock.now_us() + SLICES_AHEAD * DATASET.slice_us
 
 
@@ -86,14 +86,14 @@ async def test_best_effort_counters_hold_no_slice_back() -> None:
     await world.begin(shards=1)
     settings = replace(SETTINGS, counter_type=CounterType.BEST_EFFORT)
     best_effort = await world.api.namespaces.create("b", settings)
-    before = await world.store.watermarks(best_effort)
+    before = await world.store.rollups.watermarks(best_effort)
     a = world.process()
     for _ in range(12):
         world.clock.advance(DATASET.slice_us)
         for _ in range(3):
             await a.worker.tick()
-    assert await world.store.watermarks(best_effort) == before
-    assert await world.store.dropped_before(DATASET) > 0
+    assert await world.store.rollups.watermarks(best_effort) == before
+    assert await world.store.control.dropped_before(DATASET) > 0
 
 
 async def test_watermarks_are_not_read_while_the_clock_says_that_nothing_is_due() -> None:
@@ -105,9 +105,9 @@ async def test_watermarks_are_not_read_while_the_clock_says_that_nothing_is_due(
     world.clock.advance(DATASET.slice_us + MINUTE)
     for _ in range(3):
         await a.worker.tick()
-    retired = [each.retired_at_us for each in await world.store.slices(DATASET)]
+    retired = [each.retired_at_us for each in await world.store.control.slices(DATASET)]
     assert any(retired)
-    with patch.object(world.store, "watermarks", side_effect=AssertionError):
+    with patch.object(world.store.rollups, "watermarks", side_effect=AssertionError):
         await a.worker.tick()
     assert namespace.name == "n"
 
@@ -118,46 +118,46 @@ async def test_a_shard_that_lags_behind_holds_the_slices_back() -> None:
     namespace = await world.begin(shards=2)
     await world.add_many(10)
     a = world.process()
-    works = world.store.advance
+    works = world.store.rollups.advance
 
     async def fails_for_one(of: object, shards: Sequence[int], through_us: int) -> None:
         if 1 in shards:
             raise StoreUnavailableError("a planted fault")
         await works(namespace, shards, through_us)
 
-    with patch.object(world.store, "advance", fails_for_one):
+    with patch.object(world.store.rollups, "advance", fails_for_one):
         for _ in range(12):
             world.clock.advance(DATASET.slice_us)
             with pytest.raises(StoreUnavailableError):
                 await a.worker.tick()
-    slices = await world.store.slices(DATASET)
-    behind_us = (await world.store.watermarks(namespace))[1]
+    slices = await world.store.control.slices(DATASET)
+    behind_us = (await world.store.rollups.watermarks(namespace))[1]
     assert not any(each.retired_at_us for each in slices if each.start_us > behind_us)
-    assert await world.store.dropped_before(DATASET) == 0
+    assert await world.store.control.dropped_before(DATASET) == 0
     for _ in range(9):
         await a.worker.tick()
-    assert await world.store.dropped_before(DATASET) > 0
+    assert await world.store.control.dropped_before(DATASET) > 0
     assert await world.rolled_up(namespace) == {f"c{each}": each for each in range(10)}
 
 
 async def test_a_slice_that_must_stay_keeps_the_later_ones() -> None:
     """Two workers' clocks differ: the earlier slice may have been retired by the later time."""
     world = World()
-    with patch.object(world.store, "retire_slice"):
+    with patch.object(world.store.control, "retire_slice"):
         await world.begin(shards=1)
         a = world.process()
         world.clock.advance(DATASET.retention_us + 3 * DATASET.slice_us)
         await a.worker.tick()
-    first, second, *_ = await world.store.slices(DATASET)
+    first, second, *_ = await world.store.control.slices(DATASET)
     now_us = world.clock.now_us()
-    await world.store.retire_slice(DATASET, first.start_us, now_us + MINUTE)
-    await world.store.retire_slice(DATASET, second.start_us, now_us - MINUTE)
+    await world.store.control.retire_slice(DATASET, first.start_us, now_us + MINUTE)
+    await world.store.control.retire_slice(DATASET, second.start_us, now_us - MINUTE)
     await a.worker.tick()
-    assert await world.store.dropped_before(DATASET) == 0
+    assert await world.store.control.dropped_before(DATASET) == 0
     world.clock.advance(2 * MINUTE)
     for _ in range(2):
         await a.worker.tick()
-    assert await world.store.dropped_before(DATASET) >= second.end_us
+    assert await world.store.control.dropped_before(DATASET) >= second.end_us
 
 
 async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_all_together() -> (
@@ -168,7 +168,7 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
     namespace = await world.begin(shards=1)
     await world.add("c", 5)
     calls: list[int] = []
-    works = world.store.make_slices
+    works = world.store.control.make_slices
 
     async def noted(dataset: Dataset, *slices: Slice) -> None:
         calls.append(len(slices))
@@ -177,11 +177,11 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
     unmade = world.token(age_us=-DATASET.retention_us)
     world.clock.advance(100 * DATASET.retention_us)
     a = world.process()
-    with patch.object(world.store, "make_slices", noted):
+    with patch.object(world.store.control, "make_slices", noted):
         await a.worker.tick()
     assert calls == [SLICES_KEPT]
     now_us = world.clock.now_us()
-    made = [each.start_us for each in (await world.store.slices(DATASET))[-SLICES_KEPT:]]
+    made = [each.start_us for each in (await world.store.control.slices(DATASET))[-SLICES_KEPT:]]
     assert made[0] + DATASET.slice_us > now_us - DATASET.retention_us >= made[0]
     with pytest.raises(TokenTooOldError) as too_old:
         await world.api.add(namespace, "c", 1, unmade)
@@ -191,7 +191,7 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
     for _ in range(12):
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 7}
-    assert await world.store.dropped_before(DATASET) > 0
+    assert await world.store.control.dropped_before(DATASET) > 0
 
 
 async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
@@ -201,24 +201,24 @@ async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
     world = World(dataset)
     namespace = await world.begin(shards=1)
     await world.add("c", 5)
-    first = await world.store.slices(dataset)
+    first = await world.store.control.slices(dataset)
     world.clock.advance(300 * MINUTE)
     token = world.token(age_us=100 * MINUTE)
     a = world.process()
     calls: list[list[Slice]] = []
-    works = world.store.make_slices
+    works = world.store.control.make_slices
 
     async def noted(of: Dataset, *slices: Slice) -> None:
         calls.append(list(slices))
         await works(of, *slices)
 
-    with patch.object(world.store, "make_slices", noted):
+    with patch.object(world.store.control, "make_slices", noted):
         await a.worker.tick()
-        before = await world.store.slices(dataset)
+        before = await world.store.control.slices(dataset)
         past = calls[0][-PAST_SLICES_PER_STEP:]
         assert calls[0][: -len(past)] == list(before[-SLICES_AHEAD - 3 :])
         assert past == list(before[len(first) :][: len(past)])
-        assert min(await world.store.watermarks(namespace)) > token.generation_time_us
+        assert min(await world.store.rollups.watermarks(namespace)) > token.generation_time_us
         with pytest.raises(SliceMissingError) as missing:
             await world.api.add(namespace, "c", 1, token)
         assert missing.value.applied is None
@@ -245,23 +245,23 @@ async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
 
 async def _after_a_tick(world: World, process: Process, dataset: Dataset) -> Sequence[Slice]:
     await process.worker.tick()
-    return await world.store.slices(dataset)
+    return await world.store.control.slices(dataset)
 
 
 async def test_a_gap_is_filled_though_the_slices_before_it_are_dropped() -> None:
     """A start makes only what adds need, and a worker may come much later."""
     world = World()
     await world.begin(shards=1)
-    old = await world.store.slices(DATASET)
+    old = await world.store.control.slices(DATASET)
     world.clock.advance(DATASET.retention_us)
     maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
     await maintenance.make_slices(DATASET, past_max=0)
     for each in old:
-        await world.store.drop_slice(DATASET, each.start_us)
-    dropped_us = await world.store.dropped_before(DATASET)
-    assert (await world.store.slices(DATASET))[0].start_us > dropped_us > 0
+        await world.store.control.drop_slice(DATASET, each.start_us)
+    dropped_us = await world.store.control.dropped_before(DATASET)
+    assert (await world.store.control.slices(DATASET))[0].start_us > dropped_us > 0
     await maintenance.make_slices(DATASET)
-    slices = await world.store.slices(DATASET)
+    slices = await world.store.control.slices(DATASET)
     assert slices[0].start_us == dropped_us
     assert all(one.end_us == other.start_us for one, other in pairwise(slices))
 
@@ -277,7 +277,7 @@ async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int)
     world.clock.advance(DATASET.retention_us + size_us - now_us % size_us + past_us)
     maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
     await maintenance.make_slices(DATASET, past_max=0)
-    slices = await world.store.slices(DATASET)
+    slices = await world.store.control.slices(DATASET)
     oldest_us = world.clock.now_us() - size_us - lag_us
     assert slice_of(slices, oldest_us).start_us == slice_start(oldest_us, size_us)
 
@@ -297,14 +297,14 @@ async def test_a_hole_between_slices_is_filled() -> None:
 async def test_one_slice_fills_a_gap_where_one_process_makes_them(fast_dir: Path) -> None:
     """However long it is: nothing can be written there any more, and tokens of it are void."""
     async with running("sqlite", fast_dir) as app:
-        dataset = (await app.store.datasets())[0]
+        dataset = (await app.store.control.datasets())[0]
         await app.rest.add("c", 1, fresh(app.clock.now_us()))
-        before = await app.store.slices(dataset)
+        before = await app.store.control.slices(dataset)
         for _ in range(2):
             app.clock.advance(dataset.retention_us // 2)
             within = fresh(app.clock.now_us() - dataset.slice_us * 5 // 2)
             await app.restart()
-            slices = await app.store.slices(dataset)
+            slices = await app.store.control.slices(dataset)
             assert len(slices) <= len(before) + 1 + SLICES_AHEAD + 2
             assert all(a.end_us == b.start_us for a, b in pairwise(slices))
             answer = await app.rest.add("c", 1, within)

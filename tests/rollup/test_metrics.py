@@ -124,8 +124,8 @@ async def test_shards_that_were_not_seen_yet_are_told() -> None:
     worker = world.process()
     broken = StoreUnavailableError("planted")
     with (
-        patch.object(world.store, "watermarks", side_effect=broken),
-        patch.object(world.store, "marked", side_effect=broken),
+        patch.object(world.store.rollups, "watermarks", side_effect=broken),
+        patch.object(world.store.rollups, "marked", side_effect=broken),
         pytest.raises(StoreUnavailableError),
     ):
         await worker.worker.tick()

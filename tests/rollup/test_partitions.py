@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 
 from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
-from counter.partition_sizes import EVENT_BYTES, Crowd
 from counter.partitions import shard_of, slice_start
 from counter.storage import open_store
-from counter.types import Namespace, Slice
+from counter.types import Crowd, Namespace, Slice
 from rollup.leases import MAINTENANCE, slot_of
-from rollup.partitions import SLICES_COUNTED, SLICES_REMEMBERED, Partitions, buckets_after
+from rollup.partitions import (
+    EVENT_BYTES,
+    SLICES_COUNTED,
+    SLICES_REMEMBERED,
+    Partitions,
+    buckets_after,
+)
 from tests.rollup.world import CLOSING, DATASET, WINDOW, Process, World
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -112,7 +117,7 @@ async def pass_slice(
 
 
 async def numbers(world: World) -> list[int]:
-    return [each.event_buckets for each in await world.store.slices(HOT)]
+    return [each.event_buckets for each in await world.store.control.slices(HOT)]
 
 
 async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
@@ -133,7 +138,9 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
         token = world.token()
         for _ in range(2):
             await world.api.add(namespace, "hot", 1, token)
-    raised = world.store._shelf(HOT).tables[(await world.store.slices(HOT))[4].start_us]
+    raised = world.store.tables.shelf(HOT).tables[
+        (await world.store.control.slices(HOT))[4].start_us
+    ]
     assert len({bucket for _, _, bucket in raised[namespace.id]}) > 1
     world.clock.advance(CLOSING)
     await a.worker.tick()
@@ -224,9 +231,9 @@ async def test_what_nodes_tell_counts_too() -> None:
     world = World(HOT)
     await world.begin()
     a = world.process()
-    (*_, now, _, _) = await world.store.slices(HOT)
+    (*_, now, _, _) = await world.store.control.slices(HOT)
     seen = Crowd(now.start_us, HOT.time_bucket_us, 15 * EVENT_BYTES)
-    with patch.object(world.store, "observe_crowds", return_value=[seen]) as asked:
+    with patch.object(world.store.partition_sizes, "observe_crowds", return_value=[seen]) as asked:
         await a.worker.tick()
         for _ in range(3):
             await a.worker.look_at_partitions()
@@ -264,7 +271,7 @@ async def test_slices_are_made_though_the_crowds_cannot_be_read(
     a = world.process()
     await pass_slice(world, a, adds=35)
     caplog.clear()
-    with patch.object(world.store, "crowds", side_effect=error):
+    with patch.object(world.store.partition_sizes, "crowds", side_effect=error):
         await pass_slice(world, a)
     assert await numbers(world) == [1, 1, 1, 1, 4, 4]
     assert a.worker.trouble is None
@@ -282,7 +289,7 @@ async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts
     await world.begin()
     a = world.process()
     await a.worker.tick()
-    (dataset,) = await world.store.datasets()
+    (dataset,) = await world.store.control.datasets()
     counted = a.worker.partitions.counting(world.api.namespaces.get("n"))
     assert counted is not None
     now_us = slice_start(world.clock.now_us(), SLICE)
@@ -290,7 +297,9 @@ async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts
     for start_us in (oldest_us - SLICE, oldest_us):
         counted("hot", start_us, 35)
     await a.worker.look_at_partitions()
-    assert [each.start_us for each in await world.store.crowds(dataset)] == [oldest_us]
+    assert [each.start_us for each in await world.store.partition_sizes.crowds(dataset)] == [
+        oldest_us
+    ]
 
 
 async def test_what_is_to_come_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +332,7 @@ async def test_where_the_settings_say_never_nobody_is_asked() -> None:
     namespace = await world.begin()
     a = world.process()
     asked: list[Any] = []
-    with patch.object(world.store, "crowds", side_effect=asked.append):
+    with patch.object(world.store.partition_sizes, "crowds", side_effect=asked.append):
         await pass_slice(world, a, adds=35)
     assert not asked
     assert a.worker.partitions.outlooks == {}
@@ -336,7 +345,7 @@ async def test_sqlite_has_no_partitions(fast_dir: Path) -> None:
     clock = FakeClock(START_US)
     store = open_store(Settings(data=fast_dir, event_buckets_max=64), clock)
     await store.open()
-    (dataset,) = await store.datasets()
+    (dataset,) = await store.control.datasets()
     partitions = Partitions(store, clock)
     await partitions.look([dataset], is_first=True)
     assert dataset.event_buckets_max == 64

@@ -59,7 +59,7 @@ async def _finishes(settings: Settings, desk: Desk, log: Path) -> None:
         await desk.add_many(200)
         first.process.send_signal(signal.SIGTERM)
         assert await first.ended() == 0, first.output()
-        assert list(await desk.store.workers()) == []
+        assert list(await desk.store.leases.workers()) == []
         assert "joined" in first.output()
         assert "Traceback" not in first.output()
 

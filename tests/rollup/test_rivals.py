@@ -7,7 +7,7 @@ may be suspended anywhere in a pass, and goes on with it minutes later.
 
 import asyncio
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -16,7 +16,6 @@ from hypothesis.stateful import precondition, rule
 
 from counter.core.namespaces import Namespaces
 from counter.errors import CounterError
-from counter.ports import Store
 from counter.storage.memory import MemoryCache
 from rollup.worker import RollupWorker
 from tests.properties.stalls import StallingMachine
@@ -44,7 +43,7 @@ class Rivals(StallingMachine):
         """A new process; what it knows it has read itself."""
         self.seed += 1
         road = Road(self.app.store, self.seed)
-        store, clock = cast(Store, road), self.app.clock
+        store, clock = road.store, self.app.clock
         namespaces = Namespaces(store, clock)
         return road, RollupWorker(store, MemoryCache(clock), clock, namespaces, batch_counters=1)
 

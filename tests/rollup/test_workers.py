@@ -20,6 +20,7 @@ from counter.types import Checkpoint, CounterType, CounterUpdate, Pending, Windo
 from counter.windows import closed_through
 from tests.rollup.test_giving_up import failing
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
+from tests.support.parts import part_of
 from tests.support.waiting import eventually
 
 
@@ -90,11 +91,11 @@ async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> No
     await b.worker.tick()
     expected = {f"c{each}": each for each in range(20)} | {"c7": 107}
     assert await world.rolled_up(namespace) == expected
-    watermarks = await world.store.watermarks(namespace)
+    watermarks = await world.store.rollups.watermarks(namespace)
     a.road.open.set()
     await slow
     assert await world.rolled_up(namespace) == expected
-    assert await world.store.watermarks(namespace) == watermarks
+    assert await world.store.rollups.watermarks(namespace) == watermarks
     world.clock.advance(CLOSING)
     await world.turns(b)
     await b.worker.tick()
@@ -174,7 +175,7 @@ async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_anew() -> None:
     window_us = world.clock.now_us() // WINDOW * WINDOW
     target_us = window_us + WINDOW - 1
     seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
-    await world.store.apply(namespace, [seen], through_us=target_us)
+    await world.store.rollups.apply(namespace, [seen], through_us=target_us)
     worker = world.process()
     world.clock.advance(CLOSING)
     await worker.worker.tick()
@@ -187,10 +188,10 @@ async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermar
     """Rows after it need not be seen by everybody yet, though a checkpoint that holds them is."""
     world = World()
     namespace = await world.begin(shards=1)
-    (watermark_us,) = await world.store.watermarks(namespace)
+    (watermark_us,) = await world.store.rollups.watermarks(namespace)
     target_us = world.clock.now_us() // WINDOW * WINDOW + WINDOW - 1
     seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
-    await world.store.apply(namespace, [seen], through_us=target_us)
+    await world.store.rollups.apply(namespace, [seen], through_us=target_us)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     eventual = replace(
         namespace, settings=replace(namespace.settings, counter_type=CounterType.EVENTUAL)
@@ -198,7 +199,7 @@ async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermar
     (count,) = await reader.read(eventual, ["c"], None)
     assert (count.count, count.as_of_us) == (5, target_us)
     recount = Pending(watermark_us + 1 - WINDOW, target_us + 1)
-    await world.store.leave_pending(namespace, [("c", recount)])
+    await world.store.rollups.leave_pending(namespace, [("c", recount)])
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     (count,) = await reader.read(eventual, ["c"], None)
     assert (count.count, count.as_of_us) == (0, watermark_us)
@@ -222,7 +223,7 @@ async def test_a_recount_whose_slice_is_dropped_under_it_is_left_alone() -> None
         world.clock.advance(DATASET.slice_us)
         for _ in range(2):
             await b.worker.tick()
-    assert await world.store.dropped_before(DATASET) > window_us
+    assert await world.store.control.dropped_before(DATASET) > window_us
     a.road.open.set()
     await asleep
     assert a.worker.trouble is None
@@ -247,7 +248,7 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
     slow = asyncio.create_task(a.worker.tick())
     await a.road.held.wait()
     await b.worker.tick()
-    (head,) = await world.store.heads(namespace, ["c"])
+    (head,) = await world.store.rollups.heads(namespace, ["c"])
     assert head is not None
     assert head.settled.count == 5
     a.road.open.set()
@@ -269,11 +270,11 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leav
     stop.set()
     await asyncio.sleep(0)
     assert not running.done()
-    assert list(await world.store.workers()) == ["a"]
+    assert list(await world.store.leases.workers()) == ["a"]
     a.road.open.set()
     await running
     assert await world.rolled_up(namespace) == expected
-    assert list(await world.store.workers()) == []
+    assert list(await world.store.leases.workers()) == []
 
 
 async def test_a_stopping_worker_cancels_what_does_not_end_in_time() -> None:
@@ -325,7 +326,7 @@ async def test_a_worker_without_a_lease_does_nothing() -> None:
     await world.turns(a)
     idle = world.process("idle")
     world.clock.advance(CLOSING)
-    with patch.object(world.store, "make_slices", side_effect=AssertionError):
+    with patch.object(world.store.control, "make_slices", side_effect=AssertionError):
         world.clock.advance(30 * 60 * SECOND)
         assert await idle.worker.tick() == 0
     assert await world.rolled_up(namespace) == {}
@@ -339,7 +340,7 @@ async def test_a_shard_that_has_nothing_to_close_is_not_read() -> None:
     a = world.process()
     world.clock.advance(CLOSING)
     assert await a.worker.tick() == 10
-    with patch.object(world.store, "watermarks", side_effect=AssertionError):
+    with patch.object(world.store.rollups, "watermarks", side_effect=AssertionError):
         assert await a.worker.tick() == 0
 
 
@@ -408,14 +409,15 @@ async def test_trouble_of_one_shard_holds_up_no_other(method: str) -> None:
         await world.add("c", 5, namespace=name)
     a = world.process()
     world.clock.advance(CLOSING)
-    works = getattr(world.store, method)
+    part = part_of(world.store, method)
+    works = getattr(part, method)
 
     async def fails_for_one(of: Any, *arguments: Any, **named: Any) -> Any:
         if of.id == namespace.id:
             raise ZeroDivisionError("a bug that a test planted")
         return await works(of, *arguments, **named)
 
-    with patch.object(world.store, method, fails_for_one), pytest.raises(ZeroDivisionError):
+    with patch.object(part, method, fails_for_one), pytest.raises(ZeroDivisionError):
         await a.worker.tick()
     assert await world.rolled_up(other) == {"c": 5}
     assert a.worker.trouble is not None
@@ -449,17 +451,20 @@ async def test_shards_without_marks_share_one_read_and_one_write() -> None:
     namespace = await world.begin()
     a = world.process()
     world.clock.advance(CLOSING)
-    marked, advance = AsyncMock(wraps=world.store.marked), AsyncMock(wraps=world.store.advance)
+    marked, advance = (
+        AsyncMock(wraps=world.store.rollups.marked),
+        AsyncMock(wraps=world.store.rollups.advance),
+    )
     with (
-        patch.multiple(world.store, marked=marked, advance=advance),
-        patch.object(world.store, "dirty", side_effect=AssertionError),
-        patch.object(world.store, "dirty_atomic", side_effect=AssertionError),
+        patch.multiple(world.store.rollups, marked=marked, advance=advance),
+        patch.object(world.store.rollups, "dirty", side_effect=AssertionError),
+        patch.object(world.store.rollups, "dirty_atomic", side_effect=AssertionError),
     ):
         for looks in (1, 2):
             await a.worker.tick()
             assert [marked.await_count, advance.await_count] == [looks, looks]
             closed_us = closed_through(namespace, world.clock.now_us())
-            assert await world.store.watermarks(namespace) == [closed_us] * 16
+            assert await world.store.rollups.watermarks(namespace) == [closed_us] * 16
             assert set(a.worker.passed_through().values()) == {closed_us}
             world.clock.advance(WINDOW)
 
@@ -475,8 +480,8 @@ async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed
     with failing(world.store, "drop_marks", error, 1), pytest.raises(StoreUnavailableError):
         await a.worker.tick()
     world.clock.advance(WINDOW)
-    drop_marks = AsyncMock(wraps=world.store.drop_marks)
-    with patch.object(world.store, "drop_marks", drop_marks):
+    drop_marks = AsyncMock(wraps=world.store.rollups.drop_marks)
+    with patch.object(world.store.rollups, "drop_marks", drop_marks):
         await b.worker.tick()
     assert [call.args[1] for call in drop_marks.await_args_list] == [shard_of("c", 16)]
     assert await world.rolled_up(namespace) == {"c": 5}
@@ -491,12 +496,12 @@ async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> Non
     await a.worker.tick()
     await world.add("c", 5)
     world.clock.advance(CLOSING)
-    dirty = AsyncMock(wraps=world.store.dirty)
-    with patch.object(world.store, "dirty", dirty):
+    dirty = AsyncMock(wraps=world.store.rollups.dirty)
+    with patch.object(world.store.rollups, "dirty", dirty):
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 5}
     assert {call.args[1] for call in dirty.await_args_list} == {shard_of("c", 16)}
-    assert len(set(await world.store.watermarks(namespace))) == 1
+    assert len(set(await world.store.rollups.watermarks(namespace))) == 1
 
 
 @pytest.mark.parametrize("method", ["marked", "advance", "fence"])
@@ -514,6 +519,6 @@ async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str
         await a.worker.tick()
     assert a.worker.trouble == error.detail
     assert await world.rolled_up(namespace) == {"c": 5}
-    assert len(set(await world.store.watermarks(namespace))) == 1
+    assert len(set(await world.store.rollups.watermarks(namespace))) == 1
     await a.worker.tick()
     assert a.worker.trouble is None

@@ -5,16 +5,16 @@ from a seed, or held up by the test.
 """
 
 import asyncio
-import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
-from counter.ports import Store
+from counter.ports import wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck, Token
 from rollup.leases import Leases
@@ -57,7 +57,7 @@ class Road:
     """
 
     def __init__(self, store: MemoryStore, seed: int = 0) -> None:
-        self._store = store
+        self.store = wrapped(store, self._through)
         self._random = Random(seed)
         self.steps = 0
         self.hold_at: int | None = None
@@ -65,18 +65,14 @@ class Road:
         self.open = asyncio.Event()
         self.held = asyncio.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-
-        async def call(*arguments: Any, **named: Any) -> Any:
+    def _through(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def stepped(*arguments: Any, **named: Any) -> Any:
             await self._step(name)
-            result = await found(*arguments, **named)
+            result = await call(*arguments, **named)
             await self._step(f"{name} done")
             return result
 
-        return call
+        return stepped
 
     async def _step(self, name: str) -> None:
         self.steps += 1
@@ -101,11 +97,11 @@ class Process:
         guard: ClockGuard | None = None,
     ) -> None:
         self.road = Road(store, seed)
-        seen = cast(Store, self.road)
+        seen = self.road.store
         self.namespaces = Namespaces(seen, clock)
         self.leases = None
         if name is not None:
-            self.leases = Leases(store, clock, name, lease_time_us=LEASE_TIME, guard=guard)
+            self.leases = Leases(store.leases, clock, name, lease_time_us=LEASE_TIME, guard=guard)
         self.worker = RollupWorker(
             seen,
             MemoryCache(clock),
@@ -166,6 +162,6 @@ class World:
 
     async def rolled_up(self, namespace: Namespace) -> dict[str, int]:
         """What the checkpoints hold."""
-        names = await self.store.counters(namespace, prefix="", after=None, limit=10_000)
-        heads = await self.store.heads(namespace, names)
+        names = await self.store.control.counters(namespace, prefix="", after=None, limit=10_000)
+        heads = await self.store.rollups.heads(namespace, names)
         return {n: h.checkpoint.count for n, h in zip(names, heads, strict=True) if h is not None}

@@ -15,17 +15,17 @@ BUGS = (
         (
             Edit(
                 _Reader.read_one,
-                "    watermarks = await self._store.watermarks(namespace)\n"
-                "    (head,) = await self._store.heads(namespace, (counter,))\n",
-                "    (head,) = await self._store.heads(namespace, (counter,))\n"
-                "    watermarks = await self._store.watermarks(namespace)\n",
+                "    watermarks = await self._store.rollups.watermarks(namespace)\n"
+                "    (head,) = await self._store.rollups.heads(namespace, (counter,))\n",
+                "    (head,) = await self._store.rollups.heads(namespace, (counter,))\n"
+                "    watermarks = await self._store.rollups.watermarks(namespace)\n",
             ),
             Edit(
                 _Reader._read_stored,
-                "    watermarks = await self._store.watermarks(namespace)\n"
-                "    heads = await self._store.heads(namespace, counters)\n",
-                "    heads = await self._store.heads(namespace, counters)\n"
-                "    watermarks = await self._store.watermarks(namespace)\n",
+                "    watermarks = await self._store.rollups.watermarks(namespace)\n"
+                "    heads = await self._store.rollups.heads(namespace, counters)\n",
+                "    heads = await self._store.rollups.heads(namespace, counters)\n"
+                "    watermarks = await self._store.rollups.watermarks(namespace)\n",
             ),
         ),
     ),
@@ -52,7 +52,7 @@ BUGS = (
             Edit(
                 _Reader.read_one,
                 "return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)",
-                "watermarks = await self._store.watermarks(namespace)\n"
+                "watermarks = await self._store.rollups.watermarks(namespace)\n"
                 "            watermark_us = watermarks[shard_of(counter, len(watermarks))]\n"
                 "            time_us = max(entry.time_us, watermark_us)\n"
                 "            return Count(counter, entry.count, time_us, Accuracy.EVENTUAL)",

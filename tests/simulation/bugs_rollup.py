@@ -30,7 +30,7 @@ BUGS = (
                 _Worker.roll_shard,
                 "while watermark_us < closed_us:",
                 "if watermark_us < closed_us:\n"
-                "        await self._store.advance(namespace, [shard], closed_us)\n"
+                "        await self._store.rollups.advance(namespace, [shard], closed_us)\n"
                 "    while watermark_us < closed_us:",
             ),
         ),

@@ -44,7 +44,8 @@ BUGS = (
             Edit(
                 RollupWorker._roll_some,
                 "batch = Batch(",
-                "await self._store.drop_marks(namespace, shard, through_us)\n    batch = Batch(",
+                "await self._store.rollups.drop_marks(namespace, shard, through_us)\n"
+                "    batch = Batch(",
             ),
         ),
     ),

@@ -87,9 +87,9 @@ BUGS = (
         (
             Edit(
                 _Writer._leave_marks,
-                "failed = await self._store.mark(namespace, unknown)",
+                "failed = await self._store.rollups.mark(namespace, unknown)",
                 "self._marked.remember(namespace.id, unknown)\n"
-                "    failed = await self._store.mark(namespace, unknown)",
+                "    failed = await self._store.rollups.mark(namespace, unknown)",
             ),
         ),
     ),
@@ -172,7 +172,7 @@ BUGS = (
     Bug(
         "applied-without-rewrite",
         "what was found is not written again, nor the missing items of an atomic add",
-        (Edit(_Resolver._decide, "await self._store.rewrite(namespace, events)", "pass"),),
+        (Edit(_Resolver._decide, "await self._store.events.rewrite(namespace, events)", "pass"),),
     ),
     Bug(
         "no-recount",
@@ -187,7 +187,7 @@ BUGS = (
     Bug(
         "no-recount-mark",
         "a recount is left for readers, and no mark for the worker",
-        (Edit(_Resolver.leave_recounts, "await self._store.mark(namespace, marks)", "{}"),),
+        (Edit(_Resolver.leave_recounts, "await self._store.rollups.mark(namespace, marks)", "{}"),),
     ),
     Bug(
         "recount-in-event-window",

@@ -293,15 +293,15 @@ async def _mismatches(member: Member) -> AsyncIterator[str]:
     if application is None:
         raise RuntimeError(f"{member.name} does not serve")
     store = application.store
-    for dataset in await store.datasets():
-        latest_us = max(each.end_us for each in await store.slices(dataset))
+    for dataset in await store.control.datasets():
+        latest_us = max(each.end_us for each in await store.control.slices(dataset))
         if latest_us > member.world.true_us + (SLICES_AHEAD + 2) * dataset.slice_us:
             yield f"slices of {dataset.name} reach {latest_us - member.world.true_us} us ahead"
     auditor = Auditor(store)
     for namespace in application.service.namespaces.all():
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             continue
-        names = await store.counters(namespace, prefix="", after=None, limit=1_000)
+        names = await store.control.counters(namespace, prefix="", after=None, limit=1_000)
         for verdict in await auditor.audit(namespace, names):
             if verdict.state is not State.RIGHT:
                 yield f"an audit says of {namespace.name}: {verdict}"

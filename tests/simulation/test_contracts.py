@@ -117,7 +117,7 @@ class TestPurge(OnSimulation, suites.PurgeCases):
         self, store: Store, namespace: Namespace
     ) -> None:
         for n in range(3):
-            await store.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
         await purge(store, NOW + HOUR)
         assert all(0 <= left - n * HOUR <= 2 * HOUR for n, left in enumerate(_left(store, "keys")))
 
@@ -126,7 +126,7 @@ class TestPurge(OnSimulation, suites.PurgeCases):
     ) -> None:
         event = add(at=FIRST_SLICE + 5 * MINUTE)
         await write(store, namespace, event)
-        await store.decide(namespace, [event], Decision(Outcome.APPLIED, b""))
+        await store.decisions.decide(namespace, [event], Decision(Outcome.APPLIED, b""))
         (left_us,) = _left(store, "resolutions")
         assert left_us > DATASET.retention_us + DATASET.slice_us
 

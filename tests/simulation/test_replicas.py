@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from counter.limits import HOUR, MINUTE
-from counter.partition_sizes import CROWDS_KEPT_SLICES, Crowd
-from counter.types import Checkpoint, Event, Head, Mark, Namespace
+from counter.limits import CROWDS_KEPT_SLICES, HOUR, MINUTE
+from counter.types import Checkpoint, Crowd, Event, Head, Mark, Namespace
 from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.processes import Processes, plain_namespace

@@ -168,7 +168,7 @@ class Member:
             except Exception as error:
                 world.note(f"{self.process.name} cannot start: {error!r}")
                 await asyncio.sleep(0.5)
-        guard, namespaces = ClockGuard(store, clock), Namespaces(store, clock)
+        guard, namespaces = ClockGuard(store.control, clock), Namespaces(store, clock)
         leases = Leases(
             store, clock, self.process.name, lease_time_us=world.config.lease_us, guard=guard
         )

@@ -18,6 +18,7 @@ from counter.errors import StoreUnavailableError
 from tests.support.clock import FakeClock
 from tests.support.lifespan import Lifespan
 from tests.support.needs import need
+from tests.support.parts import part_of
 from tests.support.rest import Rest
 from tests.support.times import SECOND, START_US
 
@@ -162,14 +163,15 @@ def bounds_of_a_few() -> Iterator[None]:
 @contextmanager
 def store_that_fails(app: App, method: str, *, after: bool = False) -> Iterator[None]:
     """Have calls of the store's *method* fail: before they do anything, or *after* they did it."""
-    works = getattr(app.store, method)
+    part = part_of(app.store, method)
+    works = getattr(part, method)
 
     async def fails(*arguments: Any, **named: Any) -> None:
         if after:
             await works(*arguments, **named)
         raise StoreUnavailableError("a fault that a test planted", retry_after_us=SECOND)
 
-    with patch.object(app.store, method, fails):
+    with patch.object(part, method, fails):
         yield
 
 
@@ -178,7 +180,8 @@ def store_that_stalls(
     app: App, method: str, meanwhile: Callable[[], Awaitable[Any]]
 ) -> Iterator[None]:
     """Have the next call of *method* land only after all of *meanwhile* has happened."""
-    works = getattr(app.store, method)
+    part = part_of(app.store, method)
+    works = getattr(part, method)
     calls = iter([True])
 
     async def stalls(*arguments: Any, **named: Any) -> Any:
@@ -186,5 +189,5 @@ def store_that_stalls(
             await meanwhile()
         return await works(*arguments, **named)
 
-    with patch.object(app.store, method, stalls):
+    with patch.object(part, method, stalls):
         yield

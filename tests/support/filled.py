@@ -60,7 +60,7 @@ async def fill(data: Path) -> None:
 
         async def rolled_up() -> bool:
             await worker.tick()
-            heads = await store.heads(namespace, list(COUNTERS))
+            heads = await store.rollups.heads(namespace, list(COUNTERS))
             return all(head is not None for head in heads)
 
         await eventually(rolled_up, "all is rolled up")

@@ -25,6 +25,6 @@ def made(scope: Scope, *namespaces: str, **more: Any) -> tuple[ApiKey, dict[str,
 async def hand_out(app: App, scope: Scope, *namespaces: str, **more: Any) -> dict[str, str]:
     """The header of a new key that *app* knows."""
     key, header = made(scope, *namespaces, **more)
-    await app.store.create_api_key(key)
+    await app.store.keys.create_api_key(key)
     await app.application.keys.refresh()
     return header

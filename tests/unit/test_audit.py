@@ -3,14 +3,12 @@
 import asyncio
 from dataclasses import replace
 from random import Random
-from typing import cast
 
 import pytest
 
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
 from counter.ops.audit import Auditor, State
-from counter.ports import Store
 from counter.types import CounterUpdate, Event, Mark, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from rollup.maintenance import Maintenance
@@ -31,7 +29,7 @@ class Life:
 
     async def begin(self) -> Namespace:
         dataset = replace(DATASET, retention_us=20 * MINUTE)
-        self.world.store._shelves[1].dataset = dataset
+        self.world.store.tables.shelves[1].dataset = dataset
         return await self.world.begin(shards=2)
 
     async def go_on(self, namespace: Namespace, steps: int) -> None:
@@ -76,7 +74,7 @@ async def test_nothing_that_goes_on_meanwhile_is_taken_for_damage(seed: int) -> 
     life = Life(seed)
     namespace = await life.begin()
     await life.go_on(namespace, 20)
-    road = cast(Store, Road(life.world.store, seed))
+    road = Road(life.world.store, seed).store
 
     async def sleep(_: float) -> None:
         for _ in range(life.random.randrange(30)):
@@ -106,12 +104,12 @@ async def test_whatever_is_damaged_is_found(seed: int) -> None:
     await life.world.add(NAMES[0], 3)
     life.world.clock.advance(CLOSING)
     await life.settle()
-    name = random.choice([each for each in NAMES if each in store._space(namespace).counts])
-    counts = store._space(namespace).counts[name]
-    [head] = await store.heads(namespace, [name])
+    name = random.choice([each for each in NAMES if each in store.tables.space(namespace).counts])
+    counts = store.tables.space(namespace).counts[name]
+    [head] = await store.rollups.heads(namespace, [name])
     assert head is not None
     assert not head.pending
-    rows = [at for at in counts.rows if at >= store._shelves[1].dropped_before_us]
+    rows = [at for at in counts.rows if at >= store.tables.shelves[1].dropped_before_us]
     checkpoint = head.checkpoint
     kind = random.choice(("row", "lost", "checkpoint") if rows else ("checkpoint",))
     if kind == "lost":
@@ -127,7 +125,7 @@ async def test_whatever_is_damaged_is_found(seed: int) -> None:
         else:
             checkpoint = checkpoint._replace(count=checkpoint.count + random.choice((-1, 1)))
         update = CounterUpdate(name, changed, checkpoint)
-        await store.apply(namespace, [update], through_us=checkpoint.time_us)
+        await store.rollups.apply(namespace, [update], through_us=checkpoint.time_us)
     auditor = Auditor(store, sleep=lambda _: asyncio.sleep(0))
     verdicts = await auditor.audit(namespace, NAMES, trust_settled=True)
     wrong = [each.counter for each in verdicts if each.state is not State.RIGHT]
@@ -146,7 +144,7 @@ async def test_a_write_that_lands_in_a_passed_window_is_told() -> None:
     at_us = world.clock.now_us()
     world.clock.advance(2 * CLOSING)
     await process.worker.tick()
-    await world.store.append(namespace, [Event("c", at_us, b"n" * 16, 0, 10)])
+    await world.store.events.append(namespace, [Event("c", at_us, b"n" * 16, 0, 10)])
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     (verdict,) = await auditor.audit(namespace, ["c"])
     assert verdict.repairs == (window_of(at_us, WINDOW),)
@@ -168,12 +166,12 @@ async def test_a_rollup_that_stands_half_done_is_waited_for() -> None:
     process.road.hold_in = "advance"
     working = asyncio.create_task(process.worker.tick())
     await process.road.held.wait()
-    world.store._space(namespace).counts["c"].rows.pop(window_us)
+    world.store.tables.space(namespace).counts["c"].rows.pop(window_us)
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     (verdict,) = await auditor.audit(namespace, ["c"])
     assert verdict.state is State.WAITING
     assert "half done" in verdict.why
-    await world.store.mark(namespace, [Mark(window_us, "c")])
+    await world.store.rollups.mark(namespace, [Mark(window_us, "c")])
     process.road.open.set()
     await working
     (verdict,) = await auditor.audit(namespace, ["c"])
@@ -187,17 +185,17 @@ async def test_a_recount_that_nobody_will_do_hides_nothing() -> None:
     process = world.process()
     await world.add("c", 1)
     window_us = window_of(world.clock.now_us(), WINDOW)
-    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, window_us))])
     await world.add("d", 1)
     world.clock.advance(2 * CLOSING)
     await process.worker.tick()
-    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, window_us))])
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
-    head = (await world.store.heads(namespace, ["c"]))[0]
+    head = (await world.store.rollups.heads(namespace, ["c"]))[0]
     assert head is not None
     wrong = CounterUpdate("c", (), head.checkpoint._replace(count=9))
-    await world.store.apply(namespace, [wrong], through_us=head.checkpoint.time_us)
+    await world.store.rollups.apply(namespace, [wrong], through_us=head.checkpoint.time_us)
     (verdict,) = await auditor.audit(namespace, ["c"])
     assert verdict.state is State.WRONG
 
@@ -212,10 +210,10 @@ async def test_a_namespace_that_goes_under_the_look_is_an_error() -> None:
     await process.worker.tick()
     road = Road(world.store)
     road.hold_in = "heads"
-    auditor = Auditor(cast(Store, road), sleep=lambda _: asyncio.sleep(0))
+    auditor = Auditor(road.store, sleep=lambda _: asyncio.sleep(0))
     looking = asyncio.create_task(auditor.audit(namespace, ["c"]))
     await road.held.wait()
-    await world.store.delete_namespace(namespace)
+    await world.store.control.delete_namespace(namespace)
     road.open.set()
     with pytest.raises(NamespaceUnknownError):
         await looking

@@ -41,7 +41,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def gate(clock: FakeClock) -> Gate:
-    ring = KeyRing(MemoryStore(clock), clock)
+    ring = KeyRing(MemoryStore(clock).keys, clock)
     return Gate(ring, now_s=lambda: clock.boottime_us() / SECOND)
 
 
@@ -67,7 +67,7 @@ def test_what_is_full_again_is_forgotten(gate: Gate, clock: FakeClock) -> None:
 
 def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock: FakeClock) -> None:
     """Regression: a batch that was refused was paid for all the same, for minutes."""
-    ring = KeyRing(MemoryStore(clock), clock)
+    ring = KeyRing(MemoryStore(clock).keys, clock)
     gate = Gate(ring, {"adds": 10}, lambda: clock.boottime_us() / SECOND)
     narrow, wide = space(1), replace(space(2), settings=replace(SETTINGS, adds_per_s=0))
     gate.admit(gate.anyone, narrow, 1)

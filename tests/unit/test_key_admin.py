@@ -20,6 +20,7 @@ from counter.limits import DAY, HOUR
 from counter.security.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
 from counter.security.keys import KeyRing, key_text, new_secret
 from counter.storage.memory import MemoryStore
+from counter.storage.memory.store import MemoryKeys
 from counter.types import ApiKey, ClockReading, Scope
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -29,8 +30,8 @@ RIGHTS: Final = Rights(
 )
 
 
-class Meddled(MemoryStore):
-    """A store in which something happens just before the next change."""
+class Meddled(MemoryKeys):
+    """Keys in which something happens just before the next change."""
 
     before: Callable[[], Awaitable[object]] | None = None
 
@@ -44,34 +45,37 @@ class Meddled(MemoryStore):
 class World:
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
-        self.store = Meddled(self.clock)
-        self.admin = KeyAdmin(self.store, self.clock)
+        self.store = MemoryStore(self.clock)
+        self.keys = self.store.keys = Meddled()
+        self.admin = KeyAdmin(self.store.keys, self.clock)
 
     async def lets_in(self, text: str) -> bool:
         """Whether a process that reads the keys now would."""
-        ring = KeyRing(self.store, self.clock)
+        ring = KeyRing(self.store.keys, self.clock)
         await ring.refresh()
         return ring.find(text.encode()) is not None
 
 
 async def test_a_key_begins_and_ends_by_a_clock_that_is_known_to_be_right(world: World) -> None:
     """Others would refuse the new key, or take one that ended; a key can always be revoked."""
-    guard = ClockGuard(world.store, world.clock)
-    admin = KeyAdmin(world.store, world.clock, guard)
+    guard = ClockGuard(world.store.control, world.clock)
+    admin = KeyAdmin(world.store.keys, world.clock, guard)
     old = await admin.create(RIGHTS)
-    standing = await world.store.api_keys()
+    standing = await world.store.keys.api_keys()
     for read in (
         AsyncMock(return_value=ClockReading(HOUR, 1)),
         AsyncMock(side_effect=StoreUnavailableError("down")),
     ):
-        wrong = KeyAdmin(world.store, world.clock, ClockGuard(world.store, world.clock))
-        with patch.object(world.store, "read_clock", read):
+        wrong = KeyAdmin(
+            world.store.keys, world.clock, ClockGuard(world.store.control, world.clock)
+        )
+        with patch.object(world.store.control, "read_clock", read):
             with pytest.raises(ClockSkewError):
                 await wrong.create(RIGHTS)
             with pytest.raises(ClockSkewError):
                 await wrong.rotate(old.key.id, HOUR)
-            assert await world.store.api_keys() == standing
-    with patch.object(world.store, "read_clock", read):
+            assert await world.store.keys.api_keys() == standing
+    with patch.object(world.store.control, "read_clock", read):
         assert (await wrong.revoke(old.key.id))[1]
     assert not await world.lets_in(old.text)
 
@@ -178,13 +182,13 @@ async def test_a_key_is_rotated_once_and_a_revoked_one_never(world: World) -> No
 async def test_of_two_rotations_at_once_one_wins(world: World) -> None:
     """The other's key is of no use to anybody."""
     old = await world.admin.create(RIGHTS)
-    other = KeyAdmin(world.store, world.clock)
+    other = KeyAdmin(world.store.keys, world.clock)
     won: list[str] = []
 
     async def rotated() -> None:
         won.append((await other.rotate(old.key.id, HOUR))[0].key.id)
 
-    world.store.before = rotated
+    world.keys.before = rotated
     with pytest.raises(PreconditionFailedError, match="was rotated before"):
         await world.admin.rotate(old.key.id, HOUR)
     valid = [each.id for each in await world.admin.all() if each.is_valid_at(START_US)]
@@ -193,7 +197,7 @@ async def test_of_two_rotations_at_once_one_wins(world: World) -> None:
 
 async def test_what_is_revoked_while_it_is_rotated_gives_no_rights_on(world: World) -> None:
     old = await world.admin.create(RIGHTS)
-    world.store.before = lambda: KeyAdmin(world.store, world.clock).revoke(old.key.id)
+    world.keys.before = lambda: KeyAdmin(world.store.keys, world.clock).revoke(old.key.id)
     with pytest.raises(PreconditionFailedError, match="was revoked"):
         await world.admin.rotate(old.key.id, HOUR)
     assert not any(each.is_valid_at(START_US) for each in await world.admin.all())
@@ -201,7 +205,7 @@ async def test_what_is_revoked_while_it_is_rotated_gives_no_rights_on(world: Wor
 
 async def test_a_key_that_is_rotated_while_it_is_revoked_is_revoked(world: World) -> None:
     old = await world.admin.create(RIGHTS)
-    world.store.before = lambda: KeyAdmin(world.store, world.clock).rotate(old.key.id, HOUR)
+    world.keys.before = lambda: KeyAdmin(world.store.keys, world.clock).rotate(old.key.id, HOUR)
     revoked, is_new = await world.admin.revoke(old.key.id)
     assert is_new
     assert revoked.replaced_by is not None
@@ -228,7 +232,7 @@ async def test_a_rotation_whose_end_is_not_known_tells_of_the_new_key(world: Wor
     async def fails() -> None:
         raise StoreUnavailableError("a fault that a test planted")
 
-    world.store.before = fails
+    world.keys.before = fails
     with pytest.raises(StoreUnavailableError) as raised:
         await world.admin.rotate(old.key.id, HOUR)
     new = next(each for each in await world.admin.all() if each != old.key)
@@ -262,7 +266,7 @@ async def test_there_are_at_most_so_many_keys_and_old_ones_are_forgotten(world: 
     first = await world.admin.create(RIGHTS)
     await world.admin.revoke(first.key.id)
     for number in range(KEYS_MAX - 1):
-        assert await world.store.create_api_key(replace(first.key, id=f"{number:012}"))
+        assert await world.store.keys.create_api_key(replace(first.key, id=f"{number:012}"))
     with pytest.raises(PreconditionFailedError, match="2000 keys are on record; at most 2000 may"):
         await world.admin.create(RIGHTS)
     world.clock.advance(FORGET_AFTER_US - 1)
@@ -293,7 +297,7 @@ async def test_a_key_is_told_though_old_ones_cannot_be_forgotten(
         raise StoreUnavailableError("a fault that a test planted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.store, "forget_api_key", fails)
+        patched.setattr(world.store.keys, "forget_api_key", fails)
         issued = await world.admin.create(RIGHTS)
     assert await world.lets_in(issued.text)
     assert len(await world.admin.all()) == 2

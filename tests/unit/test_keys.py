@@ -27,6 +27,7 @@ from counter.security.keys import (
     new_secret,
 )
 from counter.storage.memory import MemoryStore
+from counter.storage.memory.store import MemoryKeys
 from counter.types import ApiKey, Scope
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -41,7 +42,7 @@ def key_of(secret: str, key_id: str = ID, **more: Any) -> ApiKey:
     return ApiKey(key_id, digest=digest_of(secret.encode()), created_at_us=START_US, **fields)
 
 
-class Shaky(MemoryStore):
+class Shaky(MemoryKeys):
     """A store whose keys can be out of reach, or take for ever; it counts what is noted."""
 
     down = False
@@ -72,7 +73,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
-        self.store = Shaky(self.clock)
+        self.store = Shaky()
         self.ring = KeyRing(self.store, self.clock)
         self.secret = new_secret()
         self.key = key_of(self.secret)
@@ -189,7 +190,7 @@ async def test_an_unknown_id_is_compared_as_a_wrong_secret_is(
 
 async def test_a_service_without_keys_asks_for_none_and_never_stops_to_ask(world: World) -> None:
     """Revoked and expired keys still count; so does one that is gone from the record."""
-    without = KeyRing(MemoryStore(world.clock), world.clock)
+    without = KeyRing(MemoryStore(world.clock).keys, world.clock)
     await without.refresh()
     assert not without.required
     assert world.ring.required
@@ -356,7 +357,7 @@ async def test_a_later_reading_is_not_undone_by_an_earlier_one(world: World) -> 
             await go_on.wait()
             return old
 
-    slow, world.ring._store = Slow(world.clock), Slow(world.clock)
+    slow, world.ring._store = Slow(), Slow()
     early = asyncio.create_task(world.ring.refresh())
     await arrived.wait()
     del slow

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
+from counter.metrics import Calls
 from counter.storage.memcached.connection import Connection, NotConnectedError
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
-from counter.telemetry.metrics import Calls
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 

@@ -18,6 +18,7 @@ from counter.errors import (
 )
 from counter.limits import DIRECTORY_AGE_MAX_US
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory.control import MemoryControl
 from counter.types import CounterType, Namespace, Slice, Token
 from counter.windows import accept_limit_at, settling_time
 from tests.support.clock import FakeClock
@@ -27,7 +28,7 @@ from tests.support.waiting import eventually
 SETTINGS = replace(Settings().default_namespace(), cache_ttl_us=SECOND)
 
 
-class CountedStore(MemoryStore):
+class CountedControl(MemoryControl):
     """Counts the looks at its directory, and can be told what happens in the next ones."""
 
     looks = 0
@@ -50,7 +51,8 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
-        self.store = CountedStore(self.clock)
+        self.store = MemoryStore(self.clock)
+        self.control = self.store.control = CountedControl(self.store.tables)
         self.one = Namespaces(self.store, self.clock)
         self.other = Namespaces(self.store, self.clock)
 
@@ -71,7 +73,7 @@ async def test_a_look_finds_what_another_process_created(pair: Pair) -> None:
 
 async def test_a_flood_of_unknown_names_shares_its_looks(pair: Pair) -> None:
     await asyncio.gather(*(pair.one.look() for _ in range(1_000)))
-    assert pair.store.looks == 1
+    assert pair.control.looks == 1
 
 
 async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -> None:
@@ -82,7 +84,7 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
         await pair.one.create("new", SETTINGS)
         looked.append(asyncio.create_task(pair.other.look()))
 
-    pair.store.meanwhile = created
+    pair.control.meanwhile = created
     await pair.other.look()
     with pytest.raises(NamespaceUnknownError):
         pair.other.get("new")
@@ -91,10 +93,10 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
 
 
 async def test_a_look_that_fails_is_told_to_those_who_asked(pair: Pair) -> None:
-    pair.store.down = True
+    pair.control.down = True
     with pytest.raises(StoreUnavailableError):
         await pair.one.look()
-    pair.store.down = False
+    pair.control.down = False
     await pair.one.look()
 
 
@@ -116,9 +118,9 @@ async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) ->
         return cache_ttl_seen() == -1
 
     await eventually(seen, "the namespace is seen")
-    pair.store.down = True
+    pair.control.down = True
     namespace = await pair.one.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
-    pair.store.down = False
+    pair.control.down = False
     await eventually(changed, "the change is seen")
     await pair.one.delete(namespace)
     await eventually(gone, "the deletion is seen")
@@ -134,14 +136,14 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
     async def fails() -> None:
         error = next(looks, None)
         if error is not None:
-            pair.store.meanwhile = fails
+            pair.control.meanwhile = fails
             raise error
 
     async def seen() -> bool:
         return [each.name for each in pair.other.all()] == ["each"]
 
     await pair.one.create("each", SETTINGS)
-    pair.store.meanwhile = fails
+    pair.control.meanwhile = fails
     with patch("counter.core.namespaces._READ_EVERY_S", 0.001):
         running = asyncio.create_task(pair.other.run(stop))
         await eventually(seen, "the namespace is seen")
@@ -167,7 +169,7 @@ async def test_a_reading_does_not_undo_what_this_process_did_meanwhile(pair: Pai
     async def created() -> None:
         await pair.one.create("mine", SETTINGS)
 
-    pair.store.meanwhile = created
+    pair.control.meanwhile = created
     await pair.one.refresh()
     assert pair.one.get("mine").name == "mine"
 
@@ -178,7 +180,7 @@ async def test_an_earlier_reading_that_comes_late_changes_nothing(pair: Pair) ->
         await pair.one.create("new", SETTINGS)
         await pair.other.refresh()
 
-    pair.store.meanwhile = overtaken
+    pair.control.meanwhile = overtaken
     await pair.other.refresh()
     assert pair.other.get("new").name == "new"
 
@@ -201,7 +203,9 @@ async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
     """Regression: the last slice that is made may end in a moment, or have ended."""
     size_us = DEFAULT_DATASET.slice_us
     start_us = START_US - START_US % size_us
-    await pair.store.make_slices(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+    await pair.store.control.make_slices(
+        DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1)
+    )
     namespace = await pair.one.create("c", SETTINGS)
     pair.clock.advance(start_us + size_us - left_us - pair.clock.now_us())
     await pair.other.refresh()
@@ -219,7 +223,9 @@ async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pai
     size_us = DEFAULT_DATASET.slice_us
     start_us = START_US - START_US % size_us
     for each_us in (start_us, start_us + size_us):
-        await pair.store.make_slices(DEFAULT_DATASET, Slice(each_us, each_us + size_us, size_us, 1))
+        await pair.store.control.make_slices(
+            DEFAULT_DATASET, Slice(each_us, each_us + size_us, size_us, 1)
+        )
     namespace = await pair.one.create("c", SETTINGS)
     changed = await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=60 * SECOND))
     assert changed.eras[-1].from_us == start_us + 2 * size_us
@@ -230,7 +236,9 @@ async def test_an_add_is_written_by_what_is_known_when_it_is_written(pair: Pair)
     service = CounterService(pair.store, MemoryCache(pair.clock), pair.clock)
     size_us = DEFAULT_DATASET.slice_us
     start_us = START_US - START_US % size_us
-    await pair.store.make_slices(DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+    await pair.store.control.make_slices(
+        DEFAULT_DATASET, Slice(start_us, start_us + size_us, size_us, 1)
+    )
     await pair.one.create("c", SETTINGS)
     await service.namespaces.refresh()
     namespace = service.namespaces.get("c")

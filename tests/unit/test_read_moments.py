@@ -12,6 +12,7 @@ from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, WINDOW, World
+from tests.support.parts import part_of
 
 EVENTUALLY = 1_000 * CLOSING
 
@@ -34,8 +35,9 @@ def before_the_second(
 
     with ExitStack() as stack:
         for name in names:
-            call = getattr(world.store, name)
-            stack.enter_context(patch.object(world.store, name, wrapped(call)))
+            part = part_of(world.store, name)
+            call = getattr(part, name)
+            stack.enter_context(patch.object(part, name, wrapped(call)))
         yield
 
 
@@ -54,19 +56,19 @@ async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) ->
             (found,) = await reader.read(namespace, ["c"], EVENTUALLY)
         else:
             found = await reader.read_one(namespace, "c", EVENTUALLY)
-    (watermark_us,) = await world.store.watermarks(namespace)
+    (watermark_us,) = await world.store.rollups.watermarks(namespace)
     assert watermark_us > world.clock.now_us() - CLOSING
     assert found.count == 5 or found.as_of_us < world.clock.now_us() - CLOSING
 
 
 async def settled_once(world: World, namespace: Namespace) -> int:
     """A counter with 100 settled and 7 in a row after it; the row's window."""
-    (watermark_us,) = await world.store.watermarks(namespace)
+    (watermark_us,) = await world.store.rollups.watermarks(namespace)
     window_us = window_of(watermark_us, WINDOW) - WINDOW
     settled = Checkpoint(window_us - 1, 100)
     row = WindowRow(window_us, False, 7)
     update = CounterUpdate("c", (row,), Checkpoint(watermark_us, 107), settled)
-    await world.store.apply(namespace, [update], through_us=watermark_us)
+    await world.store.rollups.apply(namespace, [update], through_us=watermark_us)
     return window_us
 
 
@@ -76,7 +78,7 @@ async def test_who_counts_for_himself_begins_with_what_is_settled() -> None:
     window_us = await settled_once(world, namespace)
     recount = Pending(window_us - 5 * WINDOW, window_of(world.clock.now_us(), WINDOW))
     other = Pending(window_us + WINDOW, window_of(world.clock.now_us(), WINDOW))
-    await world.store.leave_pending(namespace, [("c", recount), ("c", other)])
+    await world.store.rollups.leave_pending(namespace, [("c", recount), ("c", other)])
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 107
 

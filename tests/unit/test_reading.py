@@ -23,6 +23,7 @@ class Settling:
     """A store whose counter is settled between one look at its head and the next."""
 
     def __init__(self, settled_us: Sequence[int]) -> None:
+        self.rollups = self
         self._settled_us = iter(settled_us)
 
     async def heads(self, _: Namespace, counters: Sequence[str]) -> list[Head]:
@@ -57,21 +58,23 @@ async def recounted() -> tuple[World, Namespace]:
     window_us = window_of(world.clock.now_us(), WINDOW)
     world.clock.advance(MINUTE)
     await world.process().worker.tick()
-    await world.store.leave_pending(namespace, [("c", Pending(window_us, window_us + MINUTE))])
+    await world.store.rollups.leave_pending(
+        namespace, [("c", Pending(window_us, window_us + MINUTE))]
+    )
     return world, namespace
 
 
 @contextmanager
 def sums_that_miss(world: World, times: int) -> Iterator[None]:
     """A slice that vanishes under the next scans of the store."""
-    works, misses = world.store.sums, iter(range(times))
+    works, misses = world.store.events.sums, iter(range(times))
 
     async def sums(*arguments: Any) -> Any:
         if next(misses, None) is not None:
             raise SliceMissingError("a fault that a test planted")
         return await works(*arguments)
 
-    with patch.object(world.store, "sums", sums):
+    with patch.object(world.store.events, "sums", sums):
         yield
 
 
@@ -94,13 +97,13 @@ async def test_a_recount_for_oneself_goes_on_from_where_settled_has_come_to() ->
     watermark_us = world.clock.now_us() - MINUTE // 2
     as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
     assert (as_of_us, settled.time_us, [row.total for row in rows]) == (watermark_us, 0, [7])
-    [head] = await world.store.heads(namespace, ["c"])
+    [head] = await world.store.rollups.heads(namespace, ["c"])
     assert head is not None
     later = Head(head.checkpoint, Checkpoint(watermark_us + 1, 7))
 
     async def heads(*_: Any) -> list[Head]:
         return [later]
 
-    with patch.object(world.store, "heads", heads):
+    with patch.object(world.store.rollups, "heads", heads):
         as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
     assert (as_of_us, settled.count, rows) == (watermark_us + 1, 7, [])

@@ -7,8 +7,8 @@ from prometheus_client.core import Metric
 
 from api.telemetry.metrics import RequestMetrics
 from counter.errors import InvariantError
+from counter.metrics import SECONDS_BOUNDS, Calls, Histogram
 from counter.telemetry.families import histogram
-from counter.telemetry.metrics import SECONDS_BOUNDS, Calls, Histogram
 
 ADD = "POST /v1/namespaces/{namespace}/counters/{counter}/add"
 

@@ -46,11 +46,11 @@ class Late:
         return await self.world.api.add(self.namespace, "a", 1, self.token)
 
     async def head(self) -> Head | None:
-        (head,) = await self.world.store.heads(self.namespace, ["a"])
+        (head,) = await self.world.store.rollups.heads(self.namespace, ["a"])
         return head
 
     async def marks(self) -> Sequence[Mark]:
-        return await self.world.store.dirty(
+        return await self.world.store.rollups.dirty(
             self.namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=100
         )
 
@@ -82,10 +82,10 @@ async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> N
     late = Late(world, namespace, world.token())
     closes_us = closes_at(namespace, late.token.generation_time_us)
     world.clock.advance(closes_us - 1 - world.clock.now_us())
-    slowly = then(world.store.find, lambda: world.clock.advance(1))
-    with patch.object(world.store, "find", slowly), pytest.raises(TokenPendingError):
+    slowly = then(world.store.events.find, lambda: world.clock.advance(1))
+    with patch.object(world.store.events, "find", slowly), pytest.raises(TokenPendingError):
         await late.ask()
-    assert await world.store.decided(namespace, [late.event]) is None
+    assert await world.store.decisions.decided(namespace, [late.event]) is None
     with pytest.raises(TokenTooOldError):
         await late.ask()
 
@@ -104,12 +104,15 @@ async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> No
     """The window that it was left in may be closed by now, and a worker be past it."""
     first_us = late.now_us
     store = late.world.store
-    slowly = [then(store.mark, lambda: late.world.clock.advance(CLOSING)), store.mark]
+    slowly = [
+        then(store.rollups.mark, lambda: late.world.clock.advance(CLOSING)),
+        store.rollups.mark,
+    ]
 
     async def mark(*arguments: Any) -> Any:
         return await slowly.pop(0)(*arguments)
 
-    with patch.object(store, "mark", mark), pytest.raises(TokenTooOldError):
+    with patch.object(store.rollups, "mark", mark), pytest.raises(TokenTooOldError):
         await late.ask()
     assert late.now_us == first_us + CLOSING
     windows = [first_us, late.now_us]
@@ -124,9 +127,12 @@ async def test_an_atomic_add_is_marked_anew_before_anything_is_decided(late: Lat
     middle, and then a worker must find it."""
     api, store = late.world.api, late.world.store
     crash = StoreUnavailableError("a planted fault")
-    with patch.object(store, "decide", side_effect=crash), pytest.raises(StoreUnavailableError):
+    with (
+        patch.object(store.decisions, "decide", side_effect=crash),
+        pytest.raises(StoreUnavailableError),
+    ):
         await api.add_atomic(late.namespace, ITEMS, late.token)
-    found = await store.dirty_atomic(late.namespace, 0, after_us=0, through_us=TIME_MAX_US)
+    found = await store.rollups.dirty_atomic(late.namespace, 0, after_us=0, through_us=TIME_MAX_US)
     assert [mark.window_us for mark in found] == [late.now_us]
     assert isinstance(found[0], AtomicMark)
     assert [event.counter for event in found[0].events] == ["a", "b"]

@@ -17,8 +17,8 @@ async def test_a_key_whose_time_goes_stale_again_and_again_is_refused() -> None:
     stale = [world.clock.now_us() + each for each in range(4)]
     world.clock.advance(MINUTE)
     with (
-        patch.object(world.store, "reserve", AsyncMock(return_value=stale[0])),
-        patch.object(world.store, "rereserve", AsyncMock(side_effect=stale[1:])),
+        patch.object(world.store.decisions, "reserve", AsyncMock(return_value=stale[0])),
+        patch.object(world.store.decisions, "rereserve", AsyncMock(side_effect=stale[1:])),
         pytest.raises(OverloadedError, match="again and again"),
     ):
         await world.api.add(namespace, "c", 1, "order:1")
@@ -35,8 +35,8 @@ async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
     rereserve = AsyncMock()
     world.clock.advance(DATASET.retention_us)
     with (
-        patch.object(world.store, "reserve", AsyncMock(return_value=old_us)),
-        patch.object(world.store, "rereserve", rereserve),
+        patch.object(world.store.decisions, "reserve", AsyncMock(return_value=old_us)),
+        patch.object(world.store.decisions, "rereserve", rereserve),
         pytest.raises(TokenTooOldError) as caught,
     ):
         await world.api.add(namespace, "c", 1, "order:1")

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from api.telemetry.exposition import Exposition, MetricsDirectory
 from counter.limits import SECOND
+from counter.metrics import Histogram
 from counter.telemetry.families import histogram
-from counter.telemetry.metrics import Histogram
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 

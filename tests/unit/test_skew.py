@@ -15,6 +15,8 @@ from counter.core.results import Add
 from counter.core.service import CounterService
 from counter.errors import ClockSkewError, StoreUnavailableError, UnavailableError
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory.control import MemoryControl
+from counter.storage.memory.tables import Tables
 from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
 from tests.support.clock import FakeClock
 from tests.support.rest import fresh
@@ -24,11 +26,11 @@ BOUND_US = 500 * MILLISECOND
 DATASET = replace(DEFAULT_DATASET, clock_skew_max_us=BOUND_US)
 
 
-class SkewedStore(MemoryStore):
+class SkewedControl(MemoryControl):
     """A store whose clock is as far ahead as a test says; each reading takes what is left."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock, (DATASET,))
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
         self.ahead_us = 0
         self.errors_us: list[int] = []
         self.down = False
@@ -52,8 +54,9 @@ class World:
 
     def __init__(self) -> None:
         self.clock = SteppedClock(START_US)
-        self.store = SkewedStore(self.clock)
-        self.guard = ClockGuard(self.store, self.clock)
+        self.store = MemoryStore(self.clock, (DATASET,))
+        self.control = self.store.control = SkewedControl(self.store.tables)
+        self.guard = ClockGuard(self.store.control, self.clock)
         cache = MemoryCache(self.clock)
         self.service = CounterService(self.store, cache, self.clock, self.guard)
 
@@ -62,7 +65,9 @@ class World:
         size_us = DATASET.slice_us
         first_us = START_US - START_US % size_us - size_us
         for start_us in range(first_us, first_us + 4 * size_us, size_us):
-            await self.store.make_slices(DATASET, Slice(start_us, start_us + size_us, size_us, 1))
+            await self.store.control.make_slices(
+                DATASET, Slice(start_us, start_us + size_us, size_us, 1)
+            )
         await self.guard.measure()
         settings = replace(Settings().default_namespace(), counter_type=counter_type)
         return await self.service.namespaces.create("one", settings)
@@ -88,8 +93,8 @@ async def test_a_clock_that_is_surely_within_its_bound_may_write(
     world: World, ahead_us: int
 ) -> None:
     surely_us = BOUND_US - abs(ahead_us)
-    world.store.ahead_us = ahead_us
-    world.store.errors_us = [surely_us // 2] * 3
+    world.control.ahead_us = ahead_us
+    world.control.errors_us = [surely_us // 2] * 3
     await world.guard.measure()
     world.guard.check(DATASET)
     assert trouble(world) == ""
@@ -109,8 +114,8 @@ async def test_a_clock_that_may_be_past_its_bound_may_not(
     world: World, ahead_us: int, error_us: int
 ) -> None:
     """The true offset lies anywhere within the error of what was measured."""
-    world.store.ahead_us = ahead_us
-    world.store.errors_us = [error_us] * 3
+    world.control.ahead_us = ahead_us
+    world.control.errors_us = [error_us] * 3
     await world.guard.measure()
     with pytest.raises(ClockSkewError, match="give or take"):
         world.guard.check(DATASET)
@@ -120,7 +125,7 @@ async def test_a_clock_that_may_be_past_its_bound_may_not(
 async def test_a_clock_past_its_bound_is_refused_with_the_offset_and_the_bound(
     world: World, ahead_us: int, word: str
 ) -> None:
-    world.store.ahead_us = ahead_us
+    world.control.ahead_us = ahead_us
     await world.guard.measure()
     with pytest.raises(ClockSkewError, match=f"{word}.*500ms.*NTP") as caught:
         world.guard.check(DATASET)
@@ -128,31 +133,31 @@ async def test_a_clock_past_its_bound_is_refused_with_the_offset_and_the_bound(
 
 
 async def test_the_surest_of_several_readings_counts(world: World) -> None:
-    world.store.errors_us = [400 * MILLISECOND, 2 * MILLISECOND, 300 * MILLISECOND]
+    world.control.errors_us = [400 * MILLISECOND, 2 * MILLISECOND, 300 * MILLISECOND]
     await world.guard.measure()
     assert world.guard.offset_us == MILLISECOND
 
 
 async def test_a_slow_answer_does_not_replace_a_sure_one(world: World) -> None:
-    world.store.ahead_us = 2 * MILLISECOND
+    world.control.ahead_us = 2 * MILLISECOND
     await world.guard.measure()
     known_us = world.guard.offset_us
     world.clock.advance(10 * SECOND)
-    world.store.errors_us = [800 * MILLISECOND] * 3
+    world.control.errors_us = [800 * MILLISECOND] * 3
     await world.guard.measure()
     assert world.guard.offset_us == known_us
 
 
 async def test_a_slow_answer_that_contradicts_replaces_it(world: World) -> None:
     await world.guard.measure()
-    world.store.ahead_us = HOUR
-    world.store.errors_us = [100 * MILLISECOND] * 3
+    world.control.ahead_us = HOUR
+    world.control.errors_us = [100 * MILLISECOND] * 3
     await world.guard.measure()
     assert "behind" in trouble(world)
 
 
 async def test_a_reading_worse_than_the_bound_tells_nothing(world: World) -> None:
-    world.store.errors_us = [2 * BOUND_US] * 3
+    world.control.errors_us = [2 * BOUND_US] * 3
     await world.guard.measure()
     assert "is only known to within 1.000 s" in trouble(world)
 
@@ -162,7 +167,7 @@ async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
     await world.guard.measure()
     world.clock.advance(MINUTE)
     assert trouble(world) == ""
-    world.store.errors_us = [25 * MILLISECOND] * 3
+    world.control.errors_us = [25 * MILLISECOND] * 3
     await world.guard.measure()
     assert world.guard.offset_us == 25 * MILLISECOND // 2
     world.clock.advance(HOUR)
@@ -174,7 +179,7 @@ async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
 async def test_a_store_that_goes_by_this_clock_is_never_apart_from_it(world: World) -> None:
     """However long it was not compared, and however it was set: the bound may be nothing at all."""
     alone = replace(DATASET, clock_skew_max_us=0)
-    world.store.errors_us = [0] * 3
+    world.control.errors_us = [0] * 3
     await world.guard.measure()
     world.clock.advance(HOUR)
     world.clock.step(MINUTE)
@@ -183,13 +188,13 @@ async def test_a_store_that_goes_by_this_clock_is_never_apart_from_it(world: Wor
 
 async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: World) -> None:
     """Nobody knows whether it was compared before or after."""
-    read_clock = world.store.read_clock
+    read_clock = world.store.control.read_clock
 
     async def set_meanwhile() -> ClockReading:
         world.clock.step(MINUTE)
         return await read_clock()
 
-    with patch.object(world.store, "read_clock", set_meanwhile):
+    with patch.object(world.store.control, "read_clock", set_meanwhile):
         await world.guard.measure()
     assert "is only known to within" in trouble(world)
     await world.guard.measure()
@@ -222,18 +227,18 @@ async def test_a_clock_that_is_set_is_noticed_at_the_next_write(world: World, st
 
 async def test_a_store_that_does_not_answer_for_a_moment_changes_nothing(world: World) -> None:
     await world.guard.measure()
-    world.store.down = True
+    world.control.down = True
     await world.guard.measure()
     assert trouble(world) == ""
 
 
 async def test_a_store_that_does_not_answer_for_long_ends_the_trust(world: World) -> None:
     await world.guard.measure()
-    world.store.down = True
+    world.control.down = True
     for _ in range(15):
         await world.guard.measure()
     assert "15 times in a row" in trouble(world)
-    world.store.down = False
+    world.control.down = False
     await world.guard.measure()
     assert trouble(world) == ""
 
@@ -242,7 +247,7 @@ async def test_it_is_told_once_when_it_goes_wrong_and_once_when_it_is_right(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     for ahead_us in (0, 0, MINUTE, MINUTE, 0, 0):
-        world.store.ahead_us = ahead_us
+        world.control.ahead_us = ahead_us
         await world.guard.measure()
     levels = [each.levelno for each in caplog.records if each.name == "counter.clock"]
     assert levels == [logging.ERROR, logging.WARNING]
@@ -275,11 +280,11 @@ async def test_past_the_bound_nothing_that_depends_on_the_clock_is_done(
     namespace = await world.namespace()
     await world.guard.measure()
     await world.service.add(namespace, "c", 1, fresh(world.clock.now_us()))
-    world.store.ahead_us = MINUTE
+    world.control.ahead_us = MINUTE
     await world.guard.measure()
     with pytest.raises(ClockSkewError):
         await WRITES[what](world.service, namespace, world.clock.now_us())
-    world.store.ahead_us = 0
+    world.control.ahead_us = 0
     await world.guard.measure()
     (count,) = await world.service.get(namespace, ["c"], 0)
     assert count.count == 1
@@ -292,7 +297,7 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
     """What follows the mark goes by the clock: the age of a token, or that a window is open."""
     namespace = await world.namespace()
     await world.guard.measure()
-    now_us, mark = world.clock.now_us(), world.store.mark
+    now_us, mark = world.clock.now_us(), world.store.rollups.mark
 
     async def set_meanwhile(
         of: Namespace, marks: Sequence[Mark]
@@ -301,7 +306,7 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
         world.clock.step(-MINUTE)
         return failed
 
-    with patch.object(world.store, "mark", set_meanwhile), pytest.raises(ClockSkewError):
+    with patch.object(world.store.rollups, "mark", set_meanwhile), pytest.raises(ClockSkewError):
         await WRITES[what](world.service, namespace, now_us)
     (count,) = await world.service.get(namespace, ["c"], 0)
     assert count.count == 0
@@ -313,9 +318,11 @@ async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_ad
     """Its first watermark would lie past every add of the processes whose clocks are right."""
     namespace = await world.namespace()
     ahead = SteppedClock(START_US + MINUTE)
-    guard = ClockGuard(world.store, ahead)
+    guard = ClockGuard(world.store.control, ahead)
     namespaces = Namespaces(world.store, ahead, guard)
-    with patch.object(world.store, "read_clock", AsyncMock(return_value=ClockReading(-MINUTE, 1))):
+    with patch.object(
+        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(-MINUTE, 1))
+    ):
         await guard.measure()
     with pytest.raises(ClockSkewError, match=r"60\.000 s ahead"):
         await namespaces.create("two", namespace.settings)
@@ -333,7 +340,7 @@ async def test_a_key_whose_time_went_stale_gets_no_time_of_a_clock_that_was_set_
     world.clock.advance(2 * MINUTE)
     await world.guard.measure()
     now_us = world.clock.now_us()
-    decide, reserved = world.store.decide, AsyncMock(return_value=now_us - MINUTE)
+    decide, reserved = world.store.decisions.decide, AsyncMock(return_value=now_us - MINUTE)
 
     async def set_meanwhile(*arguments: Any) -> Any:
         decided = await decide(*arguments)
@@ -342,10 +349,10 @@ async def test_a_key_whose_time_went_stale_gets_no_time_of_a_clock_that_was_set_
 
     rereserve = AsyncMock()
     with (
-        patch.object(world.store, "reserve", reserved),
-        patch.object(world.store, "rereserve", rereserve),
+        patch.object(world.store.decisions, "reserve", reserved),
+        patch.object(world.store.decisions, "rereserve", rereserve),
         patch.object(world.service.resolver, "leave_recounts", AsyncMock()),
-        patch.object(world.store, "decide", set_meanwhile),
+        patch.object(world.store.decisions, "decide", set_meanwhile),
         pytest.raises(ClockSkewError),
     ):
         await world.service.add(namespace, "c", 1, "order-1")
@@ -354,7 +361,7 @@ async def test_a_key_whose_time_went_stale_gets_no_time_of_a_clock_that_was_set_
 
 async def test_reads_and_best_effort_counters_go_on(world: World) -> None:
     namespace = await world.namespace(CounterType.BEST_EFFORT)
-    world.store.ahead_us = MINUTE
+    world.control.ahead_us = MINUTE
     await world.guard.measure()
     await world.service.add(namespace, "c", 2, None)
     (count,) = await world.service.get(namespace, ["c"], None)

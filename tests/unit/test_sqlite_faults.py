@@ -60,12 +60,12 @@ class Desk:
 
     async def add(self, number: int) -> Any:
         event = Event("c", self.clock.now_us(), number.to_bytes(16, "big"), 0, 1)
-        (outcome,) = await self.store.append(self.namespace, [event])
+        (outcome,) = await self.store.events.append(self.namespace, [event])
         return outcome
 
     def fail(self, *statements: str, after: bool = False) -> None:
-        found = Failing(self.store._writing, *statements, after=after)
-        self.store._writing = found  # type: ignore[assignment]
+        found = Failing(self.store.database._writing, *statements, after=after)
+        self.store.database._writing = found  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -83,27 +83,27 @@ async def test_a_deletion_whose_commit_fails_is_done_or_not_and_known(
     """A commit that reports an error may be on disk: what is there is looked at."""
     desk.fail("COMMIT", after=lands)
     with pytest.raises(StoreUnavailableError):
-        await desk.store.delete_namespace(desk.namespace)
-    there = bool(await desk.store.namespaces())
+        await desk.store.control.delete_namespace(desk.namespace)
+    there = bool(await desk.store.control.namespaces())
     assert there is not lands
     if there:
         assert await desk.add(1) is Written.NEW
-        assert await desk.store.watermarks(desk.namespace)
+        assert await desk.store.rollups.watermarks(desk.namespace)
     else:
         with pytest.raises(NamespaceUnknownError):
-            await desk.store.watermarks(desk.namespace)
+            await desk.store.rollups.watermarks(desk.namespace)
 
 
 async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> None:
     dataset = desk.namespace.dataset
-    [first, *_] = before = list(await desk.store.slices(dataset))
+    [first, *_] = before = list(await desk.store.control.slices(dataset))
     desk.fail("COMMIT")
     with pytest.raises(StoreUnavailableError):
-        await desk.store.drop_slice(dataset, first.start_us)
-    assert list(await desk.store.slices(dataset)) == before
-    assert await desk.store.dropped_before(dataset) == 0
-    await desk.store.drop_slice(dataset, first.start_us)
-    assert list(await desk.store.slices(dataset)) == before[1:]
+        await desk.store.control.drop_slice(dataset, first.start_us)
+    assert list(await desk.store.control.slices(dataset)) == before
+    assert await desk.store.control.dropped_before(dataset) == 0
+    await desk.store.control.drop_slice(dataset, first.start_us)
+    assert list(await desk.store.control.slices(dataset)) == before[1:]
 
 
 @contextmanager
@@ -163,17 +163,17 @@ async def test_a_write_ahead_log_at_its_limit_refuses_writes_until_the_reader_is
 async def test_slices_are_made_together_or_none_of_them(desk: Desk) -> None:
     """A start after a long gap makes many: a commit for each would take minutes."""
     dataset = desk.namespace.dataset
-    before = list(await desk.store.slices(dataset))
+    before = list(await desk.store.control.slices(dataset))
     end_us, size_us = before[-1].end_us, dataset.slice_us
     more = [
         replace(before[-1], start_us=at, end_us=at + size_us) for at in (end_us, end_us + size_us)
     ]
     desk.fail("COMMIT")
     with pytest.raises(StoreUnavailableError):
-        await desk.store.make_slices(dataset, *more)
-    assert list(await desk.store.slices(dataset)) == before
-    await desk.store.make_slices(dataset, *more)
-    assert list(await desk.store.slices(dataset)) == [*before, *more]
+        await desk.store.control.make_slices(dataset, *more)
+    assert list(await desk.store.control.slices(dataset)) == before
+    await desk.store.control.make_slices(dataset, *more)
+    assert list(await desk.store.control.slices(dataset)) == [*before, *more]
 
 
 async def test_a_transaction_that_cannot_be_rolled_back_costs_its_connection_alone(

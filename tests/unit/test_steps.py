@@ -76,7 +76,11 @@ async def restart(app: App) -> None:
 def stored(app: App) -> Any:
     """Slices, watermarks, and the time before which all is dropped, as they are."""
     store: Any = app.application.store
-    return dict(store._slices), dict(store._watermarks), dict(store._dropped_before)
+    return (
+        dict(store.database.slices),
+        dict(store.database.watermarks),
+        dict(store.database.dropped_before),
+    )
 
 
 async def maintain(app: App) -> None:
@@ -273,10 +277,10 @@ async def test_a_measurement_that_began_before_another_does_not_end_after_it(app
         await go_on.wait()
         return ClockReading(0, 0)
 
-    with patch.object(store, "read_clock", answers_late):
+    with patch.object(store.control, "read_clock", answers_late):
         first = asyncio.create_task(guard.measure())
         await asked.wait()
-    with patch.object(store, "read_clock", AsyncMock(return_value=ClockReading(MINUTE, 0))):
+    with patch.object(store.control, "read_clock", AsyncMock(return_value=ClockReading(MINUTE, 0))):
         second = asyncio.create_task(guard.measure())
         go_on.set()
         await asyncio.gather(first, second)

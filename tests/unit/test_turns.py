@@ -240,7 +240,7 @@ async def test_a_fault_that_nobody_foresaw_is_told_to_all_too(app: App) -> None:
     async def fault(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with patch.object(app.store, "append", fault):
+    with patch.object(app.store.events, "append", fault):
         for name in "ab":
             assert counting.add(event(name, 1, app.clock.now_us()))
         told = await counting.all_told(2)
@@ -265,7 +265,7 @@ async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> No
 @pytest.mark.parametrize("off_us", [-DAY, -6 * SECOND, 6 * SECOND, DAY])
 async def test_what_is_not_surely_on_time_is_left_to_the_handler(app: App, off_us: int) -> None:
     counting = Counting(app)
-    with patch.object(app.store, "append") as append:
+    with patch.object(app.store.events, "append") as append:
         assert not counting.add(event("c", 1, app.clock.now_us() + off_us))
         await settle()
     append.assert_not_called()
@@ -286,7 +286,8 @@ async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App
     counting = Counting(app)
     settings = replace(counting.namespace.settings, payload_check=PayloadCheck.STRICT)
     counting.namespace = replace(counting.namespace, settings=settings)
-    with patch.object(app.store, "transactional", False):
+    capabilities = replace(app.store.capabilities, transactional=False)
+    with patch.object(app.store, "capabilities", capabilities):
         assert not counting.add(event("c", 1, app.clock.now_us()))
 
 
@@ -299,7 +300,7 @@ async def test_an_add_that_fails_alone_is_told_alone(app: App) -> None:
     async def append(_: Namespace, events: Sequence[Event]) -> list[Written | CounterError]:
         return [down if each.counter == "bad" else Written.UNTOLD for each in events]
 
-    with patch.object(app.store, "append", append):
+    with patch.object(app.store.events, "append", append):
         for name in ("a", "bad"):
             assert counting.add(event(name, 1, app.clock.now_us()))
         assert await counting.all_told(2) == [("a", Written.UNTOLD), ("bad", down)]
@@ -308,7 +309,9 @@ async def test_an_add_that_fails_alone_is_told_alone(app: App) -> None:
         "untold": 1,
         "unknown": 1,
     }
-    with patch.object(app.store, "append", AsyncMock(side_effect=SliceMissingError("planted"))):
+    with patch.object(
+        app.store.events, "append", AsyncMock(side_effect=SliceMissingError("planted"))
+    ):
         assert counting.add(event("c", 1, app.clock.now_us()))
         assert (await counting.all_told(3))[-1] == ("c", Written.LATE)
     assert sum(tally.values()) == 2

@@ -20,6 +20,7 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import SECOND, TIME_MAX_US
+from counter.ports import Capabilities
 from counter.storage.memory import MemoryCache
 from counter.types import (
     AtomicMark,
@@ -60,10 +61,10 @@ _Outcomes = Sequence[Written | UnavailableError]
 class Steps(MemoryCache):
     """A store and a guard that note what they are asked, and answer when the test says."""
 
-    transactional = False
-
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
+        self.capabilities = Capabilities()
+        self.events = self.rollups = self.control = self
         self.asked: list[str] = []
         self.offset_us = 0
         self._answer: asyncio.Future[Any] = asyncio.Future()
@@ -301,7 +302,7 @@ async def test_a_mark_that_is_on_its_way_is_no_mark_yet() -> None:
     before the first one's has arrived."""
     world = World()
     namespace = await world.begin(shards=1)
-    works, held, on_its_way = world.store.mark, asyncio.Event(), asyncio.Event()
+    works, held, on_its_way = world.store.rollups.mark, asyncio.Event(), asyncio.Event()
     left: list[str] = []
 
     async def mark(of: Namespace, marks: Sequence[Mark]) -> Mapping[Mark, UnavailableError]:
@@ -311,11 +312,11 @@ async def test_a_mark_that_is_on_its_way_is_no_mark_yet() -> None:
             await held.wait()
         return await works(of, marks)
 
-    with patch.object(world.store, "mark", mark):
+    with patch.object(world.store.rollups, "mark", mark):
         first = asyncio.create_task(world.add("c", 1))
         await on_its_way.wait()
         await world.add("c", 2)
-        found = await world.store.dirty(
+        found = await world.store.rollups.dirty(
             namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=9
         )
         assert list(found) == [Mark(window_of(world.clock.now_us(), WINDOW), "c")]
@@ -334,7 +335,7 @@ async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None
     ) -> Sequence[Written | UnavailableError]:
         return [gone if event.delta == 2 else Written.UNTOLD for event in events]
 
-    with patch.object(world.store, "append", append):
+    with patch.object(world.store.events, "append", append):
         with pytest.raises(WriteTimeoutError):
             await world.add("c", 2)
         adds = [Add("c", delta, world.token()) for delta in (1, 2, 3)]

@@ -109,7 +109,7 @@ async def _begin_new_life(settings: Settings) -> None:
     try:
         log = AdminLog(settings.audit_log, clock)
         async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
-            guard = ClockGuard(store, clock)
+            guard = ClockGuard(store.control, clock)
             await guard.measure()
             # No token gets an earlier time than this one any more.
             await store.begin_new_life(checked_now_us(clock, guard))

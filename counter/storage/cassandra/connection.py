@@ -31,10 +31,10 @@ from counter.errors import (
     invariant,
 )
 from counter.limits import SECOND
+from counter.metrics import Calls, StoreTally
 from counter.storage.cassandra import driver
 from counter.storage.cassandra.driver import translated, untold
 from counter.storage.cassandra.options import CassandraOptions
-from counter.telemetry.metrics import Calls, StoreTally
 
 #: Sends a statement, from the page that the paging state names.
 Send = Callable[[Any, bytes | None], ResponseFuture]

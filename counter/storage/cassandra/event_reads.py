@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
-from counter.partition_sizes import Counted
+from counter.ports import Counted
 from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
 from counter.types import Event, Fold, Namespace, Slice

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from counter.errors import CounterError, StoreUnavailableError, invariant
-from counter.limits import HOUR, SECOND
-from counter.partition_sizes import CROWDS_KEPT_SLICES, Crowd
+from counter.limits import CROWDS_KEPT_SLICES, HOUR, SECOND
 from counter.ports import Clock
 from counter.storage.cassandra.base import FOR_EVER, CassandraBase, DatasetState
 from counter.storage.cassandra.control_keyspace import (
@@ -29,7 +28,7 @@ from counter.storage.cassandra.control_keyspace import (
 )
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.tables import create_table, events_of, events_table
-from counter.types import Dataset, Namespace, Slice
+from counter.types import Crowd, Dataset, Namespace, Slice
 from counter.windows import window_of
 
 _ROW: Final = "SELECT document, op FROM {control}.slices WHERE dataset = ? AND start = ?"
@@ -311,7 +310,7 @@ _NODES_AT_ONCE: Final = 3
 
 
 class CassandraCrowds(CassandraBase):
-    """:class:`counter.partition_sizes.PartitionedStore`."""
+    """:class:`counter.ports.PartitionSizeStore`."""
 
     _nodes_asked = 0
 

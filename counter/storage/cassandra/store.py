@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
-from counter.ports import Clock
+from counter.ports import Capabilities, Clock
 from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.control_keyspace import NO_OP, Row
@@ -134,6 +134,16 @@ class CassandraStore(
 ):
     """:class:`counter.ports.Store` over a cluster, without transactions. Any number of processes
     share it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(partition_sizes=self)
+
+    @property
+    def events(self) -> Self:
+        return self
+
+    rollups = decisions = control = leases = keys = events
 
     async def open(self) -> None:
         await self._connection.open()

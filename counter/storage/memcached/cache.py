@@ -19,6 +19,7 @@ from xxhash import xxh64_intdigest
 from counter import limits
 from counter.errors import CacheUnavailableError, invariant
 from counter.folds import fingerprint
+from counter.metrics import CacheTally
 from counter.ports import Clock
 from counter.storage.memcached import commands
 from counter.storage.memcached.connection import Connection
@@ -30,7 +31,6 @@ from counter.storage.memcached.keys import (
     value_key,
 )
 from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
-from counter.telemetry.metrics import CacheTally
 from counter.types import Checkpoint, Event, Guarded, Namespace
 
 _PREFIX: Final = re.compile(r"[!-~]{1,100}")

@@ -14,11 +14,11 @@ from typing import Final, Generic, TypeVar
 
 from counter import limits
 from counter.errors import OverloadedError
+from counter.metrics import Calls
 from counter.ports import Clock
 from counter.storage.memcached.connection import Connection, NotConnectedError
 from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.bridge import Worker
-from counter.telemetry.metrics import Calls
 
 #: How long a server that failed is not asked again.
 RETRY_AFTER_US: Final = limits.SECOND

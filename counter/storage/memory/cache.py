@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from counter.folds import fingerprint
+from counter.metrics import CacheTally
 from counter.ports import Clock
 from counter.types import Checkpoint, Event, Guarded, Namespace
 
@@ -35,6 +36,11 @@ class MemoryCache:
         self._values: OrderedDict[_Key, int] = OrderedDict()
         self._guarded: OrderedDict[tuple[int, str, int, bytes, int], bytes] = OrderedDict()
         self.trouble: str | None = None
+        self.tally = CacheTally(())
+
+    def queues(self) -> Mapping[str, int]:
+        """Return no queues: no call waits."""
+        return {}
 
     async def open(self) -> None:
         """Do nothing: there is no connection."""

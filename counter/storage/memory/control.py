@@ -10,8 +10,16 @@ from itertools import islice
 from typing import Final
 
 from counter.errors import InvalidParameterError, invariant
-from counter.storage.memory.tables import Part, Shard, Space
-from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice, TokenBlock
+from counter.storage.memory.tables import Shard, Space, Tables
+from counter.types import (
+    ClockReading,
+    Dataset,
+    Era,
+    Namespace,
+    NamespaceSettings,
+    Slice,
+    TokenBlock,
+)
 from counter.windows import first_watermark
 
 #: One call of ``purge`` deletes at most this many rows, or one namespace's events.
@@ -20,19 +28,29 @@ PURGE_ROWS_MAX: Final = 1_000
 STORE_ID: Final = b"inmemory"
 
 
-class MemoryControl(Part):
+class MemoryControl:
     """:class:`counter.ports.ControlPlane`."""
 
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._latest_id = 0
+        self._next_sequence = 1
+        self._issued_us = 0
+
     async def datasets(self) -> Sequence[Dataset]:
-        return [shelf.dataset for shelf in self._shelves.values()]
+        return [shelf.dataset for shelf in self._tables.shelves.values()]
+
+    async def read_clock(self) -> ClockReading:
+        """Return no offset: the store's clock is the process's own."""
+        return ClockReading(0, 0)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        return [self._namespaces[name] for name in sorted(self._namespaces)]
+        return [self._tables.namespaces[name] for name in sorted(self._tables.namespaces)]
 
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        if name in self._namespaces:
+        if name in self._tables.namespaces:
             return None
         dataset = self._dataset_named(settings.dataset)
         self._latest_id += 1
@@ -40,8 +58,8 @@ class MemoryControl(Part):
         namespace = Namespace(self._latest_id, name, settings, eras, dataset, now_us, version=1)
         watermark_us = first_watermark(dataset, settings, now_us)
         shards = [Shard(watermark_us) for _ in range(settings.shards)]
-        self._spaces[namespace.id] = Space(dataset.id, shards)
-        self._namespaces[name] = namespace
+        self._tables.spaces[namespace.id] = Space(dataset.id, shards)
+        self._tables.namespaces[name] = namespace
         return namespace
 
     async def update_namespace(
@@ -53,21 +71,21 @@ class MemoryControl(Part):
         if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
             eras += (Era(era_from_us, settings.accept_limit_us),)
         updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
-        self._namespaces[namespace.name] = updated
+        self._tables.namespaces[namespace.name] = updated
         return updated
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         if not self._is_current(namespace):
             return False
-        del self._namespaces[namespace.name]
-        del self._spaces[namespace.id]
-        self._deleted.append((namespace.id, namespace.dataset))
+        del self._tables.namespaces[namespace.name]
+        del self._tables.spaces[namespace.id]
+        self._tables.deleted.append((namespace.id, namespace.dataset))
         return True
 
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
-        names = self._space(namespace).names
+        names = self._tables.space(namespace).names
         first = bisect_left(names, prefix)
         if after is not None:
             first = max(first, bisect_right(names, after))
@@ -75,23 +93,23 @@ class MemoryControl(Part):
         return [name for name in page if name.startswith(prefix)]
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        return list(self._shelf(dataset).slices)
+        return list(self._tables.shelf(dataset).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        shelf = self._shelf(dataset)
+        shelf = self._tables.shelf(dataset)
         for each in slices:
             if each.start_us not in shelf.tables and each.end_us > shelf.dropped_before_us:
                 shelf.tables[each.start_us] = {}
                 insort(shelf.slices, each, key=lambda standing: standing.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
-        shelf = self._shelf(dataset)
+        shelf = self._tables.shelf(dataset)
         for position, each in enumerate(shelf.slices):
             if each.start_us == start_us and each.retired_at_us is None:
                 shelf.slices[position] = replace(each, retired_at_us=now_us)
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        shelf = self._shelf(dataset)
+        shelf = self._tables.shelf(dataset)
         if start_us < shelf.dropped_before_us:
             # Another worker has dropped it.
             return
@@ -102,7 +120,7 @@ class MemoryControl(Part):
         del shelf.tables[start_us]
 
     async def dropped_before(self, dataset: Dataset) -> int:
-        return self._shelf(dataset).dropped_before_us
+        return self._tables.shelf(dataset).dropped_before_us
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         first = self._next_sequence
@@ -111,9 +129,9 @@ class MemoryControl(Part):
         return TokenBlock(STORE_ID, first, self._issued_us)
 
     async def purge(self, now_us: int) -> bool:
-        if self._deleted:
-            namespace_id, dataset = self._deleted.pop(0)
-            for table in self._shelf(dataset).tables.values():
+        if self._tables.deleted:
+            namespace_id, dataset = self._tables.deleted.pop(0)
+            for table in self._tables.shelf(dataset).tables.values():
                 table.pop(namespace_id, None)
             return True
         useless = list(islice(self._useless(now_us), PURGE_ROWS_MAX))
@@ -123,25 +141,25 @@ class MemoryControl(Part):
 
     def _useless(self, now_us: int) -> Iterator[Callable[[], object]]:
         """Return a deletion for each expired key and each decision whose event is dropped."""
-        for space in self._spaces.values():
+        for space in self._tables.spaces.values():
             for nonce, (_, expires_us) in space.keys.items():
                 if expires_us <= now_us:
                     yield partial(space.keys.pop, nonce)
-            dropped_before_us = self._shelves[space.dataset_id].dropped_before_us
+            dropped_before_us = self._tables.shelves[space.dataset_id].dropped_before_us
             for token in space.decisions:
                 if token[1] < dropped_before_us:
                     yield partial(space.decisions.pop, token)
 
     def _is_current(self, namespace: Namespace) -> bool:
-        standing = self._namespaces.get(namespace.name)
+        standing = self._tables.namespaces.get(namespace.name)
         return standing is not None and (standing.id, standing.version) == (
             namespace.id,
             namespace.version,
         )
 
     def _dataset_named(self, name: str) -> Dataset:
-        for shelf in self._shelves.values():
+        for shelf in self._tables.shelves.values():
             if shelf.dataset.name == name:
                 return shelf.dataset
-        known = ", ".join(shelf.dataset.name for shelf in self._shelves.values())
+        known = ", ".join(shelf.dataset.name for shelf in self._tables.shelves.values())
         raise InvalidParameterError(f"no dataset is named {name!r}; there are: {known}")

@@ -5,45 +5,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from counter.errors import SliceMissingError, UnavailableError
+from counter.errors import SliceMissingError
 from counter.folds import fold_events
-from counter.partition_sizes import Counted
-from counter.partitions import shard_of, slice_of
-from counter.storage.memory.tables import Part, Partition, insert_once
-from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Written
+from counter.partitions import slice_of
+from counter.ports import Counted
+from counter.storage.memory.tables import Partition, Tables, insert_once
+from counter.types import Event, Fold, Namespace, Written
 from counter.windows import window_of
 
 
-class MemoryEvents(Part):
-    """:class:`counter.ports.EventStore`; not transactional."""
+class MemoryEvents:
+    """:class:`counter.ports.EventStore`."""
 
-    transactional = False
-
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        space, slices = self._space(namespace), self._shelf(namespace.dataset).slices
-        for mark in marks:
-            if mark.recount_us == 0:
-                slice_of(slices, mark.window_us)
-        for mark in marks:
-            shard = shard_of(mark.counter, len(space.shards))
-            insert_once(space.shards[shard].marks, mark)
-            insert_once(space.names, mark.counter)
-        return {}
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        space, slices = self._space(namespace), self._shelf(namespace.dataset).slices
-        for event in mark.events:
-            slice_of(slices, event.event_time_us)
-        for event in mark.events:
-            shard = shard_of(event.counter, len(space.shards))
-            space.shards[shard].atomic_marks[mark] = None
-            insert_once(space.names, event.counter)
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         partitions = self._partitions(namespace, events)
-        names = self._space(namespace).names
+        names = self._tables.space(namespace).names
         written = []
         for event, partition in zip(events, partitions, strict=True):
             insert_once(names, event.counter)
@@ -82,7 +61,7 @@ class MemoryEvents(Part):
         *,
         counted: Counted | None = None,
     ) -> Sequence[Fold]:
-        shelf, folds = self._shelf(namespace.dataset), []
+        shelf, folds = self._tables.shelf(namespace.dataset), []
         window_us = namespace.settings.rollup_window_us
         for counter, start_us in windows:
             slice_of(shelf.slices, start_us)
@@ -96,7 +75,7 @@ class MemoryEvents(Part):
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        shelf, size_us = self._shelf(namespace.dataset), namespace.settings.rollup_window_us
+        shelf, size_us = self._tables.shelf(namespace.dataset), namespace.settings.rollup_window_us
         if from_us < shelf.dropped_before_us:
             raise SliceMissingError(
                 f"events from {from_us} µs on were asked for; those before"
@@ -117,7 +96,7 @@ class MemoryEvents(Part):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        shelf, folds = self._shelf(namespace.dataset), []
+        shelf, folds = self._tables.shelf(namespace.dataset), []
         for counter, after_us in after:
             if after_us + 1 < shelf.dropped_before_us:
                 raise SliceMissingError(
@@ -137,7 +116,7 @@ class MemoryEvents(Part):
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
-        found = self._shelf(namespace.dataset).between(namespace.id, counter, from_us, to_us)
+        found = self._tables.shelf(namespace.dataset).between(namespace.id, counter, from_us, to_us)
         events = sorted(found, key=_latest_first)
         first = 0
         if before is not None:
@@ -147,8 +126,8 @@ class MemoryEvents(Part):
     def _partitions(self, namespace: Namespace, events: Sequence[Event]) -> list[Partition]:
         """Return the partition of each event. Raises SliceMissingError, before anything is
         written."""
-        self._space(namespace)
-        shelf = self._shelf(namespace.dataset)
+        self._tables.space(namespace)
+        shelf = self._tables.shelf(namespace.dataset)
         return [shelf.partition(namespace.id, event) for event in events]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
-from counter.storage.memory.tables import Counts, Part, Shard
+from counter.errors import UnavailableError
+from counter.partitions import shard_of, slice_of
+from counter.storage.memory.tables import Counts, Shard, Tables, insert_once
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -19,14 +21,39 @@ from counter.types import (
 )
 
 
-class MemoryRollups(Part):
+class MemoryRollups:
     """:class:`counter.ports.RollupStore`."""
 
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        space, slices = self._tables.space(namespace), self._tables.shelf(namespace.dataset).slices
+        for mark in marks:
+            if mark.recount_us == 0:
+                slice_of(slices, mark.window_us)
+        for mark in marks:
+            shard = shard_of(mark.counter, len(space.shards))
+            insert_once(space.shards[shard].marks, mark)
+            insert_once(space.names, mark.counter)
+        return {}
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        space, slices = self._tables.space(namespace), self._tables.shelf(namespace.dataset).slices
+        for event in mark.events:
+            slice_of(slices, event.event_time_us)
+        for event in mark.events:
+            shard = shard_of(event.counter, len(space.shards))
+            space.shards[shard].atomic_marks[mark] = None
+            insert_once(space.names, event.counter)
+
     async def fence(self) -> int:
-        return self._clock.now_us()
+        return self._tables.clock.now_us()
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
-        return [shard.watermark_us for shard in self._space(namespace).shards]
+        return [shard.watermark_us for shard in self._tables.space(namespace).shards]
 
     async def dirty(
         self,
@@ -38,7 +65,7 @@ class MemoryRollups(Part):
         start: Mark | None,
         limit: int,
     ) -> Sequence[Mark]:
-        marks = self._space(namespace).shards[shard].marks
+        marks = self._tables.space(namespace).shards[shard].marks
         first = bisect_right(marks, after_us, key=_window)
         if start is not None:
             first = max(first, bisect_right(marks, start))
@@ -48,14 +75,14 @@ class MemoryRollups(Part):
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
     ) -> Sequence[AtomicMark]:
-        marks = self._space(namespace).shards[shard].atomic_marks
+        marks = self._tables.space(namespace).shards[shard].atomic_marks
         found = (mark for mark in marks if after_us < mark.window_us <= through_us)
         return sorted(found, key=_window)
 
     async def marked(
         self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
     ) -> Collection[int]:
-        space = self._space(namespace)
+        space = self._tables.space(namespace)
 
         def holds(each: Shard) -> bool:
             marks: Iterable[Mark | AtomicMark] = chain(each.marks, each.atomic_marks)
@@ -64,13 +91,13 @@ class MemoryRollups(Part):
         return [shard for shard in shards if holds(space.shards[shard])]
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
-        partitions = self._space(namespace).counts
+        partitions = self._tables.space(namespace).counts
         return [_head(partitions.get(counter)) for counter in counters]
 
     async def rows(
         self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
     ) -> Sequence[Sequence[WindowRow]]:
-        partitions = self._space(namespace).counts
+        partitions = self._tables.space(namespace).counts
         answer = []
         for counter in counters:
             counts = partitions.get(counter, Counts())
@@ -81,18 +108,18 @@ class MemoryRollups(Part):
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        space = self._space(namespace)
+        space = self._tables.space(namespace)
         for update in updates:
             _apply(space.counts_of(update.counter), update, through_us)
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
-        space = self._space(namespace)
+        space = self._tables.space(namespace)
         for shard in shards:
             each = space.shards[shard]
             each.watermark_us = max(each.watermark_us, through_us)
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        each = self._space(namespace).shards[shard]
+        each = self._tables.space(namespace).shards[shard]
         del each.marks[: bisect_right(each.marks, through_us, key=_window)]
         for mark in [mark for mark in each.atomic_marks if mark.window_us <= through_us]:
             del each.atomic_marks[mark]
@@ -100,7 +127,7 @@ class MemoryRollups(Part):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        space = self._space(namespace)
+        space = self._tables.space(namespace)
         for counter, pending in recounts:
             space.counts_of(counter).pending[pending] = None
 

@@ -1,20 +1,20 @@
-"""Compose the in-memory store from its parts."""
+"""Compose the in-memory store from its parts; the small ones are here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from counter import limits
-from counter.ports import Clock
+from counter.limits import CROWDS_KEPT_SLICES
+from counter.metrics import StoreTally
+from counter.ports import Capabilities, Clock
 from counter.storage.memory.control import MemoryControl
-from counter.storage.memory.decisions import MemoryDecisions
 from counter.storage.memory.events import MemoryEvents
-from counter.storage.memory.keys import MemoryKeys
-from counter.storage.memory.leases import MemoryLeases
-from counter.storage.memory.partition_sizes import MemoryCrowds
 from counter.storage.memory.rollups import MemoryRollups
-from counter.types import ClockReading, Dataset
+from counter.storage.memory.tables import Tables, TokenKey
+from counter.types import ApiKey, Crowd, Dataset, Decision, Event, Namespace
 
 DEFAULT_DATASET: Final = Dataset(
     id=1,
@@ -28,15 +28,126 @@ DEFAULT_DATASET: Final = Dataset(
 )
 
 
-class MemoryStore(
-    MemoryEvents,
-    MemoryRollups,
-    MemoryDecisions,
-    MemoryControl,
-    MemoryCrowds,
-    MemoryLeases,
-    MemoryKeys,
-):
+class MemoryDecisions:
+    """:class:`counter.ports.DecisionStore`."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def decide(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        return self._tables.space(namespace).decisions.setdefault(_token_of(events), decision)
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        return self._tables.space(namespace).decisions.get(_token_of(events))
+
+    async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+    ) -> int:
+        keys = self._tables.space(namespace).keys
+        time_us, until_us = keys.get(nonce, (now_us, now_us - kept_us))
+        if until_us <= now_us - kept_us:
+            keys[nonce] = (now_us, expires_us)
+            return now_us
+        return time_us
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        keys = self._tables.space(namespace).keys
+        if nonce in keys and keys[nonce][0] == old_us:
+            keys[nonce] = (now_us, expires_us)
+            return now_us
+        return await self.reserve(namespace, nonce, now_us, expires_us)
+
+
+def _token_of(events: Sequence[Event]) -> TokenKey:
+    """Return a token's scope: its counter, or the whole namespace for an atomic add."""
+    first = events[0]
+    scope = first.counter if first.atom is None else None
+    return (scope, first.event_time_us, first.event_id)
+
+
+class MemoryCrowds:
+    """:class:`counter.ports.PartitionSizeStore`, without nodes that report sizes."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
+        shelf = self._tables.shelf(dataset)
+        until_us = self._tables.clock.now_us() + CROWDS_KEPT_SLICES * dataset.slice_us
+        key = (crowd.start_us, crowd.is_observed)
+        standing = shelf.crowds.get(key)
+        if standing is None or standing[0].size_bytes < crowd.size_bytes:
+            shelf.crowds[key] = (crowd, until_us)
+
+    async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+        now_us, shelf = self._tables.clock.now_us(), self._tables.shelf(dataset)
+        kept = {key: each for key, each in sorted(shelf.crowds.items()) if now_us < each[1]}
+        shelf.crowds = kept
+        return [crowd for crowd, _ in kept.values()]
+
+    async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+        return []
+
+
+class MemoryLeases:
+    """:class:`counter.ports.LeaseStore`; leases expire by the boot clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._workers: dict[str, int] = {}
+
+    async def heartbeat(self, worker: str, ttl_us: int) -> None:
+        self._workers[worker] = self._clock.boottime_us() + ttl_us
+
+    async def leave(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+
+    async def workers(self) -> Sequence[str]:
+        now_us = self._clock.boottime_us()
+        return sorted(name for name, until_us in self._workers.items() if until_us > now_us)
+
+
+class MemoryKeys:
+    """:class:`counter.ports.KeyStore`."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, ApiKey] = {}
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        return sorted(self._keys.values(), key=lambda each: (each.created_at_us, each.id))
+
+    async def create_api_key(self, key: ApiKey) -> bool:
+        if key.id in self._keys:
+            return False
+        self._keys[key.id] = replace(key, last_used_us=None)
+        return True
+
+    async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
+        standing = self._keys.get(old.id)
+        if standing is None or standing != old:
+            return False
+        self._keys[old.id] = replace(new, last_used_us=standing.last_used_us)
+        return True
+
+    async def forget_api_key(self, key: ApiKey) -> bool:
+        if self._keys.get(key.id) != key:
+            return False
+        del self._keys[key.id]
+        return True
+
+    async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        for key_id, used_us in uses:
+            standing = self._keys.get(key_id)
+            if standing is not None:
+                last_us = max(used_us, standing.last_used_us or 0)
+                self._keys[key_id] = replace(standing, last_used_us=last_us)
+
+
+class MemoryStore:
     """:class:`counter.ports.Store` in memory, without transactions.
 
     Each call takes effect at once and whole. As with a real store, anything may happen between two
@@ -44,9 +155,21 @@ class MemoryStore(
     """
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset] = (DEFAULT_DATASET,)) -> None:
-        super().__init__(clock, datasets)
-        MemoryLeases.__init__(self, clock)
-        MemoryKeys.__init__(self)
+        #: The data of all parts but leases and keys.
+        self.tables = tables = Tables(clock, datasets)
+        self.events = MemoryEvents(tables)
+        self.rollups = MemoryRollups(tables)
+        self.decisions = MemoryDecisions(tables)
+        self.control = MemoryControl(tables)
+        self.leases = MemoryLeases(clock)
+        self.keys = MemoryKeys()
+        self.partition_sizes = MemoryCrowds(tables)
+        self.capabilities = Capabilities(partition_sizes=self.partition_sizes)
+        self.tally = StoreTally(())
+
+    def queues(self) -> Mapping[str, int]:
+        """Return no queues: no call waits."""
+        return {}
 
     async def open(self) -> None:
         """Do nothing: there is no connection."""
@@ -56,7 +179,3 @@ class MemoryStore(
 
     async def ping(self) -> None:
         """Do nothing: a write always succeeds."""
-
-    async def read_clock(self) -> ClockReading:
-        """Return no offset: the store's clock is the process's own."""
-        return ClockReading(0, 0)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from counter.errors import NamespaceUnknownError
-from counter.partition_sizes import Crowd
 from counter.partitions import event_bucket_of, slice_of
 from counter.ports import Clock
 from counter.types import (
     AtomicMark,
     Checkpoint,
+    Crowd,
     Dataset,
     Decision,
     Event,
@@ -164,24 +164,24 @@ class Space:
         return self.counts.setdefault(counter, Counts())
 
 
-class Part:
+class Tables:
     """The state that the parts of the in-memory store share."""
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset]) -> None:
-        self._clock = clock
-        self._shelves = {dataset.id: DatasetState(dataset) for dataset in datasets}
-        self._namespaces: dict[str, Namespace] = {}
-        self._spaces: dict[int, Space] = {}
-        self._deleted: list[tuple[int, Dataset]] = []
-        self._latest_id = 0
-        self._next_sequence = 1
-        self._issued_us = 0
+        self.clock = clock
+        self.shelves = {dataset.id: DatasetState(dataset) for dataset in datasets}
+        self.namespaces: dict[str, Namespace] = {}
+        self.spaces: dict[int, Space] = {}
+        #: Namespaces whose events are still there.
+        self.deleted: list[tuple[int, Dataset]] = []
 
-    def _shelf(self, dataset: Dataset) -> DatasetState:
-        return self._shelves[dataset.id]
+    def shelf(self, dataset: Dataset) -> DatasetState:
+        """Return the state of *dataset*."""
+        return self.shelves[dataset.id]
 
-    def _space(self, namespace: Namespace) -> Space:
-        space = self._spaces.get(namespace.id)
+    def space(self, namespace: Namespace) -> Space:
+        """Return the data of *namespace*. Raises NamespaceUnknownError."""
+        space = self.spaces.get(namespace.id)
         if space is None:
             raise NamespaceUnknownError(
                 f"namespace {namespace.name!r} (id {namespace.id}) was deleted"

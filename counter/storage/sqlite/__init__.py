@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from counter.limits import WAL_BYTES_MAX
-from counter.ports import Clock
-from counter.storage.memory.leases import MemoryLeases
+from counter.ports import Capabilities, Clock
+from counter.storage.memory.store import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
+from counter.storage.sqlite.database import Database
 from counter.storage.sqlite.decisions import SqliteDecisions
+from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
 from counter.storage.sqlite.rollups import SqliteRollups
 from counter.types import Dataset
@@ -21,11 +23,8 @@ from counter.types import Dataset
 __all__ = ["SqliteKeys", "SqliteStore"]
 
 
-class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases, SqliteKeys):
-    """All the ports of :class:`counter.ports.Store` over one data directory.
-
-    Leases are in memory, because only one process holds the directory.
-    """
+class SqliteStore:
+    """:class:`counter.ports.Store` over one data directory."""
 
     def __init__(
         self,
@@ -35,7 +34,18 @@ class SqliteStore(SqliteDecisions, SqliteRollups, SqliteControl, MemoryLeases, S
         *,
         wal_bytes_max: int = WAL_BYTES_MAX,
     ) -> None:
-        super().__init__(directory, clock, datasets)
-        self.tally.wal_bytes_max = wal_bytes_max
-        MemoryLeases.__init__(self, clock)
-        SqliteKeys.__init__(self, directory)
+        self.database = database = Database(directory, clock, datasets, wal_bytes_max)
+        self.events = SqliteEvents(database)
+        self.rollups = SqliteRollups(database)
+        self.decisions = SqliteDecisions(database)
+        self.control = SqliteControl(database)
+        # In memory, because only one process holds the directory.
+        self.leases = MemoryLeases(clock)
+        self.keys = SqliteKeys(directory)
+        self.capabilities = Capabilities(transactional=True, busiest=self.events.busiest)
+        self.tally = database.tally
+        self.queues, self.close, self.ping = database.queues, database.close, database.ping
+
+    async def open(self) -> None:
+        """Open the database. Raises StartupError."""
+        await self.database.open(self.control.load)

@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from counter.errors import StoreUnavailableError, invariant
 from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
-from counter.storage.sqlite.base import SqliteBase
-from counter.storage.sqlite.log import latest_event, tail_rows
+from counter.storage.sqlite.database import Database
+from counter.storage.sqlite.events import latest_event, tail_rows
 from counter.storage.sqlite.schema import (
     EVENTS_DDL,
-    SCHEMA_VERSION,
     events_table,
     one_json,
 )
@@ -44,38 +43,39 @@ _IS_USED: Final = (
 _NO_UPPER_BOUND: Final = "\U0010ffff"
 
 
-class SqliteControl(SqliteBase):
+class SqliteControl:
     """See :class:`counter.ports.ControlPlane`."""
 
-    _datasets: dict[int, Dataset]
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
-    def _load(self, connection: sqlite3.Connection) -> None:
-        for each in self._defaults:
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Load the state that the store keeps in memory."""
+        for each in self._db.defaults:
             body = json.dumps({k: v for k, v in asdict(each).items() if k not in ("id", "name")})
             connection.execute(
                 "INSERT INTO datasets (name, body) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 (each.name, body),
             )
         self._begin_again(connection)
-        self._datasets = {}
         rows = connection.execute("SELECT id, name, body, dropped_before FROM datasets").fetchall()
         for dataset_id, name, body, dropped_before in rows:
-            self._datasets[dataset_id] = Dataset(id=dataset_id, name=name, **json.loads(body))
-            self._dropped_before[dataset_id] = dropped_before
-            self._slices[dataset_id] = _select_slices(connection, dataset_id, dropped_before)
+            self._db.datasets[dataset_id] = Dataset(id=dataset_id, name=name, **json.loads(body))
+            self._db.dropped_before[dataset_id] = dropped_before
+            self._db.slices[dataset_id] = _select_slices(connection, dataset_id, dropped_before)
         live = "SELECT id FROM namespaces WHERE name IS NOT NULL"
         for namespace_id, _, through in connection.execute(
             f"SELECT * FROM watermarks WHERE namespace IN ({live}) ORDER BY namespace, shard"
         ):
-            self._watermarks.setdefault(namespace_id, []).append(through)
+            self._db.watermarks.setdefault(namespace_id, []).append(through)
         (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
-        self._resolved_through_us = latest or 0
+        self._db.resolved_through_us = latest or 0
         self._load_tail(connection)
 
     def _begin_again(self, connection: sqlite3.Connection) -> None:
         """Create slices and watermarks again if they are ahead of the clock and nothing was ever
         counted: the clock of the first start was wrong, and no data depends on it yet."""
-        now_us = self._clock.now_us()
+        now_us = self._db.clock.now_us()
         ahead_us = latest_time(connection) - now_us
         if ahead_us <= CLOCK_STEP_MAX_US or connection.execute(_IS_USED).fetchone()[0]:
             return
@@ -108,7 +108,7 @@ class SqliteControl(SqliteBase):
 
     def _load_tail(self, connection: sqlite3.Connection) -> None:
         """Sum the events that no checkpoint includes: few, unless the rollup was far behind."""
-        for dataset_id in self._datasets:
+        for dataset_id in self._db.datasets:
             sizes = {
                 namespace_id: _settings_of(settings).rollup_window_us
                 for namespace_id, settings in connection.execute(
@@ -116,11 +116,11 @@ class SqliteControl(SqliteBase):
                     (dataset_id,),
                 )
             }
-            held_us = {each: min(self._watermarks[each]) + 1 for each in sizes}
+            held_us = {each: min(self._db.watermarks[each]) + 1 for each in sizes}
             from_us = min(held_us.values(), default=0)
             tables = [
                 events_table(dataset_id, each.start_us)
-                for each in self._slices[dataset_id]
+                for each in self._db.slices[dataset_id]
                 if sizes and each.end_us > from_us
             ]
             tail = [
@@ -135,29 +135,18 @@ class SqliteControl(SqliteBase):
                 held_us = {each: window_of(latest_us, sizes[each]) + sizes[each] for each in sizes}
                 tail = []
             for namespace_id, since_us in held_us.items():
-                self._live.begin(namespace_id, since_us)
+                self._db.live.begin(namespace_id, since_us)
             for namespace_id, event in tail:
                 if event.event_time_us >= held_us.get(namespace_id, INT64_MAX):
-                    self._live.add(namespace_id, sizes[namespace_id], (event,))
-
-    async def ping(self) -> None:
-        """Acquire and release the write lock, and write the schema version: a real write.
-
-        If adds were committed just now, that proves the same, and sooner.
-        """
-        since_us = self._clock.boottime_us() - self._committed_us
-        if self._writer.is_busy and since_us < SECOND:
-            return
-        sql = f"PRAGMA user_version = {SCHEMA_VERSION}"
-        await self._write(lambda connection, _: connection.execute(sql))
+                    self._db.live.add(namespace_id, sizes[namespace_id], (event,))
 
     async def read_clock(self) -> ClockReading:
         """Return how far the latest stored time is ahead of the clock, 0 if it is not."""
-        latest_us: int = await self._read(self._reader, latest_time)
-        return ClockReading(max(0, latest_us - self._clock.wall_us()), 0)
+        latest_us: int = await self._db.read(latest_time)
+        return ClockReading(max(0, latest_us - self._db.clock.wall_us()), 0)
 
     async def datasets(self) -> Sequence[Dataset]:
-        return list(self._datasets.values())
+        return list(self._db.datasets.values())
 
     async def namespaces(self) -> Sequence[Namespace]:
         def query(connection: sqlite3.Connection) -> list[Namespace]:
@@ -167,13 +156,13 @@ class SqliteControl(SqliteBase):
             ).fetchall()
             return [self._namespace(row) for row in rows]
 
-        result: Sequence[Namespace] = await self._read(self._scanner, query)
+        result: Sequence[Namespace] = await self._db.scan(query)
         return result
 
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        dataset = next(d for d in self._datasets.values() if d.name == settings.dataset)
+        dataset = next(d for d in self._db.datasets.values() if d.name == settings.dataset)
         eras = (Era(0, settings.accept_limit_us),)
         through_us = first_watermark(dataset, settings, now_us)
 
@@ -190,11 +179,11 @@ class SqliteControl(SqliteBase):
                 [(row[0], shard, through_us) for shard in range(settings.shards)],
             )
             # At once, because the caller may be gone when this commits.
-            self._live.begin(row[0], through_us + 1)
-            self._watermarks[row[0]] = [through_us] * settings.shards
+            self._db.live.begin(row[0], through_us + 1)
+            self._db.watermarks[row[0]] = [through_us] * settings.shards
             return self._namespace(row)
 
-        created: Namespace | None = await self._write(change)
+        created: Namespace | None = await self._db.write(change)
         return created
 
     async def update_namespace(
@@ -213,7 +202,7 @@ class SqliteControl(SqliteBase):
             ).fetchone()
             return None if row is None else self._namespace(row)
 
-        result: Namespace | None = await self._write(change)
+        result: Namespace | None = await self._db.write(change)
         return result
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
@@ -225,24 +214,23 @@ class SqliteControl(SqliteBase):
             )
             if cursor.rowcount:
                 # At once, not at the commit: appends of a later batch must not use it.
-                self._watermarks.pop(namespace.id, None)
-                self._live.forget_namespace(namespace.id)
+                self._db.watermarks.pop(namespace.id, None)
+                self._db.live.forget_namespace(namespace.id)
             return bool(cursor.rowcount)
 
-        standing = self._watermarks.get(namespace.id)
+        standing = self._db.watermarks.get(namespace.id)
         try:
-            deleted: bool = await self._write(change)
+            deleted: bool = await self._db.write(change)
         except StoreUnavailableError:
             if standing is not None and await self._is_there(namespace):
                 # The deletion failed; but a commit that reports an error may be on disk.
-                self._watermarks[namespace.id] = standing
+                self._db.watermarks[namespace.id] = standing
             raise
         return deleted
 
     async def _is_there(self, namespace: Namespace) -> bool:
         sql = "SELECT count(*) FROM namespaces WHERE id = ? AND name IS NOT NULL"
-        found: int = await self._read(
-            self._reader,
+        found: int = await self._db.read(
             lambda connection: connection.execute(sql, (namespace.id,)).fetchone()[0],
         )
         return found > 0
@@ -256,17 +244,17 @@ class SqliteControl(SqliteBase):
         )
         upper = prefix + _NO_UPPER_BOUND
         parameters = (namespace.id, prefix, upper, after or "", limit)
-        result: Sequence[str] = await self._read(
-            self._scanner, lambda connection: one_json(connection, sql, parameters)
+        result: Sequence[str] = await self._db.scan(
+            lambda connection: one_json(connection, sql, parameters)
         )
         return result
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        return tuple(self._slices[dataset.id])
+        return tuple(self._db.slices[dataset.id])
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
-            dropped_us = self._dropped_before[dataset.id]
+            dropped_us = self._db.dropped_before[dataset.id]
             for each in (each for each in slices if each.end_us > dropped_us):
                 table = events_table(dataset.id, each.start_us)
                 connection.execute(EVENTS_DDL.format(table=table))
@@ -277,7 +265,7 @@ class SqliteControl(SqliteBase):
                 )
             return _select_slices(connection, dataset.id, dropped_us)
 
-        self._slices[dataset.id] = await self._write(change)
+        self._db.slices[dataset.id] = await self._db.write(change)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
@@ -286,13 +274,13 @@ class SqliteControl(SqliteBase):
                 " AND retired_at IS NULL",
                 (now_us, dataset.id, start_us),
             )
-            return _select_slices(connection, dataset.id, self._dropped_before[dataset.id])
+            return _select_slices(connection, dataset.id, self._db.dropped_before[dataset.id])
 
-        self._slices[dataset.id] = await self._write(change)
+        self._db.slices[dataset.id] = await self._db.write(change)
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        slices = self._slices[dataset.id]
-        if start_us < self._dropped_before[dataset.id]:
+        slices = self._db.slices[dataset.id]
+        if start_us < self._db.dropped_before[dataset.id]:
             return
         invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
         end_us = slices[0].end_us
@@ -307,18 +295,18 @@ class SqliteControl(SqliteBase):
             )
             connection.execute(f"DROP TABLE IF EXISTS {events_table(dataset.id, start_us)}")
 
-        before_us = self._dropped_before[dataset.id]
-        self._slices[dataset.id] = slices[1:]
-        self._dropped_before[dataset.id] = end_us
+        before_us = self._db.dropped_before[dataset.id]
+        self._db.slices[dataset.id] = slices[1:]
+        self._db.dropped_before[dataset.id] = end_us
         try:
-            await self._write(change)
+            await self._db.write(change)
         except StoreUnavailableError:
-            self._slices[dataset.id] = slices
-            self._dropped_before[dataset.id] = before_us
+            self._db.slices[dataset.id] = slices
+            self._db.dropped_before[dataset.id] = before_us
             raise
 
     async def dropped_before(self, dataset: Dataset) -> int:
-        return self._dropped_before[dataset.id]
+        return self._db.dropped_before[dataset.id]
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         def change(connection: sqlite3.Connection, _now_us: int) -> TokenBlock:
@@ -329,15 +317,17 @@ class SqliteControl(SqliteBase):
             ).fetchone()
             return TokenBlock(issuer, after - count, time_us)
 
-        block: TokenBlock = await self._write(change)
+        block: TokenBlock = await self._db.write(change)
         return block
 
     async def purge(self, now_us: int) -> bool:
         horizon_us = min(
-            (now_us - 2 * each.retention_us - each.slice_us for each in self._datasets.values()),
+            (now_us - 2 * each.retention_us - each.slice_us for each in self._db.datasets.values()),
             default=0,
         )
-        more: bool = await self._write(lambda connection, _: _purge(connection, now_us, horizon_us))
+        more: bool = await self._db.write(
+            lambda connection, _: _purge(connection, now_us, horizon_us)
+        )
         return more
 
     def _namespace(self, row: tuple[Any, ...]) -> Namespace:
@@ -347,7 +337,7 @@ class SqliteControl(SqliteBase):
             name=name,
             settings=_settings_of(settings),
             eras=tuple(Era(*era) for era in json.loads(eras)),
-            dataset=replace(self._datasets[dataset_id]),
+            dataset=replace(self._db.datasets[dataset_id]),
             created_at_us=created_at_us,
             version=version,
         )

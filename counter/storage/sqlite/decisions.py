@@ -5,13 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from counter.storage.sqlite.appends import scope_of
-from counter.storage.sqlite.events import SqliteEvents
+from counter.storage.sqlite.database import Database
+from counter.storage.sqlite.events import find_events, scope_of
 from counter.types import Decision, Event, Namespace, Outcome
 
 
-class SqliteDecisions(SqliteEvents):
+class SqliteDecisions:
     """See :class:`counter.ports.DecisionStore`. The one writer makes each a compare-and-set."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
@@ -23,7 +26,7 @@ class SqliteDecisions(SqliteEvents):
             if standing is not None:
                 return standing
             outcome = decision.outcome
-            if any(self._find(connection, namespace, events)):
+            if any(find_events(self._db, connection, namespace, events)):
                 outcome = Outcome.APPLIED
             event = events[0]
             connection.execute(
@@ -37,15 +40,15 @@ class SqliteDecisions(SqliteEvents):
                     decision.fingerprint,
                 ),
             )
-            self._resolved_through_us = max(self._resolved_through_us, event.event_time_us)
+            self._db.resolved_through_us = max(self._db.resolved_through_us, event.event_time_us)
             return Decision(outcome, decision.fingerprint)
 
-        result: Decision = await self._write(change)
+        result: Decision = await self._db.write(change)
         return result
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        result: Decision | None = await self._read(
-            self._reader, lambda connection: _select(connection, namespace, events)
+        result: Decision | None = await self._db.read(
+            lambda connection: _select(connection, namespace, events)
         )
         return result
 
@@ -68,10 +71,10 @@ class SqliteDecisions(SqliteEvents):
             ).fetchone()
             return int(time_us)
 
-        standing: int | None = await self._read(self._reader, query)
+        standing: int | None = await self._db.read(query)
         if standing is not None:
             return standing
-        result: int = await self._write(change)
+        result: int = await self._db.write(change)
         return result
 
     async def rereserve(
@@ -90,7 +93,7 @@ class SqliteDecisions(SqliteEvents):
             ).fetchone()
             return int(time_us)
 
-        result: int = await self._write(change)
+        result: int = await self._db.write(change)
         return result
 
 

@@ -1,50 +1,58 @@
-"""Store the event log in SQLite: a table per slice, clustered by (counter, time, id, item)."""
+"""Store the event log in SQLite: a table per slice, clustered by (counter, time, id, item).
+
+An append rejects late events, creates counters and marks, and inserts all events of its batch; each
+step is one set-based statement.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
-from counter.errors import SliceMissingError, UnavailableError
+from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
 from counter.limits import INT64_MAX
-from counter.partition_sizes import Counted
 from counter.partitions import shard_of, slice_of
-from counter.storage.sqlite.appends import SqliteAppends
-from counter.storage.sqlite.log import (
-    busiest_of,
-    counter_ids,
-    fold_rows_of,
-    scan_rows,
-    spans_of,
-    window_folds_of,
+from counter.ports import Counted
+from counter.storage.sqlite.database import (
+    ROWS_OF_ANY_NUMBER_MAX,
+    Database,
+    begin,
+    bulk,
+    chunks,
+    insert,
 )
-from counter.storage.sqlite.schema import events_table
-from counter.types import AtomicMark, Event, Fold, Mark, Namespace, Slice, Written
+from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
+from counter.types import Event, Fold, Namespace, Outcome, Slice, Written
+from counter.windows import accept_limit_at, window_of
 
+Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
+#: Further counters of one table that are considered if a time span covers two tables.
+_BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
+_PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
+_COUNTERS_OF: Final = (
+    " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
+)
 
 
-class SqliteEvents(SqliteAppends):
+class SqliteEvents:
     """See :class:`counter.ports.EventStore`."""
 
-    transactional = True
-
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        await self._write(lambda connection, _: self._leave_marks(connection, namespace, marks))
-        return {}
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Do nothing: one transaction writes all of an atomic add or nothing."""
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        # One object for all calls, because the lane groups jobs by their function.
+        self._appending = database.appending = self._append
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
-        result: Sequence[Written] = await self._writer.call((self._appending, (namespace, events)))
+        result: Sequence[Written] = await self._db.writer.call(
+            (self._appending, (namespace, events))
+        )
         return result
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        result: Written = await self._write(
+        result: Written = await self._db.write(
             lambda connection, now_us: self._append_atomic(connection, now_us, namespace, events)
         )
         return result
@@ -57,8 +65,8 @@ class SqliteEvents(SqliteAppends):
         every later write is rejected by age and by ``resolutions``."""
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
-        result: Sequence[Event | None] = await self._read(
-            self._reader, lambda connection: self._find(connection, namespace, events)
+        result: Sequence[Event | None] = await self._db.read(
+            lambda connection: find_events(self._db, connection, namespace, events)
         )
         return result
 
@@ -72,8 +80,8 @@ class SqliteEvents(SqliteAppends):
         size_us = namespace.settings.rollup_window_us
         spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
         for start_us in {start_us for _, start_us in windows}:
-            slice_of(self._slices[namespace.dataset.id], start_us)
-        result: Sequence[Fold] = await self._scanner.call((self._spans, (namespace, spans)))
+            slice_of(self._db.slices[namespace.dataset.id], start_us)
+        result: Sequence[Fold] = await self._db.scanner.call((self._spans, (namespace, spans)))
         return result
 
     async def window_folds(
@@ -93,7 +101,7 @@ class SqliteEvents(SqliteAppends):
                     found[name][start_us] = fold
             return [found.get(name, {}) for name in counters]
 
-        result: Sequence[Mapping[int, Fold]] = await self._read(self._scanner, query)
+        result: Sequence[Mapping[int, Fold]] = await self._db.scan(query)
         return result
 
     async def tails(
@@ -105,27 +113,31 @@ class SqliteEvents(SqliteAppends):
     ) -> Sequence[Fold]:
         """Return all tails as of one commit: from the writer's live tail, or from the events in
         one transaction."""
-        folds = self._live.tails(namespace.id, namespace.settings.rollup_window_us, after)
+        folds = self._db.live.tails(namespace.id, namespace.settings.rollup_window_us, after)
         if folds is not None:
             return folds
         spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
-        result: Sequence[Fold] = await self._reader.call((self._spans_at_once, (namespace, spans)))
+        result: Sequence[Fold] = await self._db.reader.call(
+            (self._spans_at_once, (namespace, spans))
+        )
         return result
 
     async def busiest(
         self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`counter.core.hot_counters.BusyStore`: event tables are ordered by time."""
+        """See :class:`counter.ports.CountEvents`: event tables are ordered by time."""
         number = namespace.dataset.id
         slices = [
-            each for each in self._slices[number] if from_us < each.end_us and each.start_us < to_us
+            each
+            for each in self._db.slices[number]
+            if from_us < each.end_us and each.start_us < to_us
         ]
         tables = [events_table(number, each.start_us) for each in reversed(slices)]
 
         def query(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[str, int]]]:
             return busiest_of(connection, tables, namespace.id, (from_us, to_us), limit, events_max)
 
-        result: tuple[int, Sequence[tuple[str, int]]] = await self._read(self._scanner, query)
+        result: tuple[int, Sequence[tuple[str, int]]] = await self._db.scan(query)
         return result
 
     async def scan(
@@ -139,7 +151,7 @@ class SqliteEvents(SqliteAppends):
         limit: int,
     ) -> Sequence[Event]:
         shard = shard_of(counter, namespace.settings.shards)
-        watermark_us = self._watermarks[namespace.id][shard]
+        watermark_us = self._db.watermarks[namespace.id][shard]
         span = (from_us, to_us if before is None else min(to_us, before.event_time_us + 1))
 
         def query(connection: sqlite3.Connection) -> list[Event]:
@@ -149,7 +161,7 @@ class SqliteEvents(SqliteAppends):
             size_us = namespace.settings.rollup_window_us
             found: list[Event] = []
             for part in spans_of(connection, ids[counter], watermark_us, size_us, span):
-                for each in reversed(self._slices[namespace.dataset.id]):
+                for each in reversed(self._db.slices[namespace.dataset.id]):
                     if each.start_us < part[1] and each.end_us > part[0] and len(found) < limit:
                         table = events_table(namespace.dataset.id, each.start_us)
                         key = (counter, ids[counter])
@@ -159,7 +171,7 @@ class SqliteEvents(SqliteAppends):
                     break
             return found
 
-        result: Sequence[Event] = await self._read(self._scanner, query)
+        result: Sequence[Event] = await self._db.scan(query)
         return result
 
     def _spans_at_once(
@@ -205,9 +217,513 @@ class SqliteEvents(SqliteAppends):
         ]
 
     def _slices_between(self, dataset_id: int, first_us: int, last_us: int) -> list[Slice]:
-        slices = self._slices[dataset_id]
-        if first_us < self._dropped_before[dataset_id]:
+        slices = self._db.slices[dataset_id]
+        if first_us < self._db.dropped_before[dataset_id]:
             raise SliceMissingError(
                 f"the events at {first_us} µs were dropped with their slice", retry_after_us=1_000
             )
         return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
+
+    def _append(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
+    ) -> list[Any]:
+        """Return the outcomes of each job; the jobs of one namespace are written together."""
+        groups: dict[int, list[int]] = {}
+        for index, (namespace, _) in enumerate(jobs):
+            groups.setdefault(namespace.id, []).append(index)
+        if len(groups) > 1:
+            begin(connection)
+        results: list[Any] = [None] * len(jobs)
+        for indices in groups.values():
+            namespace = jobs[indices[0]][0]
+            try:
+                events = [event for index in indices for event in jobs[index][1]]
+                written = iter(self._append_events(connection, now_us, namespace, events))
+                for index in indices:
+                    results[index] = list(islice(written, len(jobs[index][1])))
+            except (SliceMissingError, NamespaceUnknownError) as error:
+                # Nothing of the namespace is written yet: the jobs are tried separately, so that
+                # one job's missing slice does not fail the others.
+                for index in indices:
+                    alone = [error] if len(indices) == 1 else None
+                    part = alone or self._append(connection, now_us, [jobs[index]])
+                    results[index] = part[0]
+        return results
+
+    def _append_events(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> Sequence[Written]:
+        """Write the events that are on time, with one insert per table.
+
+        Raises SliceMissingError and NamespaceUnknownError before anything is written.
+        """
+        if not events:
+            return ()
+        late = self._late(connection, now_us, namespace, events)
+        if not any(late):
+            return self._insert(connection, namespace, events)
+        fresh = [event for event, out in zip(events, late, strict=True) if not out]
+        written = iter(self._insert(connection, namespace, fresh))
+        return [Written.LATE if out else next(written) for out in late]
+
+    def _insert(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written]:
+        if not events:
+            return ()
+        self._db.appended += len(events)
+        tables = self._tables(namespace, events)
+        rows = self._prepare(connection, namespace, events)
+        self._db.live.expect(namespace, events)
+        # One insert of few rows is a transaction by itself.
+        if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
+            begin(connection)
+        if len(tables) == 1:
+            return self._note_new(namespace, events, insert_rows(connection, tables[0], rows))
+        outcomes: dict[int, Written] = {}
+        for table in tables:
+            places = [
+                place
+                for place, event in enumerate(events)
+                if self._table(namespace, event.event_time_us) == table
+            ]
+            written = insert_rows(connection, table, [rows[place] for place in places])
+            outcomes.update(zip(places, written, strict=True))
+        return self._note_new(namespace, events, [outcomes[place] for place in range(len(rows))])
+
+    def _note_new(
+        self, namespace: Namespace, events: Sequence[Event], outcomes: Sequence[Written]
+    ) -> Sequence[Written]:
+        """Add the new events to the live tail."""
+        if outcomes.count(Written.NEW) < len(outcomes):
+            events = [e for e, out in zip(events, outcomes, strict=True) if out is Written.NEW]
+        self._db.live.note(namespace, events)
+        return outcomes
+
+    def _append_atomic(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> Written:
+        if any(self._late(connection, now_us, namespace, events)):
+            return Written.LATE
+        found = find_events(self._db, connection, namespace, events)
+        known = [each for each in found if each is not None]
+        if any(not a.same_payload(b) for a, b in zip(found, events, strict=True) if a is not None):
+            return Written.CONFLICT
+        if known:
+            invariant(len(known) == len(events), "half an atomic add is committed")
+            return Written.REPLAYED
+        table = self._table(namespace, events[0].event_time_us)
+        if has_atomic(connection, table, namespace.id, events[0]):
+            # The token is used by another atomic add, which has no counter in common with this one.
+            return Written.CONFLICT
+        self._insert(connection, namespace, events)
+        return Written.NEW
+
+    def _late(
+        self,
+        connection: sqlite3.Connection,
+        now_us: int,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> list[bool]:
+        """Return whether each event may no longer be written: by age, by watermark, by a decision.
+
+        Raises NamespaceUnknownError.
+        """
+        watermarks = self._db.watermarks.get(namespace.id)
+        if watermarks is None:
+            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+        resolved_us = self._db.resolved_through_us
+        open_us = max(watermarks) + 1
+        if len(namespace.eras) == 1:
+            # The usual case: the same bound for all.
+            open_us = max(open_us, now_us - namespace.eras[0].accept_limit_us)
+            late = [event[1] < open_us for event in events]
+        else:
+            late = [
+                event[1] < max(open_us, now_us - accept_limit_at(namespace, event[1]))
+                for event in events
+            ]
+        if min(event[1] for event in events) <= resolved_us:
+            return [
+                out or (event[1] <= resolved_us and _is_void(connection, namespace, event))
+                for out, event in zip(late, events, strict=True)
+            ]
+        return late
+
+    def _prepare(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        events: Sequence[Event],
+    ) -> list[Row]:
+        """Return the row of each event; create missing counters and marks."""
+        ids = self._ids_of(connection, namespace, events)
+        window_us = namespace.settings.rollup_window_us
+        prepared: list[Row] = []
+        marks: dict[tuple[int, int, int, int, int], None] = {}
+        marked: Mapping[str, int | None] = {}
+        start_us = end_us = 0
+        for name, time_us, event_id, item, delta, clear, atom in events:
+            if not start_us <= time_us < end_us:
+                start_us = window_of(time_us, window_us)
+                end_us = start_us + window_us
+                marked = self._db.live.window(namespace.id, start_us)
+            counter_id = ids[name]
+            if name not in marked:
+                shard = shard_of(name, namespace.settings.shards)
+                marks[(namespace.id, shard, start_us, counter_id, 0)] = None
+            # The payload of a clear does not include its delta.
+            worth = 0 if clear else delta
+            prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
+        if marks:
+            self._db.tally.marks["dirty"] += len(marks)
+            begin(connection)
+            bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
+        return prepared
+
+    def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
+        """Return the tables of *events*, usually one. Raises SliceMissingError."""
+        times = [event[1] for event in events]
+        first, last = self._table(namespace, min(times)), self._table(namespace, max(times))
+        if first == last:
+            return [first]
+        return list(dict.fromkeys(self._table(namespace, time_us) for time_us in times))
+
+    def _table(self, namespace: Namespace, time_us: int) -> str:
+        dataset_id = namespace.dataset.id
+        return events_table(dataset_id, slice_of(self._db.slices[dataset_id], time_us).start_us)
+
+    def _ids_of(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> Mapping[str, int]:
+        known = self._db.ids.of(namespace.id)
+        names = {event[0]: None for event in events}
+        if names.keys() <= known.keys():
+            return known
+        missing = [name for name in names if name not in known]
+        # Most of them exist and are only not cached: one look-up avoids a write.
+        found = counter_ids(connection, namespace.id, missing)
+        if len(found) < len(missing):
+            new = [name for name in missing if name not in found]
+            begin(connection)
+            make_counters(connection, namespace.id, new)
+            found |= counter_ids(connection, namespace.id, new)
+        for name, counter_id in found.items():
+            self._db.ids.learn(namespace.id, name, counter_id)
+        return {name: known.get(name) or found[name] for name in names}
+
+
+def find_events(
+    database: Database,
+    connection: sqlite3.Connection,
+    namespace: Namespace,
+    events: Sequence[Event],
+) -> list[Event | None]:
+    """Return the stored events of the same identities. Raises SliceMissingError."""
+    ids = counter_ids(connection, namespace.id, list({event.counter: 0 for event in events}))
+    found: list[Event | None] = [None] * len(events)
+    tables: dict[str, list[int]] = {}
+    for index, event in enumerate(events):
+        each = slice_of(database.slices[namespace.dataset.id], event.event_time_us)
+        if event.counter in ids:
+            table = events_table(namespace.dataset.id, each.start_us)
+            tables.setdefault(table, []).append(index)
+    for table, indices in tables.items():
+        keys = [
+            (i, ids[events[i].counter], events[i].event_time_us, events[i].event_id,
+             events[i].item_key)
+            for i in indices
+        ]  # fmt: skip
+        for index, delta, clear, atom in select_rows(connection, table, keys):
+            found[index] = events[index]._replace(
+                delta=delta, clear=bool(clear), atom=bytes.fromhex(atom) if atom else None
+            )
+    return found
+
+
+def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:
+    outcome = connection.execute(
+        "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
+        " AND event_id = ? AND scope = ?",
+        (namespace.id, event.event_time_us, event.event_id, scope_of(event)),
+    ).fetchone()
+    return outcome is not None and outcome[0] == Outcome.VOID
+
+
+def scope_of(event: Event) -> str:
+    """Return a token's scope besides time and nonce: the counter, or "" for an atomic add."""
+    return event.counter if event.item_key == 0 else ""
+
+
+def counter_ids(
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+) -> dict[str, int]:
+    """Return ids of the counters of *names* that exist."""
+    sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
+    return dict(one_json(connection, sql, (to_json(names), namespace_id)))
+
+
+def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
+    """Create the counters of *names* that do not exist."""
+    connection.execute(
+        "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
+        (namespace_id, to_json(names)),
+    )
+
+
+def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> list[Written]:
+    """Insert *rows*; a chunk with an existing row is rolled back, and its rows are looked up."""
+    outcomes: list[Written] = []
+    # Plain adds omit the last two columns: each bound cell costs time.
+    plain = not any(row[5] or row[6] for row in rows)
+    into = f"INSERT INTO {table}" + (_PLAIN_COLUMNS if plain else "")
+    for chunk in chunks(rows):
+        try:
+            insert(connection, into, [row[:5] for row in chunk] if plain else chunk)
+            outcomes += [Written.NEW] * len(chunk)
+        except sqlite3.IntegrityError:
+            outcomes += _insert_unless_there(connection, table, chunk)
+    return outcomes
+
+
+def _insert_unless_there(
+    connection: sqlite3.Connection, table: str, rows: Sequence[Row]
+) -> list[Written]:
+    begin(connection)
+    keys = [(index, *row[:4]) for index, row in enumerate(rows)]
+    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for index, delta, clear, atom in select_rows(connection, table, keys):
+        stored_atom = bytes.fromhex(atom) if atom else None
+        standing[rows[index][:4]] = (delta, clear, stored_atom)
+    outcomes: list[Written] = []
+    new: list[Row] = []
+    for row in rows:
+        there = standing.get(row[:4])
+        if there is None:
+            standing[row[:4]] = row[4:]
+            new.append(row)
+            outcomes.append(Written.NEW)
+        else:
+            outcomes.append(Written.REPLAYED if there == row[4:] else Written.CONFLICT)
+    bulk(connection, f"INSERT INTO {table}", new)
+    return outcomes
+
+
+def select_rows(
+    connection: sqlite3.Connection, table: str, keys: Sequence[tuple[Any, ...]]
+) -> list[tuple[int, int, int | None, str | None]]:
+    """Return (index, delta, clear, atom in hex) of the rows of *keys* (index, counter, time, id,
+    item)."""
+    found: list[tuple[int, int, int | None, str | None]] = []
+    for start in range(0, len(keys), 256):
+        part = keys[start : start + 256]
+        values = ",".join(["(?,?,?,?,?)"] * len(part))
+        sql = (
+            f"WITH k (i, counter, event_time, event_id, item) AS (VALUES {values})"
+            " SELECT json_group_array(json_array(k.i, e.delta, e.clear, hex(e.atom)))"
+            f" FROM k CROSS JOIN {table} e USING (counter, event_time, event_id, item)"
+        )
+        found += one_json(connection, sql, [cell for key in part for cell in key])
+    return found
+
+
+def has_atomic(connection: sqlite3.Connection, table: str, namespace_id: int, event: Event) -> bool:
+    """Return whether items of any atomic add have the token of *event*, in whatever counters."""
+    found = connection.execute(
+        f"SELECT 1 FROM {table} e CROSS JOIN counters c ON c.id = e.counter"
+        " WHERE e.event_time = ? AND e.event_id = ? AND e.item > 0 AND c.namespace = ? LIMIT 1",
+        (event.event_time_us, event.event_id, namespace_id),
+    ).fetchone()
+    return found is not None
+
+
+def fold_rows_of(
+    connection: sqlite3.Connection,
+    table: str,
+    ids: Mapping[str, int],
+    first_us: int,
+    last_us: int,
+) -> dict[str, Fold]:
+    """Return the folds of the counters *ids* over ``[first, last]``, in one pass over its
+    events."""
+    sql = (
+        "SELECT json_group_array(json_array(counter, clears, high, low)) FROM ("
+        " SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
+        f" sum(delta & 4294967295) AS low FROM {table} WHERE event_time BETWEEN ? AND ?"
+        " AND counter IN (SELECT value FROM json_each(?)) GROUP BY counter)"
+    )
+    names = {counter_id: name for name, counter_id in ids.items()}
+    folds: dict[str, Fold] = {}
+    parameters = (first_us, last_us, to_json(names))
+    for counter_id, clears, high, low in one_json(connection, sql, parameters):
+        name = names[counter_id]
+        folds[name] = to_fold(clears, high, low)
+        if clears:
+            later_us = _latest_clear(connection, table, counter_id, first_us, last_us) + 1
+            after = fold_rows_of(connection, table, {name: counter_id}, later_us, last_us)
+            folds[name] = Fold(True, after.get(name, _NO_FOLD).total)
+    return folds
+
+
+def window_folds_of(
+    connection: sqlite3.Connection,
+    table: str,
+    ids: Mapping[str, int],
+    span: tuple[int, int],
+    size_us: int,
+) -> Iterator[tuple[str, int, Fold]]:
+    """Return (counter, window, fold) of each window of ``[from, to)`` with events of *ids*, in
+    one pass over the table. A window is never split between two tables."""
+    sql = (
+        "SELECT json_group_array(json_array(counter, start, clears, high, low)) FROM ("
+        " SELECT counter, event_time - event_time % ? AS start, count(clear) AS clears,"
+        " sum(delta >> 32) AS high, sum(delta & 4294967295) AS low"
+        f" FROM {table} WHERE event_time >= ? AND event_time < ?"
+        " AND counter IN (SELECT value FROM json_each(?)) GROUP BY counter, start)"
+    )
+    names = {counter_id: name for name, counter_id in ids.items()}
+    for counter_id, start_us, clears, high, low in one_json(
+        connection, sql, (size_us, *span, to_json(names))
+    ):
+        name = names[counter_id]
+        if clears:
+            last_us = start_us + size_us - 1
+            whole = fold_rows_of(connection, table, {name: counter_id}, start_us, last_us)
+            yield name, start_us, whole[name]
+        else:
+            yield name, start_us, to_fold(clears, high, low)
+
+
+def busiest_of(
+    connection: sqlite3.Connection,
+    tables: Sequence[str],
+    namespace_id: int,
+    span: tuple[int, int],
+    limit: int,
+    events_max: int,
+) -> tuple[int, list[tuple[str, int]]]:
+    """Return the counters of a namespace with the most events of ``[from, to)``, and the start of
+    the span covered.
+
+    *tables* are the latest first. At most *events_max* events are counted per table, of all
+    namespaces, and the busiest counters are returned.
+    """
+    from_us, to_us = span
+    counts: dict[str, int] = {}
+    for table in tables:
+        cut = connection.execute(
+            f"SELECT event_time FROM {table} WHERE event_time >= ? AND event_time < ?"
+            " ORDER BY event_time DESC LIMIT 1 OFFSET ?",
+            (from_us, to_us, events_max),
+        ).fetchone()
+        # Do not count a part of one instant's events.
+        from_us = from_us if cut is None else min(to_us, cut[0] + 1)
+        sql = (
+            "SELECT json_group_array(json_array(name, n)) FROM (SELECT c.name, e.n FROM ("
+            f" SELECT counter, count(*) AS n FROM {table} WHERE event_time >= ? AND event_time < ?"
+            " GROUP BY counter) e CROSS JOIN counters c ON c.id = e.counter WHERE c.namespace = ?"
+            " ORDER BY e.n DESC LIMIT ?)"
+        )
+        values = (from_us, to_us, namespace_id, limit + _BUSY_BESIDES)
+        for name, events in one_json(connection, sql, values):
+            counts[name] = counts.get(name, 0) + events
+        if cut is not None:
+            break
+    order = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return from_us, order[:limit]
+
+
+def _latest_clear(
+    connection: sqlite3.Connection, table: str, counter_id: int, first_us: int, last_us: int
+) -> int:
+    (time_us,) = connection.execute(
+        f"SELECT max(event_time) FROM {table} WHERE counter = ? AND clear = 1"
+        " AND event_time BETWEEN ? AND ?",
+        (counter_id, first_us, last_us),
+    ).fetchone()
+    return int(time_us)
+
+
+def spans_of(
+    connection: sqlite3.Connection,
+    counter_id: int,
+    watermark_us: int,
+    size_us: int,
+    span: tuple[int, int],
+) -> Iterator[tuple[int, int]]:
+    """Return the parts of *span* that may contain events of a counter, latest first.
+
+    The part after the watermark is one part; before it, each window with a row is one.
+    """
+    from_us, to_us = span
+    if to_us > watermark_us + 1:
+        yield max(from_us, watermark_us + 1), to_us
+    starts = connection.execute(
+        "SELECT start FROM windows WHERE counter = ? AND start > ? AND start < ?"
+        " ORDER BY start DESC",
+        (counter_id, from_us - size_us, min(to_us, watermark_us + 1)),
+    )
+    for (start_us,) in starts:
+        yield max(from_us, start_us), min(to_us, start_us + size_us)
+
+
+def scan_rows(
+    connection: sqlite3.Connection,
+    table: str,
+    key: tuple[str, int],
+    span: tuple[int, int],
+    before: Event | None,
+    limit: int,
+) -> list[Event]:
+    """Return events of ``[from, to)`` in one table of a counter, given by name and id: latest
+    first, those after *before*."""
+    counter, counter_id = key
+    where = ""
+    extra: tuple[Any, ...] = ()
+    if before is not None:
+        where = " AND (event_time < ? OR (event_time = ? AND (event_id, item) > (?, ?)))"
+        extra = (before[1], before[1], before[2], before[3])
+    sql = (
+        "SELECT json_group_array(json_array(event_time, hex(event_id), item, delta, clear,"
+        f" hex(atom))) FROM (SELECT * FROM {table} WHERE event_time >= ? AND event_time < ?"
+        f" AND counter = ?{where} ORDER BY event_time DESC, event_id, item LIMIT ?)"
+    )
+    found = one_json(connection, sql, (*span, counter_id, *extra, limit))
+    return [
+        Event(counter, t, bytes.fromhex(i), item, d, bool(c), bytes.fromhex(a) if a else None)
+        for t, i, item, d, c, a in found
+    ]
+
+
+def tail_rows(
+    connection: sqlite3.Connection, table: str, from_us: int, limit: int
+) -> list[tuple[int, Event]]:
+    """Return (namespace id, event without its id) of at most *limit* events of *from_us* or
+    later."""
+    sql = (
+        "SELECT json_group_array(json_array(c.namespace, c.name, e.event_time, e.delta, e.clear))"
+        f" FROM (SELECT * FROM {table} WHERE event_time >= ? LIMIT ?) e"
+        " CROSS JOIN counters c ON c.id = e.counter"
+    )
+    return [
+        (namespace_id, Event(name, time_us, b"", 0, delta, bool(clear)))
+        for namespace_id, name, time_us, delta, clear in one_json(connection, sql, (from_us, limit))
+    ]
+
+
+def latest_event(connection: sqlite3.Connection, table: str) -> int:
+    """Return the time of the latest event of a table; 0 if it is empty."""
+    (time_us,) = connection.execute(f"SELECT max(event_time) FROM {table}").fetchone()
+    return time_us or 0

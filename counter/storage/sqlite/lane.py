@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from counter.errors import OverloadedError, UnavailableError
-from counter.telemetry.metrics import Calls
+from counter.metrics import Calls
 
 #: Runs one batch of jobs on the lane's thread; returns a result, or an exception, for each of them.
 Execute = Callable[[Sequence[Any]], Sequence[Any]]

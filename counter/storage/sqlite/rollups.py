@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
-from counter.errors import NamespaceUnknownError
-from counter.storage.sqlite.base import SqliteBase, bulk
-from counter.storage.sqlite.log import counter_ids, make_counters
+from counter.errors import NamespaceUnknownError, UnavailableError
+from counter.partitions import shard_of
+from counter.storage.sqlite.database import Database, bulk
+from counter.storage.sqlite.events import counter_ids, make_counters
 from counter.storage.sqlite.schema import one_json, to_cell, to_json
 from counter.types import (
     AtomicMark,
@@ -43,21 +43,55 @@ _ONE_HEAD: Final = (
 )
 
 
-class SqliteRollups(SqliteBase):
+class SqliteRollups:
     """See :class:`counter.ports.RollupStore`."""
 
-    #: The counters of the marks that were read last: namespace, name, id. It is replaced and never
-    #: modified, because all threads read it. Missing counters are looked up by name.
-    _marked: Mapping[int, Mapping[str, int]] = MappingProxyType({})
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        #: The counters of the marks that were read last: namespace, name, id. It is replaced and
+        #: never modified, because all threads read it. Missing counters are looked up by name.
+        self._marked: Mapping[int, Mapping[str, int]] = {}
+
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        await self._db.write(lambda connection, _: self._leave_marks(connection, namespace, marks))
+        return {}
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        """Do nothing: one transaction writes all of an atomic add or nothing."""
+
+    def _leave_marks(
+        self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]
+    ) -> None:
+        names = list(dict.fromkeys(mark.counter for mark in marks))
+        make_counters(connection, namespace.id, names)
+        ids = counter_ids(connection, namespace.id, names)
+        shards = namespace.settings.shards
+        self._db.tally.mark(mark.recount_us for mark in marks)
+        bulk(
+            connection,
+            "INSERT OR IGNORE INTO marks",
+            [
+                (
+                    namespace.id,
+                    shard_of(m.counter, shards),
+                    m.window_us,
+                    ids[m.counter],
+                    m.recount_us,
+                )
+                for m in marks
+            ],
+        )
 
     async def fence(self) -> int:
         """Return the clock, read by the writer between two commits."""
-        result: int = await self._write(lambda _connection, _now_us: self._clock.now_us())
+        result: int = await self._db.write(lambda _connection, _now_us: self._db.clock.now_us())
         return result
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         """Return the watermarks of the last commit, from memory."""
-        through = self._watermarks.get(namespace.id)
+        through = self._db.watermarks.get(namespace.id)
         if through is None:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
         return tuple(through)
@@ -90,7 +124,7 @@ class SqliteRollups(SqliteBase):
             self._marked = {namespace.id: {name: number for _, name, _, number in found}}
             return [Mark(*each[:3]) for each in found]
 
-        result: Sequence[Mark] = await self._read(self._scanner, query)
+        result: Sequence[Mark] = await self._db.scan(query)
         return result
 
     async def dirty_atomic(
@@ -108,17 +142,17 @@ class SqliteRollups(SqliteBase):
             " FROM marks WHERE namespace = ? AND shard = j.value AND start > ? AND start <= ?)"
         )
         parameters = (to_json(shards), namespace.id, after_us, through_us)
-        found: Collection[int] = await self._read(
-            self._scanner, lambda connection: one_json(connection, sql, parameters)
+        found: Collection[int] = await self._db.scan(
+            lambda connection: one_json(connection, sql, parameters)
         )
         return found
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         if len(counters) == 1:
-            rows = self._inline.row(_ONE_HEAD, (namespace.id, counters[0]))
+            rows = self._db.inline.row(_ONE_HEAD, (namespace.id, counters[0]))
             if rows is not None and not (rows and rows[0][4]):
                 return (_head_of(*rows[0][:4]) if rows else None,)
-        result: Sequence[Head | None] = await self._reader.call(
+        result: Sequence[Head | None] = await self._db.reader.call(
             (self._heads, (namespace.id, counters))
         )
         return result
@@ -158,7 +192,7 @@ class SqliteRollups(SqliteBase):
                 found[index].append(WindowRow(start_us, bool(cleared), int(total)))
             return found
 
-        result: Sequence[Sequence[WindowRow]] = await self._read(self._scanner, query)
+        result: Sequence[Sequence[WindowRow]] = await self._db.scan(query)
         return result
 
     async def apply(
@@ -200,7 +234,7 @@ class SqliteRollups(SqliteBase):
             if done != "[]":
                 _delete_pending(connection, done)
 
-        await self._write(change)
+        await self._db.write(change)
 
     async def _ids_for(self, namespace: Namespace, names: Sequence[str]) -> Mapping[str, int]:
         """Return the ids of *names*; missing counters are created."""
@@ -213,7 +247,7 @@ class SqliteRollups(SqliteBase):
             make_counters(connection, namespace.id, missing)
             return counter_ids(connection, namespace.id, missing)
 
-        return {**marked, **await self._write(change)}
+        return {**marked, **await self._db.write(change)}
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         def change(connection: sqlite3.Connection, _now_us: int) -> None:
@@ -224,16 +258,16 @@ class SqliteRollups(SqliteBase):
             )
             # On this thread, because it alone changes the tail. Windows are dropped one call after
             # the watermark has passed them: reads that began before are done by then.
-            self._live.forget(namespace.id, min(self._watermarks.get(namespace.id, (0,))))
+            self._db.live.forget(namespace.id, min(self._db.watermarks.get(namespace.id, (0,))))
 
-        await self._write(change)
-        through = self._watermarks.get(namespace.id)
+        await self._db.write(change)
+        through = self._db.watermarks.get(namespace.id)
         if through is not None:
             for shard in shards:
                 through[shard] = max(through[shard], through_us)
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        await self._write(
+        await self._db.write(
             lambda connection, _: connection.execute(
                 "DELETE FROM marks WHERE namespace = ? AND shard = ? AND start <= ?",
                 (namespace.id, shard, through_us),
@@ -251,7 +285,7 @@ class SqliteRollups(SqliteBase):
             rows = [(ids[name], *pending) for name, pending in recounts]
             bulk(connection, "INSERT OR IGNORE INTO pending", rows)
 
-        await self._write(change)
+        await self._db.write(change)
 
 
 def _select_heads(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from counter.errors import invariant
 
@@ -80,25 +80,3 @@ class CacheTally:
 
     def __init__(self, operations: Iterable[str]) -> None:
         self.calls: Mapping[str, Calls] = {each: Calls() for each in operations}
-
-
-@runtime_checkable
-class TallyingStore(Protocol):
-    """A store that tallies its work."""
-
-    tally: StoreTally
-
-    def queues(self) -> Mapping[str, int]:
-        """Return the length of each of its queues."""
-        ...
-
-
-@runtime_checkable
-class TallyingCache(Protocol):
-    """A cache that tallies its work."""
-
-    tally: CacheTally
-
-    def queues(self) -> Mapping[str, int]:
-        """Return the length of each of its queues."""
-        ...

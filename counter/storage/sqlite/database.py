@@ -13,19 +13,20 @@ from typing import Any, Final, TypeVar
 
 from counter import limits
 from counter.errors import StartupError, StoreUnavailableError
+from counter.limits import MILLISECOND, SECOND
+from counter.metrics import Calls, StoreTally
 from counter.ports import Clock
 from counter.quantities import format_bytes
-from counter.storage.sqlite.inline import InlineReader
 from counter.storage.sqlite.lane import Lane
 from counter.storage.sqlite.live import Ids, LiveTail
 from counter.storage.sqlite.schema import (
+    SCHEMA_VERSION,
     DirectoryLock,
     check_whole,
     connect,
     create_schema,
     unavailable,
 )
-from counter.telemetry.metrics import StoreTally
 from counter.types import Dataset, Slice
 
 #: Runs the jobs of one batch that share it, with the connection and the clock read within the
@@ -37,6 +38,12 @@ _Row = TypeVar("_Row")
 _ROWS_PER_STATEMENT_MAX: Final = 512
 #: Up to this number of rows there is a prepared statement for each number.
 ROWS_OF_ANY_NUMBER_MAX: Final = 64
+
+#: A read that took this long had to wait, for the disk or for the processor.
+_SLOW_US: Final = 5 * MILLISECOND
+#: Then a lane reads for this many times as long, which bounds the share of time that the loop
+#: waits.
+_PAUSE_FACTOR: Final = 20
 
 
 @lru_cache(maxsize=1_024)
@@ -82,46 +89,90 @@ def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]
         insert(connection, into, chunk)
 
 
-class SqliteBase:
+class InlineReader:
+    """The event loop's own connection, which fails instead of waiting.
+
+    A row whose pages are in memory is read in less time than it takes to wake a thread. While the
+    disk is slow, or a lock is held, a lane reads instead.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Clock, calls: Calls | None = None
+    ) -> None:
+        connection.execute("PRAGMA busy_timeout = 0")
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._clock = clock
+        self._calls = calls or Calls()
+        self._paused_until_us = 0
+
+    def row(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+        """Return the rows that *sql* selects, at most one; None if a lane must read them."""
+        began_us = self._clock.boottime_us()
+        if began_us < self._paused_until_us:
+            return None
+        try:
+            rows = self._cursor.execute(sql, parameters).fetchall()
+        except sqlite3.Error:
+            # The lane meets the same error, and reports it in the service's terms.
+            self._paused_until_us = began_us + _PAUSE_FACTOR * _SLOW_US
+            return None
+        ended_us = self._clock.boottime_us()
+        self._calls.ended((ended_us - began_us) / SECOND)
+        if ended_us - began_us > _SLOW_US:
+            self._paused_until_us = ended_us + _PAUSE_FACTOR * (ended_us - began_us)
+        return rows
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+class Database:
     """One writer lane, one lane for short reads and one for long ones.
 
     Readers see the last commit and never wait for a write.
     """
 
-    def __init__(self, directory: Path, clock: Clock, datasets: Sequence[Dataset]) -> None:
+    def __init__(
+        self, directory: Path, clock: Clock, datasets: Sequence[Dataset], wal_bytes_max: int
+    ) -> None:
         self._directory = directory
         self._wal = directory / "counter.db-wal"
-        self._clock = clock
-        self._defaults = datasets
-        self._ids = Ids()
-        self._live = LiveTail()
-        self._slices: dict[int, list[Slice]] = {}
-        self._watermarks: dict[int, list[int]] = {}
-        self._dropped_before: dict[int, int] = {}
-        self._resolved_through_us = 0
+        self.clock = clock
+        self.defaults = datasets
+        self.datasets: dict[int, Dataset] = {}
+        self.ids = Ids()
+        self.live = LiveTail()
+        self.slices: dict[int, list[Slice]] = {}
+        self.watermarks: dict[int, list[int]] = {}
+        self.dropped_before: dict[int, int] = {}
+        self.resolved_through_us = 0
         self._broken = False
         #: When the last commit ended.
         self._committed_us = 0
-        #: The job that appends events; set by the part that has one.
-        self._appending: Merged | None = None
+        #: The job that appends events, which begins its transaction itself; set by its part.
+        self.appending: Merged | None = None
         self.tally = StoreTally(("write", "read", "scan", "inline"))
+        self.tally.wal_bytes_max = wal_bytes_max
         #: Events of the batch that is being written.
-        self._appended = 0
+        self.appended = 0
 
-    async def open(self) -> None:
-        """Lock the directory, create the schema, start the lanes. Raises StartupError."""
+    async def open(self, load: Callable[[sqlite3.Connection], None]) -> None:
+        """Lock the directory, create the schema, have *load* read what is kept in memory, and start
+        the lanes. Raises StartupError."""
         self._lock = DirectoryLock(self._directory)
         path = self._path = self._directory / "counter.db"
         try:
             check_whole(self._directory)
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
-            self._load(self._writing)
+            load(self._writing)
             self.tally.wal_bytes = self._wal_bytes()
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
-            self._inline = InlineReader(
-                connect(path, writer=False), self._clock, self.tally.calls["inline"]
+            self.inline = InlineReader(
+                connect(path, writer=False), self.clock, self.tally.calls["inline"]
             )
         except sqlite3.Error as error:
             self._lock.release()
@@ -131,18 +182,18 @@ class SqliteBase:
             raise
         jobs_max = limits.PENDING_WRITES_MAX
         calls = self.tally.calls
-        self._writer = Lane(
+        self.writer = Lane(
             "counter-writer", self._write_batch, jobs_max=jobs_max, calls=calls["write"]
         )
         reading, scanning = (partial(_read_batch, c) for c in (self._reading, self._scanning))
-        self._reader = Lane("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])
-        self._scanner = Lane("counter-scanner", scanning, jobs_max=jobs_max, calls=calls["scan"])
+        self.reader = Lane("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])
+        self.scanner = Lane("counter-scanner", scanning, jobs_max=jobs_max, calls=calls["scan"])
 
     async def close(self) -> None:
         """Commit what was accepted, close the connections, release the directory."""
-        for lane in (self._writer, self._reader, self._scanner):
+        for lane in (self.writer, self.reader, self.scanner):
             await lane.close()
-        self._inline.close()
+        self.inline.close()
         self._reading.close()
         self._scanning.close()
         self._writing.close()
@@ -151,31 +202,43 @@ class SqliteBase:
     def queues(self) -> Mapping[str, int]:
         """Return the number of jobs that wait for the batch before theirs."""
         return {
-            "store_write": self._writer.waiting,
-            "store_read": self._reader.waiting + self._scanner.waiting,
+            "store_write": self.writer.waiting,
+            "store_read": self.reader.waiting + self.scanner.waiting,
         }
 
-    def _load(self, connection: sqlite3.Connection) -> None:
-        """Load the state that the store keeps in memory; parts with more state override this."""
-        raise NotImplementedError
+    async def ping(self) -> None:
+        """Acquire and release the write lock, and write the schema version: a real write.
 
-    async def _write(self, change: Callable[[sqlite3.Connection, int], Any]) -> Any:
+        If adds were committed just now, that proves the same, and sooner.
+        """
+        since_us = self.clock.boottime_us() - self._committed_us
+        if self.writer.is_busy and since_us < limits.SECOND:
+            return
+        sql = f"PRAGMA user_version = {SCHEMA_VERSION}"
+        await self.write(lambda connection, _: connection.execute(sql))
+
+    async def write(self, change: Callable[[sqlite3.Connection, int], Any]) -> Any:
         """Run *change* in the next write transaction; if it raises, only its effects are rolled
         back."""
-        return await self._writer.call((_changes, change))
+        return await self.writer.call((_changes, change))
 
-    async def _read(self, lane: Lane, query: Callable[[sqlite3.Connection], Any]) -> Any:
-        return await lane.call((_queries, query))
+    async def read(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Run a short *query*."""
+        return await self.reader.call((_queries, query))
+
+    async def scan(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Run a long *query*."""
+        return await self.scanner.call((_queries, query))
 
     def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
-        self._appended, began_s = 0, time.perf_counter()
+        self.appended, began_s = 0, time.perf_counter()
         try:
             connection = self._connection()
             if (full := self._wal_full(connection)) is not None:
                 return [full] * len(jobs)
-            if any(function is not self._appending for function, _ in jobs):
+            if any(function is not self.appending for function, _ in jobs):
                 begin(connection)
-            results = _run_merged(connection, self._clock.now_us(), jobs)
+            results = _run_merged(connection, self.clock.now_us(), jobs)
             if connection.in_transaction:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -184,12 +247,12 @@ class SqliteBase:
         except BaseException:
             self._undo()
             raise
-        self._ids.commit()
-        self._live.commit()
-        self._committed_us = self._clock.boottime_us()
+        self.ids.commit()
+        self.live.commit()
+        self._committed_us = self.clock.boottime_us()
         self.tally.wal_bytes = self._wal_bytes()
-        if self._appended:
-            self.tally.commit_rows.observe(self._appended)
+        if self.appended:
+            self.tally.commit_rows.observe(self.appended)
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         return results
 
@@ -221,8 +284,8 @@ class SqliteBase:
         return self._writing
 
     def _undo(self) -> None:
-        self._ids.rollback()
-        self._live.rollback()
+        self.ids.rollback()
+        self.live.rollback()
         try:
             if not self._broken and self._writing.in_transaction:
                 self._writing.execute("ROLLBACK")
