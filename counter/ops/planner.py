@@ -6,11 +6,11 @@ clusters. docs/planning.md shows them in use. Pure functions, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from counter import limits
 from counter.durations import format_duration, spell_duration
@@ -47,35 +47,25 @@ class PlanError(StartupError):
     """A value of the plan is out of bounds; the message names the value, the bound and the fix."""
 
 
-def hold_duration(name: str, value_us: int, low_us: int = 0, high_us: int = DURATION_MAX_US) -> int:
-    """Return *value_us* if it is within its bounds. Raises PlanError."""
-    if not low_us <= value_us <= high_us:
-        raise PlanError(
-            f"{name} is {spell_duration(value_us)}; it must be from {format_duration(low_us)} to"
-            f" {format_duration(high_us)}"
-        )
-    return value_us
-
-
 def hold_number(
-    name: str, value: Fraction | int, low: int, high: int, unit: str = ""
-) -> Fraction | int:
-    """Return *value* if it is within its bounds. Raises PlanError."""
+    name: str,
+    value: Fraction | int,
+    low: int,
+    high: int,
+    unit: str = "",
+    show: Callable[[Any], str] = format_number,
+) -> None:
+    """Raise PlanError unless *value* is within its bounds, all three written by *show*."""
     if not low <= value <= high:
-        raise PlanError(
-            f"{name} is {format_number(value)}{unit}; it must be from {format_number(low)}{unit} to"
-            f" {format_number(high)}{unit}"
-        )
-    return value
+        least, most = f"{show(low)}{unit}", f"{show(high)}{unit}"
+        raise PlanError(f"{name} is {show(value)}{unit}; it must be from {least} to {most}")
 
 
-def hold_share(name: str, value: Fraction, high: int = SHARE_MAX) -> Fraction:
-    """Return *value* if it is within its bounds. Raises PlanError."""
-    if not 0 <= value <= high:
-        raise PlanError(
-            f"{name} is {format_share(value)}; it must be from 0% to {format_share(high)}"
-        )
-    return value
+def hold_duration(
+    name: str, value_us: int, low_us: int = 0, high_us: int = DURATION_MAX_US
+) -> None:
+    """Raise PlanError unless *value_us* is within its bounds."""
+    hold_number(name, value_us, low_us, high_us, show=spell_duration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +161,8 @@ def _check_dedup(need: DedupNeed) -> None:
             "caller + retry + network + clock is 0s, so no token would be kept; give them,"
             " or ttl, at least 1ms"
         )
-    hold_share("margin", need.margin)
-    hold_share("duplicates", need.duplicates)
+    hold_number("margin", need.margin, 0, SHARE_MAX, show=format_share)
+    hold_number("duplicates", need.duplicates, 0, SHARE_MAX, show=format_share)
     hold_number("record_size", need.record_bytes, 1, _BYTES_MAX, " B")
     hold_number("bits", need.bits, 1, _BITS_MAX)
 
