@@ -53,9 +53,10 @@ _STATUS_LINES: Final[Mapping[int, bytes]] = {
 
 
 class _Target(NamedTuple):
-    """The name of a request's route, and its counter."""
+    """The name of a request's route, whether it adds, and its counter."""
 
     route: str
+    adds: bool
     namespace: str
     counter: str
     path: bytes
@@ -68,7 +69,8 @@ def _target(method: bytes, path: bytes) -> _Target | None:
     if found is None or method != (b"POST" if found[3] else b"GET"):
         return None
     route = f"POST {COUNTER}/add" if found[3] else f"GET {COUNTER}"
-    return _Target(route, found[1].decode("ascii"), found[2].decode("ascii"), path)
+    names = found[1].decode("ascii"), found[2].decode("ascii")
+    return _Target(route, bool(found[3]), *names, path)
 
 
 class _NoEvent:
@@ -355,8 +357,8 @@ class FastLane(TimedProtocol):
                 request_id = value if request_id is None else request_id
             elif name == TIMEOUT_HEADER:
                 timeout = value if timeout is None else timeout
-        is_get = self.parser.get_method() == b"GET"
-        quick = (is_get or (is_json is True and not has_key)) and not self.front.sees_all
+        quick = not target.adds or (is_json is True and not has_key)
+        quick = quick and not self.front.sees_all
         return FastCycle(self, target, authorization, request_id, timeout, quick)
 
     def caller(self, authorization: bytes | None, route: Route, namespace: str) -> Caller | None:
