@@ -345,16 +345,17 @@ async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, s
     await one.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
     for prefix in ("", "n", "n1", "\ud7ff", last, "a", f"a{last}", "nothing"):
         expected = sorted(name for name in names if name.startswith(prefix))
-        for limit in (1, 37, 1_000):
+        # Pages of one are many statements: each asks every shard.
+        for limit, enough in ((1, 10), (37, 60), (1_000, 60)):
             found: list[str] = []
             while not found or len(found) % limit == 0:
                 after = found[-1] if found else None
                 page = await one.counters(namespace, prefix=prefix, after=after, limit=limit)
                 found += page
-                if len(page) < limit or len(found) > 60:
+                if len(page) < limit or len(found) > enough:
                     break
             assert found == expected[: len(found)]
-            assert len(found) == len(expected) or len(found) > 60
+            assert len(found) == len(expected) or len(found) > enough
 
 
 async def test_the_clock_that_is_farthest_off_is_told(stores: Stores) -> None:
