@@ -33,6 +33,8 @@ LABEL_CHARS_MAX: Final = 100
 LIFETIME_MAX_US: Final = 3_650 * DAY
 GRACE_MAX_US: Final = 365 * DAY
 RATE_MAX: Final = 1e9
+#: What a key may be limited in, per second.
+LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,7 @@ class KeyAdmin:
                 rights.scope,
                 now_us,
                 expires_us,
-                requests_per_s=rights.requests_per_s,
-                adds_per_s=rights.adds_per_s,
-                reservations_per_s=rights.reservations_per_s,
-                resolutions_per_s=rights.resolutions_per_s,
+                **{f"{name}_per_s": getattr(rights, f"{name}_per_s") for name in LIMITS},
             )
         )
         # Done after the new key is stored, so that the table is never empty: an empty table would
@@ -228,7 +227,7 @@ def check_rights(rights: Rights) -> None:
             f"expires is {format_duration(lifetime_us)}; it must be from 1s to"
             f" {format_duration(LIFETIME_MAX_US)}; leave it out for a key that does not expire"
         )
-    for name in ("requests", "adds", "reservations", "resolutions"):
+    for name in LIMITS:
         rate = getattr(rights, f"{name}_per_s")
         if rate is not None and not 0 <= rate <= RATE_MAX:
             problems.append(

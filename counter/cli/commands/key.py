@@ -28,14 +28,13 @@ from counter.errors import NotFoundError, PreconditionFailedError, StartupError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
 from counter.quantities import format_number, parse_rate
 from counter.security.audit_log import AdminLog, os_user
-from counter.security.key_admin import Issued, KeyAdmin, Rights, check_rights
+from counter.security.key_admin import LIMITS, Issued, KeyAdmin, Rights, check_rights
 from counter.security.keys import RING_AGE_MAX_US
 from counter.storage import opened_keys
 from counter.types import ApiKey, Scope
 
 #: The exit code if the stored keys do not allow it, and nothing was done.
 EXIT_REFUSED: Final = 1
-_LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
 _COLUMNS: Final = (
     *("ID", "LABEL", "NAMESPACES", "SCOPE", "LIMITS", "CREATED", "EXPIRES", "LAST USED", "STATE"),
 )
@@ -209,7 +208,7 @@ def _rights(new: NewKey) -> Rights:
     lifetime_us = read("expires", new.expires, parse_iso_duration)
     rates = {
         f"{name}_per_s": read(name, getattr(new, name), lambda text: float(parse_rate(text)))
-        for name in _LIMITS
+        for name in LIMITS
     }
     if problems:
         raise StartupError("\n".join(problems))
@@ -255,7 +254,7 @@ def _document(key: ApiKey, now_us: int) -> dict[str, Any]:
 
 
 def _rights_of(key: ApiKey) -> dict[str, Any]:
-    rates = {name: getattr(key, f"{name}_per_s") for name in _LIMITS}
+    rates = {name: getattr(key, f"{name}_per_s") for name in LIMITS}
     return {
         "namespaces": list(key.namespaces),
         "scope": key.scope.name.lower(),
@@ -276,7 +275,7 @@ def _time(time_us: int | None) -> str | None:
 
 
 def _row(key: ApiKey, now_us: int) -> Sequence[str]:
-    rates = ((name, getattr(key, f"{name}_per_s")) for name in _LIMITS)
+    rates = ((name, getattr(key, f"{name}_per_s")) for name in LIMITS)
     limits = (
         f"{name} {f'{format_number(rate)}/s' if rate else 'unlimited'}"
         for name, rate in rates
