@@ -39,6 +39,6 @@ def test_every_command_answers_as_it_says(step: Step, tmp_path: Path) -> None:
     assert run(step.command, tmp_path) == step.answer
 
 
-def test_every_rate_is_told() -> None:
+def test_every_rate_is_reported() -> None:
     table = TEXT.partition("| `what` |")[2].partition("\n\n")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RATE_NAMES

@@ -239,7 +239,7 @@ def test_what_it_points_at_is_there(document: str) -> None:
     assert gone == []
 
 
-def test_nobody_is_told_to_install_it_by_its_name() -> None:
+def test_no_page_says_to_install_it_by_its_name() -> None:
     """A package index has another project by that name: nobody is sent to run a stranger's code."""
     by_name = re.compile(r"pip install\b.*distributed-counter")
     told = [README, *(ROOT / "docs").rglob("*.md")]

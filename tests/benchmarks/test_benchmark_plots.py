@@ -76,7 +76,7 @@ def test_the_same_figures_make_the_same_file(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_plot_that_nobody_draws_any_more_goes(tmp_path: Path) -> None:
+def test_a_plot_that_is_no_longer_drawn_is_deleted(tmp_path: Path) -> None:
     """What was drawn once and is in no report is no part of the document."""
     plots.write([LINE, BARS], tmp_path)
     plots.write([BARS], tmp_path)

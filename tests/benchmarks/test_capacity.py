@@ -160,7 +160,7 @@ def test_a_count_that_is_not_what_was_acknowledged_fails(
         (None, 0.3, None, "what it waits for"),
     ],
 )
-def test_what_limited_is_told(
+def test_what_limited_is_reported(
     cores: float | None, load: float, idle: float | None, told: str
 ) -> None:
     assert told in measure.limit(cores, load, idle)

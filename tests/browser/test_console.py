@@ -205,7 +205,7 @@ def test_a_chart_shows_the_same_as_its_table(
         expect(page.locator("figcaption")).to_contain_text(told, timeout=30_000)
 
 
-def test_the_lab_is_walked_by_clicks_and_tells_each_answer(visit: Visits, service: str) -> None:
+def test_the_lab_is_walked_by_clicks_and_reports_each_answer(visit: Visits, service: str) -> None:
     with visit(service) as at:
         at.meant = {409}
         page = at.go("lab")
@@ -263,7 +263,7 @@ def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> Non
         )
 
 
-def test_health_tells_outcomes_and_who_rolls_up(
+def test_health_reports_outcomes_and_who_rolls_up(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     with visit(service) as at:
@@ -304,7 +304,7 @@ def test_a_problem_says_what_to_do(visit: Visits, service: str) -> None:
 @pytest.mark.parametrize(
     ("status", "body"), [(200, "<html>Sign in</html>"), (502, '{"message": "no upstream"}')]
 )
-def test_an_answer_of_something_else_is_told_as_that(
+def test_an_answer_of_something_else_is_reported_as_that(
     visit: Visits, service: str, status: int, body: str
 ) -> None:
     """As of a proxy that asks for a password, or has an error of its own kind."""
@@ -326,7 +326,7 @@ def test_colours_change_and_are_forgotten(visit: Visits, service: str) -> None:
         assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
-def test_a_key_that_may_not_make_the_lab_is_told_who_can(
+def test_a_key_that_may_not_make_the_lab_learns_who_can(
     visit: Visits, guarded: tuple[str, list[str]]
 ) -> None:
     url, (_, writer) = guarded

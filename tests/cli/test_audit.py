@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_with_the_numbers(
     assert " is 8, its events make 3\n" in text
 
 
-def test_programs_are_told_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_mismatches(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(data, "UPDATE windows SET total = 31 WHERE total = 30")
     code, found = told([f"--data={data}"], capsys)
     assert code == 1
@@ -82,7 +82,7 @@ def test_programs_are_told_too(data: Path, capsys: pytest.CaptureFixture[str]) -
     assert finding["expected"] == {"cleared": False, "total": 30}
 
 
-def test_a_repair_counts_anew_and_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows that are wrong or lost, and checkpoints; afterwards all is right."""
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
     damage(data, "DELETE FROM windows WHERE total = -7")

@@ -154,7 +154,7 @@ def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]
     assert run(["restore", "copy", "--data=empty"]) == 0
 
 
-async def test_a_backup_that_is_told_to_end_leaves_nothing(place: Path) -> None:
+async def test_a_backup_that_is_asked_to_end_leaves_nothing(place: Path) -> None:
     """Regression: at SIGTERM, by which a job is ended, the half copy stayed."""
     words = ("-m", "counter", "backup", "new", "--data=data", "--rate=1kB/s")
     process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=place)

@@ -101,7 +101,7 @@ def test_a_password_is_masked(
     assert "hush" not in text
 
 
-def test_wrong_settings_are_all_told_and_end_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_are_all_reported_and_end_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: a duration's bound was told in microseconds."""
     for command in (["config", "check"], ["serve"]):
         assert run([*command, "--retention", "1m", "--port", "x"]) == 2

@@ -88,7 +88,7 @@ def test_a_process_refuses_before_it_answers_anybody(tmp_path: Path) -> None:
     assert "there is no API key" not in said
 
 
-def test_where_it_serves_is_told_with_its_scheme(
+def test_where_it_serves_is_reported_with_its_scheme(
     own: Signed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say_where(cast(socket.socket, Listener("::1")), Settings())

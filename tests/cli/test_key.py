@@ -193,7 +193,7 @@ def test_wrong_values_end_with_2(words: list[str], told: str, shell: KeyShell) -
     assert not Path("data").exists()
 
 
-def test_a_file_that_was_cut_short_lets_nobody_in(shell: KeyShell) -> None:
+def test_a_file_that_was_cut_short_rejects_all_requests(shell: KeyShell) -> None:
     """It is not taken for a service that never had a key. Regression: an empty one was."""
     shell.create()
     assert [each.name for each in Path("data").iterdir()] == ["keys.sqlite3"]
@@ -247,7 +247,7 @@ def test_what_root_makes_is_the_service_s(shell: KeyShell, monkeypatch: pytest.M
     assert ids == [owner.st_uid, owner.st_gid]
 
 
-def test_all_wrong_values_are_told_at_once(shell: KeyShell) -> None:
+def test_all_wrong_values_are_reported_at_once(shell: KeyShell) -> None:
     wrong = ["--scope", "x", "--expires", "x", "--adds", "x"]
     assert shell.run("create", "--namespace", "videos", *wrong)[0] == 2
     assert shell.err.count("counter: --") == 3

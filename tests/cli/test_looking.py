@@ -14,7 +14,7 @@ from tests.cli.shell import Shell
 from tests.support.server import Server
 
 
-def test_each_change_is_a_line_where_nobody_looks(shell: Shell, service: Server, name: str) -> None:
+def test_each_change_is_a_line_without_a_terminal(shell: Shell, service: Server, name: str) -> None:
     def add_again_and_again() -> None:
         with CounterClient(service.url) as client:
             while not enough.wait(0.05):

@@ -72,7 +72,7 @@ def test_without_its_schema_it_says_what_to_run(cassandra: Cluster, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_where_nobody_is_it_says_so(tmp_path: Path) -> None:
+async def test_a_cluster_that_is_unreachable_is_named_in_the_error(tmp_path: Path) -> None:
     flags = {"store": "cassandra", "contact_points": "127.0.0.1:1", **WINDOWS}
     code, said = await asyncio.to_thread(refused, tmp_path, **flags, start_timeout="1s")
     assert code == 2
@@ -129,7 +129,7 @@ async def sent_to(port: int, counter: str) -> httpx.Response:
 
 
 @pytest.mark.slow
-async def test_workers_that_are_told_to_end_finish_what_they_took(
+async def test_workers_that_are_asked_to_end_finish_what_they_took(
     cassandra: Cluster, tmp_path: Path
 ) -> None:
     """Each answers the adds that it has under way, however late the store answers them; none takes

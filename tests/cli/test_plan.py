@@ -161,7 +161,7 @@ def test_a_cluster_is_planned_with_the_settings_that_one_has() -> None:
     assert flags.payload_check == have.payload_check
 
 
-def test_all_that_cannot_be_read_is_told_at_once(capsys: Captured) -> None:
+def test_all_that_cannot_be_read_is_reported_at_once(capsys: Captured) -> None:
     assert run("dedup --rate 80 --caller 3x --margin 20") == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -125,7 +125,7 @@ def test_what_is_not_there_ends_with_1(words: list[str], shell: Shell) -> None:
     assert "counter namespace create makes one" in shell.err
 
 
-def test_an_add_that_reached_nobody_is_not_counted(shell: Shell) -> None:
+def test_an_add_that_reached_no_service_is_not_counted(shell: Shell) -> None:
     """Ends with 2: it may be given again as it was. One that was given its token may have been
     sent by another call, and ends with 4."""
     nobody = ["--url", "http://127.0.0.1:9", "--timeout", "10ms"]
@@ -150,7 +150,7 @@ def answers_lost(instead: BaseException | None = None) -> Iterator[None]:
         yield
 
 
-def test_what_nobody_knows_is_finished_by_the_command_that_is_printed(
+def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
     shell: Shell, service: Server, name: str
 ) -> None:
     with answers_lost():
@@ -235,7 +235,7 @@ def test_tokens_are_made_here_or_by_the_service(shell: Shell) -> None:
     assert served["text"] == f"{served['token']}@{served['generation_time']}"
 
 
-def test_a_token_is_told_of(shell: Shell) -> None:
+def test_a_token_is_reported(shell: Shell) -> None:
     token = shell.said("token", "new", "--served")
     text = shell.said("token", "show", token, "--accept-limit", "1h")
     assert "in time: younger than 1h" in text

@@ -110,7 +110,7 @@ def test_what_no_client_can_have_ends_with_2(
     assert err.startswith("counter: ")
 
 
-def test_nobody_there_is_told_at_once_and_again_at_the_end(
+def test_no_answer_is_reported_at_once_and_again_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as end, ended(NOBODY), opened(NOBODY) as client:
@@ -211,7 +211,7 @@ def unfinished(operation: str, *items: tuple[str, int], token: str = TOKEN) -> U
     return Unfinished(operation, "videos", items, token)
 
 
-def test_what_nobody_knows_is_told_with_the_command_that_finds_it_out(
+def test_an_unknown_outcome_is_reported_with_the_command_that_finds_it_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = UnknownOutcomeError("after a while", unfinished("add", ("views", -5)))

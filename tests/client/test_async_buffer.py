@@ -47,7 +47,7 @@ async def test_an_add_to_a_full_buffer_waits_for_room(service: Server) -> None:
         assert [each.count for each in counts] == [1, 1, 1]
 
 
-async def test_one_that_waits_for_room_is_told_of_the_end() -> None:
+async def test_one_that_waits_for_room_is_notified_of_the_end() -> None:
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         buffer = client.buffer(max_items=1)
         await buffer.__aenter__()
@@ -94,7 +94,7 @@ async def test_what_no_counter_takes_is_refused_at_the_add(service: Server) -> N
                 await buffer.add(counter, delta)
 
 
-async def test_a_namespace_that_is_not_there_is_told_at_the_flush(service: Server) -> None:
+async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Server) -> None:
     async with AsyncCounterClient(service.url, "not-yet", options=QUICK) as client:
         with pytest.raises(UnsentError, match="not-yet") as caught:
             async with client.buffer(max_delay=3_600) as buffer:
@@ -102,7 +102,7 @@ async def test_a_namespace_that_is_not_there_is_told_at_the_flush(service: Serve
         assert isinstance(caught.value.__cause__, NamespaceUnknownError)
 
 
-async def test_a_buffer_whose_disk_fails_tells_every_add_so(
+async def test_a_buffer_whose_disk_fails_reports_every_add_so(
     service: Server, tmp_path: Path
 ) -> None:
     """Here while it sends: the adds that come later are told, and none is lost."""
@@ -125,7 +125,7 @@ async def test_a_buffer_whose_disk_fails_tells_every_add_so(
         assert caught.value.unsent == {"failing": 2}
 
 
-async def test_what_was_refused_is_told_though_the_rest_is_not_sent(
+async def test_what_was_refused_is_reported_though_the_rest_is_not_sent(
     service: Server, tmp_path: Path
 ) -> None:
     """A flush that ends in vain must not swallow it."""

@@ -119,7 +119,7 @@ def test_a_full_buffer_pushes_back() -> None:
             buffer.add("a")
 
 
-def test_a_namespace_that_is_not_there_is_told_at_the_flush(service: Server) -> None:
+def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Server) -> None:
     """And nothing is given up: it may be created yet."""
     with CounterClient(service.url, "not-yet", options=QUICK) as client:
         buffer = client.buffer(max_delay=3_600)
@@ -292,7 +292,7 @@ def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_p
     assert kept == [("refused", 3, str(token), "token_conflict")]
 
 
-def test_a_buffer_whose_disk_fails_tells_every_add_so(service: Server, tmp_path: Path) -> None:
+def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Server, tmp_path: Path) -> None:
     """And hands over what it holds, instead of merging on for ever."""
     with CounterClient(service.url, options=QUICK) as client:
         buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")

@@ -220,7 +220,7 @@ async def test_errors_are_the_services_own_kinds(client: Any, service: Server) -
             other.resolve(Unfinished("add", "default", (("c", 1),), str(Token.new())))
 
 
-def test_nobody_at_the_address_is_unreachable() -> None:
+def test_an_address_without_a_service_is_unreachable() -> None:
     options = Options(trust_env=False, deadline_s=0.2, backoff_first_s=0.01)
     with (
         CounterClient("http://127.0.0.1:9", options=options) as client,

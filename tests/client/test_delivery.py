@@ -60,7 +60,7 @@ def send_all(backlog: Backlog, script: Script) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9)), min_size=1), st.data())
-def test_a_batch_tells_what_became_of_each_item(
+def test_a_batch_reports_the_outcome_of_each_item(
     items: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """By the deadline an item is counted, or its error says that nobody knows."""

@@ -72,7 +72,7 @@ def test_a_base_url_that_is_none_is_named(kind: type, url: Any, said: str) -> No
         kind(url)
 
 
-def test_a_password_in_a_base_url_is_refused_and_not_told() -> None:
+def test_a_password_in_a_base_url_is_rejected_and_not_shown() -> None:
     with pytest.raises(InvalidParameterError, match="user or a password") as caught:
         CounterClient("https://me:hush@host")
     assert "hush" not in str(caught.value)

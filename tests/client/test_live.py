@@ -33,7 +33,7 @@ def told(course: Course, event: str, data: str) -> Count | CounterError | None:
     return course.line("")
 
 
-def test_counts_and_passing_trouble_are_told_and_the_rest_is_not() -> None:
+def test_counts_and_passing_trouble_are_reported_and_the_rest_is_not() -> None:
     course = course_of(Script([]))
     count = told(course, "count", COUNT)
     assert isinstance(count, Count)

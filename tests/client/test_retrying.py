@@ -45,7 +45,7 @@ def test_every_attempt_of_a_call_carries_the_same_token() -> None:
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_the_end_tells_whether_anything_was_sent(arrived: bool) -> None:
+def test_the_end_reports_whether_anything_was_sent(arrived: bool) -> None:
     """Without a connection nothing of it can have arrived: what was made for the call is not
     counted."""
     answers = [UnreachableError("no connection", sent=False) for _ in range(9)]
@@ -111,7 +111,7 @@ def test_to_ask_for_a_new_token_lasts_no_longer_than_the_deadline() -> None:
     assert [each.timeout_s for each in script.sent] == pytest.approx([2.0, 1.4, 1.4, 0.2])
 
 
-def test_a_read_that_nobody_answers_raises_that() -> None:
+def test_a_read_without_an_answer_raises_that() -> None:
     script = Script([lost()] * 100)
     with pytest.raises(UnreachableError):
         script.run(attempts(CALLS.get("c", None), script.policy(deadline_s=1.0)))
@@ -172,7 +172,7 @@ def test_where_nothing_was_sent_a_refusal_is_one(batch: bool) -> None:
         told(Script([lost(), away, gone]))
 
 
-def test_a_batch_tells_whether_anything_of_it_was_sent() -> None:
+def test_a_batch_reports_whether_anything_of_it_was_sent() -> None:
     for answers, sent in (
         ([UnreachableError("no connection", sent=False)], False),
         ([lost()], True),

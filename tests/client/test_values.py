@@ -108,7 +108,7 @@ def test_options_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize("given", ["", " \n", "ck_a b", "ck_caf\u00e9", "ck_a\x00b"])
-def test_what_is_no_api_key_is_refused_and_not_told(given: str) -> None:
+def test_what_is_no_api_key_is_rejected_and_not_shown(given: str) -> None:
     with pytest.raises(InvalidParameterError) as refused:
         CounterClient("http://127.0.0.1:1", api_key=given)
     assert not given.strip() or given.strip() not in str(refused.value)

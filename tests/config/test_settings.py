@@ -84,7 +84,7 @@ class TestSources:
             "retentoin (file counter.toml): there is no such setting; is it retention?"
         )
 
-    def test_an_unknown_name_in_the_environment_is_told(
+    def test_an_unknown_name_in_the_environment_is_reported(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COUNTER_RETENTOIN", "7d")
@@ -99,7 +99,7 @@ class TestSources:
         assert loaded.settings.port == 8080
         assert loaded.origins == {}
 
-    def test_every_error_is_told_with_its_value_and_its_origin(
+    def test_every_error_is_reported_with_its_value_and_its_origin(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The last one is what orchestrators put there for a service named counter."""
@@ -352,7 +352,7 @@ class TestDatasets:
             ("v" * 31, {}, ["48"]),
         ],
     )
-    def test_what_is_wrong_with_one_is_told_with_its_name(
+    def test_what_is_wrong_with_one_is_reported_with_its_name(
         self, name: str, own: dict[str, Any], words: list[str]
     ) -> None:
         message = refusal(**CASSANDRA, keyspace="k" * 20, datasets={name: own})
@@ -368,12 +368,12 @@ class TestDatasets:
         ({"accept_limit": "5m"}, "make rollup_window at least 30s"),
     ],
 )
-def test_what_is_often_a_mistake_is_told(values: dict[str, Any], word: str) -> None:
+def test_what_is_often_a_mistake_is_reported(values: dict[str, Any], word: str) -> None:
     told = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
     assert word in told
 
 
-def test_a_cluster_as_it_should_be_is_told_nothing() -> None:
+def test_good_settings_of_a_cluster_have_no_warnings() -> None:
     settings = made(
         cache="memcached://one",
         replication="dc1:3,dc2:3",

@@ -28,7 +28,7 @@ async def filled(data: Path, logs: Path) -> AsyncIterator[tuple[Server, Rest]]:
         yield server, rest
 
 
-async def test_a_second_process_is_told_who_holds_the_directory(tmp_path: Path) -> None:
+async def test_a_second_process_learns_who_holds_the_directory(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, rest):
         code, message = await asyncio.to_thread(refused, tmp_path / "data")
         assert code == 2

@@ -66,7 +66,7 @@ def test_each_alert_fires_where_it_should_and_nowhere_else(tmp_path: Path) -> No
     promtool("test", "rules", str(path))
 
 
-def test_a_case_that_is_wrong_is_told(tmp_path: Path) -> None:
+def test_a_case_that_is_wrong_is_reported(tmp_path: Path) -> None:
     """Else all of the above may say nothing."""
     case = next(case for case in CASES if case.alert == "CounterStoreDown")
     wrong = [each for each in judged() if each["name"] == "CounterStoreDown fires"]

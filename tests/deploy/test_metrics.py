@@ -55,7 +55,7 @@ def test_promtool_finds_no_fault_with_any(told: str) -> None:
     promtool("check", "metrics", given="".join(once.values()))
 
 
-def test_a_metric_that_is_named_badly_is_told() -> None:
+def test_a_metric_that_is_named_badly_is_reported() -> None:
     with pytest.raises(Exception, match="promtool"):
         promtool("check", "metrics", given="# TYPE seconds counter\nseconds 1\n")
 

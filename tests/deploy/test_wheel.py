@@ -197,7 +197,7 @@ def test_the_command_line_alone_asks_a_running_service(
         assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
 
 
-def test_the_command_line_alone_tells_its_version_and_its_commands(
+def test_the_command_line_alone_reports_its_version_and_its_commands(
     installed: Installed, command_line: Path
 ) -> None:
     version = installed.metadata["Version"]

@@ -88,7 +88,7 @@ def codes_by_help() -> dict[str, set[str]]:
     return {name: set(re.findall(r"\b\d+\b", codes[1])) for name, codes in found if codes}
 
 
-def test_the_table_has_each_command_with_the_codes_that_its_help_tells() -> None:
+def test_the_table_has_each_command_with_the_codes_that_its_help_reports() -> None:
     head, _, *rows = re.findall(r"^\|(.*)\|$", page("cli.md").partition("## Exit codes")[2], re.M)
     columns = [each.strip() for each in head.split("|")][1:]
     written: dict[str, set[str]] = {}

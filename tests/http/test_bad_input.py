@@ -189,7 +189,7 @@ async def test_a_time_that_is_naive_or_absurd_is_refused(rest: Rest, body: Json,
 @pytest.mark.parametrize(
     ("time", "bound"), [("1999-12-31T23:59:59Z", "2000"), ("2201-01-01T00:00:00Z", "2200")]
 )
-async def test_a_time_out_of_bounds_is_told_the_bound(
+async def test_a_time_out_of_bounds_names_the_bound(
     rest: Rest, body: Json, time: str, bound: str
 ) -> None:
     body["idempotency_token"]["generation_time"] = time
@@ -282,7 +282,7 @@ async def test_an_unknown_path_is_a_problem_too(rest: Rest) -> None:
         assert_problem(await rest.http.get(path), 404, "not_found", applied=None, retry="never")
 
 
-async def test_who_follows_the_address_that_a_start_prints_is_told_where_to_look(
+async def test_who_follows_the_address_that_a_start_prints_learns_where_to_look(
     rest: Rest,
 ) -> None:
     answer = await rest.http.get("/")
@@ -295,7 +295,7 @@ async def test_who_follows_the_address_that_a_start_prints_is_told_where_to_look
     ("method", "verb"),
     [("PUT", "add"), ("GET", "add"), ("DELETE", "clear"), ("POST", "events"), ("PATCH", "")],
 )
-async def test_a_wrong_method_is_told_the_right_ones(rest: Rest, method: str, verb: str) -> None:
+async def test_a_wrong_method_lists_the_right_ones(rest: Rest, method: str, verb: str) -> None:
     answer = await rest.http.request(method, rest.path("c", verb), json={})
     assert_problem(answer, 405, "method_not_allowed", applied=None, retry="never", names=(method,))
     assert answer.headers["allow"]

@@ -54,7 +54,7 @@ async def gone(wire: Wire) -> None:
     await eventually(are, "every connection is closed, and every request ended")
 
 
-def test_one_connection_too_many_is_told_so_and_closed(run: Run, wire: Wire) -> None:
+def test_one_connection_too_many_is_rejected_and_closed(run: Run, wire: Wire) -> None:
     """Those that are there go on; when one of them ends, there is room."""
 
     async def check() -> None:
@@ -249,7 +249,7 @@ def test_files_are_made_to_suffice_where_that_is_allowed() -> None:
         assert connections_max(Settings(connections_max=1_000_000)) == 1_000_000
 
 
-def test_fewer_files_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_files_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Where the number of connections was given, the process does not start with less."""
     with limits(1_024, 4_096):
         fits = connections_max(Settings())

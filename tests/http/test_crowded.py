@@ -187,7 +187,7 @@ def test_an_address_has_no_more_than_its_share(
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16"], ids=["silent", "half-a-handshake"])
-def test_connections_without_a_handshake_lock_nobody_out(
+def test_connections_without_a_handshake_block_no_client(
     run: Run, secure: Wire, authority: Authority, begun: bytes
 ) -> None:
     """The oldest goes for each new one; those that have sent nothing before others."""

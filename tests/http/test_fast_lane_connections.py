@@ -127,7 +127,7 @@ def test_nothing_overtakes_an_add_that_is_under_way(run: Run, wire: Wire) -> Non
     run(check())
 
 
-def test_one_that_is_cut_off_for_junk_holds_up_nobody_else(
+def test_one_that_is_cut_off_for_junk_delays_no_other(
     run: Run, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its answer finds the connection closed; others wait for theirs in the same turn."""
@@ -150,7 +150,7 @@ def test_one_that_is_cut_off_for_junk_holds_up_nobody_else(
 
 
 @pytest.mark.parametrize("behind", [b"", add(301, counter="gone"), get("gone"), b"GET /"])
-def test_one_that_hangs_up_before_its_answer_holds_up_nobody_else(
+def test_one_that_hangs_up_before_its_answer_delays_no_other(
     run: Run, wire: Wire, behind: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -320,7 +320,7 @@ def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hast
 
 
 @pytest.mark.parametrize("part", [add(711)[:60], add(711)[:-9], get()[:-1]])
-def test_a_time_out_is_not_told_as_the_answer_to_an_add_before(
+def test_a_time_out_is_not_reported_as_the_answer_to_an_add_before(
     run: Run, hasty: Wire, part: bytes
 ) -> None:
     """Which counts, however long it takes."""

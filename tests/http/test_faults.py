@@ -92,7 +92,7 @@ async def test_a_rollup_that_failed_is_done_by_the_next(app: App, method: str, a
     assert (answer["count"], answer["accuracy"]) == (2, "eventual")
 
 
-async def test_a_fault_of_the_service_itself_is_a_problem_that_tells_no_secrets(
+async def test_a_fault_of_the_service_itself_is_a_problem_that_shows_no_secrets(
     rest: Rest, app: App
 ) -> None:
     async def breaks(*_: Any, **__: Any) -> None:

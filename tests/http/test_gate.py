@@ -165,7 +165,7 @@ async def test_a_namespace_of_others_is_as_unknown_as_one_that_is_not_there(door
     assert [each["namespace"] for each in listed.json()["namespaces"]] == ["mine", "team-a"]
 
 
-async def test_what_tells_of_all_namespaces_takes_a_key_for_all(door: Door) -> None:
+async def test_what_reports_all_namespaces_takes_a_key_for_all(door: Door) -> None:
     mine, everything = await door.key(Scope.ADMIN, "mine"), await door.key(Scope.READ)
     assert code(await door.http.get("/metrics")) == (401, "key_missing")
     assert code(await door.http.get("/metrics", headers=mine)) == (403, "scope_insufficient")
@@ -204,7 +204,7 @@ async def test_what_is_refused_takes_of_a_keys_requests_too(door: Door) -> None:
     assert code(await door.http.get("/v1/nowhere", headers=key)) == (429, "rate_limited")
 
 
-async def test_metrics_take_of_a_keys_requests_and_of_nobody_elses(tmp_path: Path) -> None:
+async def test_metrics_take_of_a_keys_requests_and_of_no_other_keys(tmp_path: Path) -> None:
     """Without keys all share one rate, and a flood must not hide itself."""
     async with (
         wired(tmp_path, requests_per_s=1) as wire,
@@ -370,7 +370,7 @@ def _fields_of_429(answer: httpx.Response) -> tuple[str, str]:
     return answer.headers["ratelimit-policy"], answer.headers["retry-after"]
 
 
-async def test_a_rate_below_one_a_second_is_told_as_one_in_so_many(door: Door) -> None:
+async def test_a_rate_below_one_a_second_is_reported_as_one_in_so_many(door: Door) -> None:
     slow = await door.key(Scope.READ, requests_per_s=0.1)
     assert (await door.get(slow)).status_code == 200
     assert _fields_of_429(await door.get(slow)) == ('"requests";q=1;w=10', "10")

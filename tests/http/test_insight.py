@@ -83,7 +83,7 @@ async def test_what_is_busy_is_asked_for_within_bounds(name: str, value: str, re
     assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))
 
 
-async def test_adds_are_told_by_what_became_of_them(rest: Rest, app: App) -> None:
+async def test_adds_are_reported_by_what_became_of_them(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     for delta in (1, 1, 2):
         await rest.add("c", delta, token)

@@ -104,7 +104,7 @@ async def test_a_key_whose_add_was_never_written_counts_once_later(
     assert await rest.count("c", "1h") == 1
 
 
-async def test_an_old_uuid7_key_is_told_how_to_be_read_as_a_plain_id(rest: Rest, app: App) -> None:
+async def test_an_old_uuid7_key_learns_how_to_be_read_as_a_plain_id(rest: Rest, app: App) -> None:
     key = uuid7(app.clock.now_us())
     app.clock.advance(HOUR)
     await app.roll_up()

@@ -92,7 +92,7 @@ async def watching(
         await asyncio.wait_for(watcher.task, 30)
 
 
-async def test_it_tells_the_count_and_then_each_change(rest: Rest, app: App) -> None:
+async def test_it_reports_the_count_and_then_each_change(rest: Rest, app: App) -> None:
     async with watching(app) as watcher:
         for count in (1, 2):
             await watcher.until(count)
@@ -169,7 +169,7 @@ async def test_a_head_asks_for_no_stream(app: App) -> None:
     assert app.application.live.streams == 0
 
 
-async def test_a_store_in_trouble_is_told_and_so_is_its_end(rest: Rest, app: App) -> None:
+async def test_a_store_in_trouble_is_reported_and_so_is_its_end(rest: Rest, app: App) -> None:
     async with watching(app) as watcher:
         await watcher.until(1)
         with store_that_fails(app, "heads"), store_that_fails(app, "tails"):

@@ -24,7 +24,7 @@ async def test_the_namespace_default_is_there_from_the_start(rest: Rest, app: Ap
     assert listing["namespaces"] == [answer.json()]
 
 
-async def test_a_new_one_tells_all_its_settings(other: Rest, app: App) -> None:
+async def test_a_new_one_reports_all_its_settings(other: Rest, app: App) -> None:
     answer = await other.create("EVENTUAL", rollup_window="20s", accept_limit="2500ms")
     assert answer.status_code == 201
     assert answer.headers["etag"] == '"v1"'
@@ -64,7 +64,7 @@ async def test_an_update_keeps_what_it_leaves_out(other: Rest) -> None:
     assert (await other.http.get(other.path())).json() == answer.json()
 
 
-async def test_what_does_not_fit_is_told_and_logged(
+async def test_what_does_not_fit_is_reported_and_logged(
     other: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await other.create("EVENTUAL", accept_limit="5m", key_ttl="1m")

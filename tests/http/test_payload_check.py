@@ -166,7 +166,7 @@ async def test_a_late_token_is_resolved_whatever_the_guard_has_seen(
     assert await guarded.count("c") == 3
 
 
-async def test_off_means_that_nobody_looks(rest: Rest, app: App) -> None:
+async def test_off_detects_no_conflict(rest: Rest, app: App) -> None:
     """One token is one event, and so it counts once; which of two payloads stays is left open."""
     off = await namespace_of(rest, "off")
     token = fresh(now(app))
@@ -191,7 +191,7 @@ async def test_strict_asks_the_store_alone(rest: Rest, app: App) -> None:
     assert [await strict.count(name) for name in ("c", "d")] == [3, 1]
 
 
-async def test_a_guard_that_was_emptied_does_not_turn_on_what_stands(tmp_path: Path) -> None:
+async def test_a_guard_that_was_emptied_does_not_affect_what_exists(tmp_path: Path) -> None:
     """It notes the first payload that it sees after that, be it the wrong one; what stands in the
     store is no conflict with itself all the same."""
     async with running("memory", tmp_path) as app:

@@ -26,7 +26,7 @@ def test_its_style_is_the_one_that_its_policy_allows() -> None:
     assert " style=" not in PAGE
 
 
-def test_what_stands_in_backticks_became_code() -> None:
+def test_text_in_backticks_became_code() -> None:
     assert "`" not in re.sub(r"<pre>.*?</pre>", "", PAGE, flags=re.DOTALL)
 
 

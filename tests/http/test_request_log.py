@@ -39,7 +39,7 @@ def _requests_are_let_through(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "counter.requests")
 
 
-async def test_a_line_tells_the_request_its_token_and_its_outcome(
+async def test_a_line_reports_the_request_its_token_and_its_outcome(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running("memory", tmp_path, log_requests="all") as app:
@@ -104,7 +104,7 @@ async def test_each_kind_of_end_has_its_word(
     assert {"token_missing", "token_conflict", "token_too_old", "store_unavailable"} <= codes
 
 
-async def test_a_key_is_told_as_its_token_and_never_as_it_is(
+async def test_a_key_is_logged_as_its_token_and_never_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running("memory", tmp_path, log_requests="all") as app:
@@ -177,7 +177,7 @@ async def _nothing(*_: Any) -> Any:
     """Nobody sends, and nobody answers."""
 
 
-async def test_a_flood_of_failures_is_told_in_a_few_lines(
+async def test_a_flood_of_failures_is_reported_in_a_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = [0.0]

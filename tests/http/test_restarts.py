@@ -103,7 +103,7 @@ async def test_server_issued_tokens_are_never_issued_again(app: App) -> None:
     assert len(set(seen)) == 30
 
 
-async def test_other_settings_at_a_later_start_change_nothing_of_what_stands(
+async def test_other_settings_at_a_later_start_change_nothing_of_what_exists(
     fast_dir: Path,
 ) -> None:
     """The dataset's windows are fixed: a token's fate must not depend on who restarted when."""

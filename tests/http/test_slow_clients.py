@@ -190,7 +190,7 @@ async def test_a_client_that_hangs_up_half_way_writes_nothing(server: Server) ->
     await assert_nothing_was_written(server)
 
 
-async def test_a_slow_client_holds_up_nobody(server: Server) -> None:
+async def test_a_slow_client_delays_no_other(server: Server) -> None:
     port = int(server.url.rpartition(":")[2])
     slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
     for _, writer in slow:

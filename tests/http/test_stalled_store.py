@@ -40,7 +40,7 @@ class Stall:
         return await self._works(namespace, events)
 
 
-async def test_while_the_store_stands_still_few_wait_and_all_who_do_are_told(
+async def test_while_the_store_stalls_few_wait_and_all_of_them_are_answered(
     tmp_path: Path,
 ) -> None:
     limits = httpx.Limits(max_connections=200)

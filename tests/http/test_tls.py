@@ -145,7 +145,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
         assert received == b""
 
 
-def test_the_sdk_trusts_whom_it_is_told_to_and_shows_its_own(
+def test_the_sdk_trusts_the_given_authority_and_shows_its_own(
     run: Run, mutual: Wire, authority: Authority
 ) -> None:
     own = authority.sign("sdk")
@@ -227,7 +227,7 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
     assert "was renewed from" in caplog.text
 
 
-def test_the_end_of_a_certificate_is_known_and_told(
+def test_the_end_of_a_certificate_is_known_and_reported(
     wire: Wire, own: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = ["openssl", "x509", "-in", str(own.cert), "-noout", "-enddate"]
@@ -251,7 +251,7 @@ def test_the_end_is_known_with_clients_certificates_and_after_it_has_passed(
     assert "is not known" not in caplog.text
 
 
-def test_files_that_stay_the_same_are_told_of_once(
+def test_files_that_stay_the_same_are_reported_once(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = authority.sign("once")

@@ -38,7 +38,7 @@ def told(rest: Rest) -> Told:
     return Told(rest)
 
 
-async def test_adds_that_were_refused_and_of_which_nobody_knows_are_told_apart(
+async def test_adds_that_were_refused_and_of_unknown_outcome_are_distinguished(
     rest: Rest, app: App, told: Told
 ) -> None:
     """Of the one nothing was written, the other may be counted."""
@@ -59,7 +59,7 @@ async def test_adds_that_were_refused_and_of_which_nobody_knows_are_told_apart(
     assert await outcome(token=fresh(now_us - MINUTE)) == {"voided": 1}
 
 
-async def test_each_add_of_a_batch_is_told(rest: Rest, app: App, told: Told) -> None:
+async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, told: Told) -> None:
     now_us = app.clock.now_us()
     items = [
         item("a", 1, fresh(now_us)),
@@ -73,7 +73,9 @@ async def test_each_add_of_a_batch_is_told(rest: Rest, app: App, told: Told) -> 
     assert await told.gained("counter_adds_total") == {"unknown": 2}
 
 
-async def test_best_effort_adds_are_told_as_what_they_are(rest: Rest, app: App, told: Told) -> None:
+async def test_best_effort_adds_are_reported_as_what_they_are(
+    rest: Rest, app: App, told: Told
+) -> None:
     path = "/v1/namespaces/rough"
     made = await rest.http.put(path, json={"counter_type": "BEST_EFFORT"})
     assert made.status_code == 201, made.text
@@ -85,7 +87,7 @@ async def test_best_effort_adds_are_told_as_what_they_are(rest: Rest, app: App, 
     assert await told.gained("counter_adds_total") == {"unknown": 1}
 
 
-async def test_requests_are_told_by_route_and_status(rest: Rest, app: App, told: Told) -> None:
+async def test_requests_are_reported_by_route_and_status(rest: Rest, app: App, told: Told) -> None:
     """By the route's template: what a client may choose makes no series."""
     await rest.add("any/name", 1, fresh(app.clock.now_us()))
     await rest.add("other", 1, fresh(app.clock.now_us() + HOUR))
@@ -97,7 +99,7 @@ async def test_requests_are_told_by_route_and_status(rest: Rest, app: App, told:
 
 
 @pytest.mark.parametrize("storage", ["sqlite"])
-async def test_group_commits_marks_and_calls_are_told(rest: Rest, app: App, told: Told) -> None:
+async def test_group_commits_marks_and_calls_are_reported(rest: Rest, app: App, told: Told) -> None:
     for family in ("counter_commit_events_count", "counter_marks_total"):
         await told.gained(family)
     await told.gained("counter_store_call_duration_seconds_count")
@@ -137,7 +139,7 @@ async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> N
     assert "troubles" not in (await rest.http.get("/readyz")).json()
 
 
-async def test_liveness_asks_nobody(rest: Rest, app: App) -> None:
+async def test_liveness_asks_no_store(rest: Rest, app: App) -> None:
     """A restart would not bring the store back."""
     with (
         patch.object(app.store, "ping", AsyncMock()) as store,

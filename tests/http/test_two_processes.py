@@ -58,7 +58,7 @@ async def test_what_one_deleted_is_gone_for_the_other(rest: Rest, other: Rest, a
     assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")
 
 
-async def test_a_namespace_made_anew_is_not_taken_for_the_deleted_one(
+async def test_a_namespace_made_again_is_not_taken_for_the_deleted_one(
     rest: Rest, other: Rest, app: App
 ) -> None:
     await rest.http.delete(rest.path())

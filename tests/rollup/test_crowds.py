@@ -63,7 +63,7 @@ def test_a_window_that_is_summed_again_is_counted_once() -> None:
     assert sizes(tally) == {0: 30}
 
 
-def test_counters_of_one_name_are_told_apart() -> None:
+def test_counters_of_one_name_are_distinguished() -> None:
     """Each namespace has its own."""
     tally = CrowdTally(TARGET)
     for number, each in enumerate((namespace, replace(namespace, id=8, name="other"))):

@@ -141,7 +141,7 @@ async def test_addresses_and_configured_names_are_answered(watched: Watched, hos
     assert (await watched.get("/healthz", host=host)).status_code == 200
 
 
-async def test_a_port_that_is_taken_is_told(watched: Watched) -> None:
+async def test_a_port_that_is_taken_is_reported(watched: Watched) -> None:
     """With what to do."""
     port = int(watched.url.rpartition(":")[2])
     with pytest.raises(StartupError, match="--metrics-port"):

@@ -131,7 +131,9 @@ def test_no_two_workers_have_the_same_name() -> None:
 @given(st.lists(st.tuples(st.sampled_from("jdlt"), st.integers(0, 7)), max_size=25))
 # Its shares of three, of four and of five workers give one slot to and fro between two of them.
 @example([("j", 0), ("j", 0), ("t", 0), ("j", 0), ("j", 0), ("t", 3), ("t", 1)])
-def test_whoever_comes_and_goes_the_slots_end_up_shared_out(steps: list[tuple[str, int]]) -> None:
+def test_whichever_workers_come_and_go_the_slots_end_up_shared_out(
+    steps: list[tuple[str, int]],
+) -> None:
     """Join, die, leave, take a turn: soon after the last of it every slot has one holder."""
 
     async def play() -> None:
@@ -353,7 +355,7 @@ def test_workers_keep_their_leases_while_the_store_is_slow(lease_time_us: int) -
     virtually(play())
 
 
-async def test_trouble_is_told_while_it_lasts() -> None:
+async def test_trouble_is_reported_while_it_lasts() -> None:
     """The worker goes on taking turns, and says when it is over."""
     clock = FakeClock(START_US)
     store = Broken(clock)

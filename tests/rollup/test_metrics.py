@@ -20,7 +20,7 @@ def samples(world: World, process: Process) -> dict[str, float]:
     }
 
 
-async def test_each_shard_tells_how_far_it_is_behind_and_how_much_of_that_is_too_much() -> None:
+async def test_each_shard_reports_how_far_it_is_behind_and_how_much_of_that_is_too_much() -> None:
     world = World()
     namespace = await world.begin(shards=2)
     worker = world.process()
@@ -41,7 +41,7 @@ async def test_each_shard_tells_how_far_it_is_behind_and_how_much_of_that_is_too
     assert least_us / SECOND <= lag_s <= (least_us + WINDOW) / SECOND
 
 
-async def test_of_many_namespaces_the_worst_of_the_rest_is_told_as_one() -> None:
+async def test_of_many_namespaces_the_worst_of_the_rest_is_reported_as_one() -> None:
     """However many there are, there are only so many series."""
     world = World()
     await world.begin(shards=1)
@@ -55,7 +55,7 @@ async def test_of_many_namespaces_the_worst_of_the_rest_is_told_as_one() -> None
     assert "counter_rollup_lag_seconds other other" in lags
 
 
-async def test_of_many_shards_the_worst_of_the_rest_is_told_as_one() -> None:
+async def test_of_many_shards_the_worst_of_the_rest_is_reported_as_one() -> None:
     world = World()
     await world.begin(shards=600)
     await world.create("m", shards=600)
@@ -65,7 +65,7 @@ async def test_of_many_shards_the_worst_of_the_rest_is_told_as_one() -> None:
     assert sum(name.startswith("counter_rollup_lag_seconds") for name in found) == 601
 
 
-async def test_batches_and_recounts_are_told() -> None:
+async def test_batches_and_recounts_are_reported() -> None:
     """The world's workers write three counters at a time."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -84,7 +84,7 @@ async def test_batches_and_recounts_are_told() -> None:
     assert samples(world, worker)["counter_rollup_recounts_total"] == 1
 
 
-async def test_leases_that_change_hands_are_told() -> None:
+async def test_leases_that_change_hands_are_reported() -> None:
     world = World()
     await world.begin()
     one, two = await world.shared("one", "two")
@@ -100,7 +100,7 @@ async def test_leases_that_change_hands_are_told() -> None:
     assert samples(world, two)["counter_rollup_workers"] == 2
 
 
-async def test_slices_are_told_by_who_looks_after_them() -> None:
+async def test_slices_are_reported_by_who_looks_after_them() -> None:
     world = World()
     await world.begin()
     one, two = await world.shared("one", "two")
@@ -117,7 +117,7 @@ async def test_slices_are_told_by_who_looks_after_them() -> None:
     assert keeper["counter_slices_oldest_age_seconds default"] < retention_s + 20 * 60
 
 
-async def test_shards_that_were_not_seen_yet_are_told() -> None:
+async def test_shards_that_were_not_seen_yet_are_reported() -> None:
     """Nothing is known of their lag: it must not look as if there were none."""
     world = World()
     await world.begin()

@@ -211,7 +211,7 @@ async def test_a_number_is_lowered_slice_by_slice_when_the_crowd_is_long_gone() 
     assert made == [8] * (SLICES_REMEMBERED - 1) + [4, 2, 2, 2]
 
 
-async def test_where_nobody_counted_nothing_is_lowered() -> None:
+async def test_where_no_worker_counted_nothing_is_lowered() -> None:
     """A rollup that stands still is no sign of few events."""
     world = World(HOT)
     await world.begin()
@@ -302,7 +302,7 @@ async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts
     ]
 
 
-async def test_what_is_to_come_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_to_come_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """By the worker that makes slices: whose events, how large, from when on, how many."""
     caplog.set_level(logging.INFO, "counter.partitions")
     world = World(HOT)
@@ -327,7 +327,7 @@ async def test_what_is_to_come_is_told_once(caplog: pytest.LogCaptureFixture) ->
     assert "event_buckets_max is 8, and partitions of 680 B are still to be expected" in told[1]
 
 
-async def test_where_the_settings_say_never_nobody_is_asked() -> None:
+async def test_where_the_settings_say_never_no_one_is_asked() -> None:
     world = World(DATASET)
     namespace = await world.begin()
     a = world.process()

@@ -34,7 +34,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-async def test_a_worker_told_to_end_finishes_and_gives_its_leases_back(
+async def test_a_worker_asked_to_end_finishes_and_gives_its_leases_back(
     settings: Settings, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 0, nobody holds a slot, nothing is lost that it was at, and its traces are sent."""
@@ -90,7 +90,7 @@ async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
     await desk.shared_by(2)
 
 
-async def test_health_tells_what_a_worker_does(
+async def test_health_reports_what_a_worker_does(
     settings: Settings, desk: Desk, tmp_path: Path
 ) -> None:
     """Ready as soon as it works."""
@@ -143,7 +143,7 @@ async def test_a_store_of_one_process_is_refused(tmp_path: Path) -> None:
     assert "counter serve" in said
 
 
-async def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+async def test_a_cluster_that_cannot_be_reached_is_reported(tmp_path: Path) -> None:
     """With where it was looked for."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -154,14 +154,14 @@ async def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
         assert point in ended
 
 
-async def test_a_cluster_without_the_schema_is_told(settings: Settings, tmp_path: Path) -> None:
+async def test_a_cluster_without_the_schema_is_reported(settings: Settings, tmp_path: Path) -> None:
     """With what to do."""
     flags = flags_for(settings, keyspace="nothing_here")
     said = await cannot_start(flags, tmp_path / "log")
     assert "counter schema apply" in said
 
 
-async def test_a_port_that_is_taken_is_told(settings: Settings, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_reported(settings: Settings, tmp_path: Path) -> None:
     """Before any work is begun."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -166,7 +166,7 @@ async def test_what_was_done_before_a_crash_comes_out_the_same_when_done_again()
     assert await b.worker.tick() == 0
 
 
-async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_anew() -> None:
+async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_again() -> None:
     """A batch that was given up may stand on one replica: its checkpoint is read and spreads by
     that, its row is not. Once the watermark has passed, no fold of the rows may miss it."""
     world = World()
@@ -256,7 +256,7 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
     assert await world.rolled_up(namespace) == {"c": 7}
 
 
-async def test_a_worker_that_is_told_to_stop_finishes_what_is_under_way_and_leaves() -> None:
+async def test_a_worker_that_is_asked_to_stop_finishes_what_is_under_way_and_leaves() -> None:
     """Its slots are free at once, and nothing is half done."""
     world = World()
     namespace = await world.begin(shards=1)

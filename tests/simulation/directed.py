@@ -85,7 +85,7 @@ DIRECTED: Final[Mapping[str, str]] = {
         "tests/http/test_atomic.py::test_a_retry_counts_once_in_any_order_of_items[memory]"
     ),
     "no-atomic-mark-before-decision": (
-        f"{_RESOLUTION}test_an_atomic_add_is_marked_anew_before_anything_is_decided"
+        f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
     ),
     "namespace-by-any-clock": (
         f"{_SKEW}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"
@@ -111,7 +111,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     "ignores-pending": (
         f"{_ROLLER}test_a_pending_recount_is_done_whether_a_mark_asks_for_it_or_not"
     ),
-    "ignores-recount-marks": f"{_ROLLER}test_marks_of_recounts_are_told_from_marks_of_adds",
+    "ignores-recount-marks": (
+        f"{_ROLLER}test_marks_of_recounts_are_distinguished_from_marks_of_adds"
+    ),
     "half-an-atomic-add": _HALVES,
     "atomic-add-not-found": (
         f"{_ATOMICS}test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is"

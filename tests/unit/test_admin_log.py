@@ -59,7 +59,7 @@ async def test_an_act_is_in_the_file_and_in_the_log(
     assert (record.getMessage(), told["who"]) == ("namespace.change done", "key:abc")
 
 
-async def test_a_refused_act_changed_nothing_and_is_not_told(log: AdminLog, path: Path) -> None:
+async def test_a_refused_act_changed_nothing_and_is_not_reported(log: AdminLog, path: Path) -> None:
     with pytest.raises(InvalidBodyError):
         async with log.act("namespace.create", WHO, namespace="videos"):
             raise InvalidBodyError("shards is 0")
@@ -69,7 +69,7 @@ async def test_a_refused_act_changed_nothing_and_is_not_told(log: AdminLog, path
 @pytest.mark.parametrize("end", [
     StoreUnavailableError("no answer"), asyncio.CancelledError(), RuntimeError("a bug"),
 ], ids=["unavailable", "cancelled", "bug"])  # fmt: skip
-async def test_an_act_whose_end_nobody_knows_is_told_as_that(
+async def test_an_act_with_an_unknown_result_is_logged_as_that(
     log: AdminLog, path: Path, end: BaseException
 ) -> None:
     with pytest.raises(type(end)):
@@ -89,7 +89,7 @@ def test_a_line_that_a_crash_cut_short_spoils_no_other(log: AdminLog, path: Path
     assert (cut, json.loads(whole)["act"]) == (b'{"act":"key.cre', "schema.apply")
 
 
-def test_a_file_that_was_moved_away_is_made_anew(log: AdminLog, path: Path) -> None:
+def test_a_file_that_was_moved_away_is_made_again(log: AdminLog, path: Path) -> None:
     log.record("schema.apply", WHO, Act({}))
     path.rename(path.with_suffix(".1"))
     log.record("backup.restore", WHO, Act({}))
@@ -97,18 +97,18 @@ def test_a_file_that_was_moved_away_is_made_anew(log: AdminLog, path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_is_written_stands_on_one_line(log: AdminLog, path: Path) -> None:
+def test_what_is_written_is_one_line(log: AdminLog, path: Path) -> None:
     log.record("key.create", WHO, Act({"label": 'a\n{"act":"forged"}\u2028'}))
     [line] = path.read_bytes().splitlines()
     assert json.loads(line)["label"] == 'a\n{"act":"forged"}\u2028'
 
 
-def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"audit_log '.*' cannot be written: .*; let the user"):
         AdminLog(tmp_path / "missing" / "audit.jsonl", FakeClock(START_US))
 
 
-def test_a_file_that_fails_later_is_told_and_the_act_stands(
+def test_a_file_that_fails_later_is_reported_and_the_act_stays(
     log: AdminLog, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()

@@ -135,7 +135,7 @@ async def test_whatever_is_damaged_is_found(seed: int) -> None:
     assert {each.state for each in await auditor.audit(namespace, NAMES)} == {State.RIGHT}
 
 
-async def test_a_write_that_lands_in_a_passed_window_is_told() -> None:
+async def test_a_write_that_lands_in_a_passed_window_is_reported() -> None:
     """In a store without transactions one that nobody acknowledged may: a recount counts it."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -155,7 +155,7 @@ async def test_a_write_that_lands_in_a_passed_window_is_told() -> None:
     assert await world.rolled_up(namespace) == {"c": 11}
 
 
-async def test_a_rollup_that_stands_half_done_is_waited_for() -> None:
+async def test_a_rollup_that_is_half_done_is_waited_for() -> None:
     """A batch may be seen in part by one read and not by the next, before the watermark passes."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -178,7 +178,7 @@ async def test_a_rollup_that_stands_half_done_is_waited_for() -> None:
     assert verdict.state is State.WRONG
 
 
-async def test_a_recount_that_nobody_will_do_hides_nothing() -> None:
+async def test_a_recount_that_no_worker_will_do_hides_nothing() -> None:
     """One whose window was passed without it: readers count its own window, and nothing else."""
     world = World()
     namespace = await world.begin(shards=1)

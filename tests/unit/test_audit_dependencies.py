@@ -78,7 +78,7 @@ def test_a_skipped_package_is_no_clean_answer(
     assert audit.no_database([entry]) == why
 
 
-def test_what_the_database_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_database_knows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = {"id": "CVE-1", "fix_versions": ["2.0"]}
     told = {"dependencies": [{"name": "h11", "version": "0.16.0", "vulns": [fault]}]}
     monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: told)

@@ -22,7 +22,7 @@ def flooded() -> Door:
     return Door(load)
 
 
-def test_who_is_refused_is_told_soon_and_never_more_than_some_at_a_time() -> None:
+def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> None:
     told: list[tuple[int, float]] = []
 
     async def refuse() -> None:
@@ -45,7 +45,7 @@ def test_who_is_refused_is_told_soon_and_never_more_than_some_at_a_time() -> Non
     assert at == {0.02: 100, 0.04: 100, 0.06: 50, 1.02: 1}
 
 
-def test_one_who_cannot_be_told_keeps_nobody_else_waiting(
+def test_one_who_cannot_be_answered_delays_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[Reply] = []
@@ -64,7 +64,7 @@ def test_one_who_cannot_be_told_keeps_nobody_else_waiting(
     assert "the connection is gone" in caplog.text
 
 
-def test_a_refused_body_is_read_whole_and_its_handler_told_in_its_turn() -> None:
+def test_a_refused_body_is_read_whole_and_its_handler_called_in_its_turn() -> None:
     """A client that still sends would take an early answer for a broken connection."""
     parts: list[Message] = [{"body": b"a", "more_body": True}, {"body": b"b", "more_body": False}]
 

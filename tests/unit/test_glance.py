@@ -23,7 +23,7 @@ def test_the_version_is_seen_while_all_is_in_the_log_yet(tmp_path: Path) -> None
     assert glance(tmp_path).version == 7
 
 
-def test_a_database_that_was_cut_is_told_from_a_whole_one(tmp_path: Path) -> None:
+def test_a_database_that_was_cut_is_distinguished_from_a_whole_one(tmp_path: Path) -> None:
     """Regression: of what was not looked at nothing was said to be wrong."""
     path = tmp_path / DATABASE
     with closing(sqlite3.connect(path)) as database:
@@ -46,7 +46,7 @@ def test_it_leaves_no_file_behind(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [DATABASE]
 
 
-def test_a_lock_file_that_is_no_text_names_nobody(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_no_text_names_no_process(tmp_path: Path) -> None:
     """Regression: it ended the look with a traceback."""
     (tmp_path / "lock").write_bytes(b"\xf3\xff")
     assert glance(tmp_path).holder is None

@@ -220,13 +220,13 @@ async def test_revoking_twice_is_revoking_once(world: World) -> None:
     assert await world.admin.revoke(issued.text) == (first, False)
 
 
-async def test_revoking_at_once_from_many_sides_is_told_to_one(world: World) -> None:
+async def test_revoking_at_once_from_many_sides_is_reported_to_one(world: World) -> None:
     issued = await world.admin.create(RIGHTS)
     answers = await asyncio.gather(*(world.admin.revoke(issued.key.id) for _ in range(5)))
     assert [is_new for _, is_new in answers].count(True) == 1
 
 
-async def test_a_rotation_whose_end_is_not_known_tells_of_the_new_key(world: World) -> None:
+async def test_a_rotation_whose_end_is_not_known_reports_the_new_key(world: World) -> None:
     old = await world.admin.create(RIGHTS)
 
     async def fails() -> None:
@@ -239,7 +239,7 @@ async def test_a_rotation_whose_end_is_not_known_tells_of_the_new_key(world: Wor
     assert f"a new key {new.id} is on record, of no use" in raised.value.detail
 
 
-async def test_who_mistypes_an_id_is_told_the_close_ones(world: World) -> None:
+async def test_who_mistypes_an_id_gets_the_close_ones(world: World) -> None:
     with pytest.raises(NotFoundError, match="there are no keys: make one"):
         await world.admin.revoke("abcdefgh2345")
     issued = await world.admin.create(RIGHTS)
@@ -285,7 +285,7 @@ async def test_there_are_at_most_so_many_keys_and_old_ones_are_forgotten(world: 
     assert list(await alone.admin.all()) == [issued.key]
 
 
-async def test_a_key_is_told_though_old_ones_cannot_be_forgotten(
+async def test_a_key_is_reported_though_old_ones_cannot_be_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it was on record, and nobody was told it."""

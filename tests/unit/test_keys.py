@@ -219,7 +219,7 @@ async def test_a_use_is_not_noted_by_a_clock_that_is_wrong(world: World) -> None
     assert list(world.store.noted) == [(ID, START_US)]
 
 
-async def test_a_revoked_key_is_refused_and_what_remembered_it_is_told(world: World) -> None:
+async def test_a_revoked_key_is_refused_and_what_remembered_it_is_reported(world: World) -> None:
     remembered = world.ring.version
     await world.ring.refresh()
     assert world.ring.version == remembered
@@ -274,7 +274,7 @@ async def test_keys_that_cannot_be_read_hold_for_a_bounded_time(world: World, tr
             world.store.down = False
 
 
-async def test_a_ring_that_was_never_read_lets_nobody_in() -> None:
+async def test_a_ring_that_was_never_read_rejects_all_requests() -> None:
     with pytest.raises(StoreUnavailableError):
         KeyRing(World().store, FakeClock(START_US)).find(b"")
 

@@ -106,7 +106,7 @@ async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server
     assert await waiting == [0] * 50_000
 
 
-async def test_those_who_wait_for_a_failed_server_are_told_with_the_rest(
+async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
     lane: Lane[int, int], work: Work, server: Server
 ) -> None:
     """What was sent may have been done; what waited was surely not."""
@@ -175,7 +175,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     await lane.close()
 
 
-async def test_a_closed_lane_answers_nobody(lane: Lane[int, int], work: Work) -> None:
+async def test_a_closed_lane_answers_no_caller(lane: Lane[int, int], work: Work) -> None:
     """Whoever waits is told; the batch that is out is brought home first."""
     first = asyncio.create_task(lane.ask([1]))
 

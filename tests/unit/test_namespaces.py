@@ -92,7 +92,7 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
     assert pair.other.get("new").name == "new"
 
 
-async def test_a_look_that_fails_is_told_to_those_who_asked(pair: Pair) -> None:
+async def test_a_look_that_fails_is_reported_to_those_who_asked(pair: Pair) -> None:
     pair.control.down = True
     with pytest.raises(StoreUnavailableError):
         await pair.one.look()
@@ -152,7 +152,7 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("what", ["update", "delete"])
-async def test_who_changes_what_another_process_changed_is_told_so(pair: Pair, what: str) -> None:
+async def test_who_changes_what_another_process_changed_is_rejected(pair: Pair, what: str) -> None:
     """And knows what stands, to decide anew."""
     namespace = await pair.one.create("each", SETTINGS)
     await pair.other.refresh()

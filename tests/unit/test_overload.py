@@ -80,7 +80,7 @@ def test_what_is_taken_in_is_answered_in_time_however_much_comes(per_ms: int, ti
     assert service.refused > 0
 
 
-def test_nobody_is_refused_below_what_the_service_can_bear() -> None:
+def test_no_write_is_rejected_below_what_the_service_can_bear() -> None:
     service = Service(10)
     service.run(3_000, 9.9)
     assert service.refused == 0
@@ -96,7 +96,7 @@ def test_a_burst_after_hours_of_little_is_taken_in() -> None:
     assert service.refused == 0
 
 
-def test_a_store_that_stands_still_lets_few_more_wait_and_many_when_it_goes_on() -> None:
+def test_a_stalled_store_lets_few_more_wait_and_many_when_it_goes_on() -> None:
     service = Service(20)
     service.run(2_000, 15)
     service.per_ms = 0
@@ -158,7 +158,7 @@ def test_long_turns_of_the_event_loop_count_as_waiting() -> None:
     assert service.load.wait_us == 400 * MILLISECOND
 
 
-def test_who_waits_for_less_time_than_the_queue_takes_is_told_at_once() -> None:
+def test_who_waits_for_less_time_than_the_queue_takes_is_rejected_at_once() -> None:
     service = Service(10)
     service.run(2_000, 20)
     load = service.load
@@ -172,7 +172,7 @@ def test_who_waits_for_less_time_than_the_queue_takes_is_told_at_once() -> None:
     assert load.refuses(within_us=1) is None
 
 
-def test_a_hurried_sender_is_told_its_own_bound_and_others_theirs() -> None:
+def test_a_hurried_sender_gets_its_own_bound_and_others_theirs() -> None:
     """Also one that would wait longer than anybody may. What all are told is worded once."""
     service = Service(10)
     service.run(5_000, 30)
@@ -226,7 +226,7 @@ def test_what_is_bounded_is_refused_past_its_bound_and_free_when_given_back() ->
     some.take(10)
 
 
-def test_a_pause_long_ago_turns_nobody_away() -> None:
+def test_a_pause_long_ago_rejects_no_write() -> None:
     service = Service(per_ms=100)
     load = service.load
     load.turn_began()

@@ -39,7 +39,7 @@ def test_a_store_that_is_well_is_asked_once(caplog: pytest.LogCaptureFixture) ->
     assert lines(caplog) == []
 
 
-def test_short_trouble_is_waited_for_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_short_trouble_is_waited_for_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """With its cause, and at a level that is logged where nothing else was asked for."""
     store = Store(20)
     assert virtually(StartupRetry(30 * SECOND).run(store.open)) == "open"

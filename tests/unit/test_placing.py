@@ -33,7 +33,7 @@ def test_nodes_that_are_still_joining_are_waited_for() -> None:
     assert virtually(StartupRetry(30 * SECOND).run(place)) == {"dc1": 3}
 
 
-def test_too_few_nodes_are_told_in_the_end() -> None:
+def test_too_few_nodes_are_reported_in_the_end() -> None:
     async def place() -> Replicas:
         return replicas_of("default", THREE, {"dc1": 1})
 

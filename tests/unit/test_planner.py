@@ -88,7 +88,7 @@ def test_a_value_past_its_bound_is_named_with_it(changed: dict[str, object], tol
         planner.plan_dedup(dedup(**changed))
 
 
-def test_tokens_that_nobody_repeats_are_not_planned_for() -> None:
+def test_tokens_that_are_never_repeated_are_not_planned_for() -> None:
     with pytest.raises(PlanError, match=r"caller \+ retry \+ network \+ clock is 0s"):
         planner.plan_dedup(DedupNeed(rate_per_s=Fraction(80)))
 
@@ -157,7 +157,7 @@ def test_for_ever_is_one_slice_and_accepts_whatever_its_age() -> None:
     assert plan.read_amplification == 1
 
 
-def test_an_accept_limit_that_is_given_stands() -> None:
+def test_an_accept_limit_that_is_given_stays() -> None:
     plan = planner.plan_storage(storage(7 * limits.DAY, accept_limit_us=5 * limits.SECOND))
     assert plan.accept_limit == 5
 

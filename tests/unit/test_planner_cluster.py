@@ -170,7 +170,7 @@ def test_rates_that_were_not_measured_here_are_warned_of() -> None:
     assert "are used for node_adds:" in told
 
 
-def test_what_contradicts_the_clients_is_told_with_the_plan() -> None:
+def test_what_contradicts_the_clients_is_reported_with_the_plan() -> None:
     need = cluster(adds_per_s=Fraction(0))
     clients = Clients(retry_us=8 * limits.DAY)
     told = cluster_warnings(need, plan_cluster(need, ROUND), clients, ROUND)

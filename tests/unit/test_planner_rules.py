@@ -61,7 +61,7 @@ def test_what_would_be_refused_comes_first() -> None:
     assert first.startswith("the namespace would be refused: rollup_window 7s does not divide")
 
 
-def test_a_retry_after_retention_is_told_nothing() -> None:
+def test_a_retry_after_retention_has_an_unknown_outcome() -> None:
     """Retention less twice the window, the accept limit, the closing lag and the skew."""
     assert retry_most(settings(), dataset()) == 7 * limits.DAY - 37 * limits.SECOND
     of = dataset(retention_us=11 * limits.DAY)
@@ -110,7 +110,7 @@ def test_an_accurate_read_is_never_behind() -> None:
     assert told(Clients(max_staleness_us=1), counter_type=CounterType.ACCURATE) == ()
 
 
-def test_a_counter_too_busy_for_its_partitions_is_told_what_would_do() -> None:
+def test_a_counter_too_busy_for_its_partitions_learns_what_would_do() -> None:
     """100/s of 64 B for an hour are 23 MB: six times 4 MiB."""
     busy = Clients(hottest_per_s=Fraction(100))
     (wide,) = told(busy)
@@ -127,7 +127,7 @@ def test_a_counter_too_busy_for_its_partitions_is_told_what_would_do() -> None:
         (10**9, "use several counters in its place"),
     ],
 )
-def test_nobody_is_told_to_set_what_is_refused(hottest: int, way: str) -> None:
+def test_no_advice_sets_what_is_rejected(hottest: int, way: str) -> None:
     """There are 256 event_buckets at most, and a time_bucket is no shorter than a second."""
     (wide,) = told(Clients(hottest_per_s=Fraction(hottest)))
     assert wide.endswith(f"that are good: {way}")
@@ -166,7 +166,7 @@ def test_in_sqlite_nothing_costs_more() -> None:
     assert contradictions(dear, dataset(), shared=False) == ()
 
 
-def test_of_clients_nobody_told_of_it_is_known_what_the_sdk_does() -> None:
+def test_of_clients_without_settings_it_is_known_what_the_sdk_does() -> None:
     """A window as long as the retention: by the time of a recount all is forgotten."""
     assert SDK_CLIENTS.retry_us == Options().deadline_s * limits.SECOND
     short = dataset(retention_us=10 * limits.MINUTE, slice_us=10 * limits.MINUTE)

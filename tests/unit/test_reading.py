@@ -78,7 +78,7 @@ def sums_that_miss(world: World, times: int) -> Iterator[None]:
         yield
 
 
-async def test_a_recount_for_oneself_begins_anew_where_a_slice_vanished() -> None:
+async def test_a_recount_for_oneself_begins_again_where_a_slice_vanished() -> None:
     world, namespace = await recounted()
     with sums_that_miss(world, 2):
         [count] = await world.api.get(namespace, ["c"], HOUR)

@@ -50,7 +50,7 @@ def test_calls_and_those_that_failed_are_counted() -> None:
     assert (calls.errors, sum(calls.seconds.counts), calls.seconds.counts[-1]) == (3, 2, 1)
 
 
-def test_requests_are_told_by_route_and_status_and_their_times_by_class() -> None:
+def test_requests_are_reported_by_route_and_status_and_their_times_by_class() -> None:
     requests = RequestMetrics()
     requests.answered(ADD, 200, 0.003)
     requests.answered(ADD, 201, 0.004)

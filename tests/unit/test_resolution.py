@@ -122,7 +122,7 @@ async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> No
     assert list(await late.marks()) == [Mark(each, "a", late.window_us) for each in windows]
 
 
-async def test_an_atomic_add_is_marked_anew_before_anything_is_decided(late: Late) -> None:
+async def test_an_atomic_add_is_marked_again_before_anything_is_decided(late: Late) -> None:
     """Its first mark is in a window that workers may have passed. Whoever decides may crash in the
     middle, and then a worker must find it."""
     api, store = late.world.api, late.world.store

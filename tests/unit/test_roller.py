@@ -14,7 +14,7 @@ def head(*pending: Pending, count: int = 0, settled: Checkpoint = NOTHING) -> He
     return Head(Checkpoint(89, count), settled, pending)
 
 
-def test_marks_of_recounts_are_told_from_marks_of_adds() -> None:
+def test_marks_of_recounts_are_distinguished_from_marks_of_adds() -> None:
     found = group([Mark(90, "c"), Mark(90, "c", 20), Mark(90, "d", 30)])
     assert found == {"c": Dirt([90], [20]), "d": Dirt([], [30])}
 
@@ -37,7 +37,7 @@ def test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed(
     assert done.pending_done == (passed,)
 
 
-def test_nothing_is_counted_anew_that_is_being_settled() -> None:
+def test_nothing_is_counted_again_that_is_being_settled() -> None:
     """Its events are gone. So the rows that are folded away are those that stand, whatever the
     batch counts."""
     drops = Batch(through_us=99, dropped_before_us=50, window_size_us=SIZE)

@@ -72,7 +72,7 @@ def test_no_sum_goes_back_when_a_process_dies_and_another_takes_its_place(port: 
         assert values(again.gathered(told(1)))["adds_total original"] == 7 + deaths
 
 
-def test_of_one_that_is_gone_or_hangs_no_gauge_is_told(port: Port) -> None:
+def test_of_one_that_is_gone_or_hangs_no_gauge_is_reported(port: Port) -> None:
     port.boards[0].gathered(told(3, depth=7))
     port.clock.advance(6 * SECOND)
     found = values(port.boards[1].gathered(told(4)))

@@ -156,7 +156,7 @@ async def test_a_slow_answer_that_contradicts_replaces_it(world: World) -> None:
     assert "behind" in trouble(world)
 
 
-async def test_a_reading_worse_than_the_bound_tells_nothing(world: World) -> None:
+async def test_a_reading_worse_than_the_bound_reports_nothing(world: World) -> None:
     world.control.errors_us = [2 * BOUND_US] * 3
     await world.guard.measure()
     assert "is only known to within 1.000 s" in trouble(world)
@@ -243,7 +243,7 @@ async def test_a_store_that_does_not_answer_for_long_ends_the_trust(world: World
     assert trouble(world) == ""
 
 
-async def test_it_is_told_once_when_it_goes_wrong_and_once_when_it_is_right(
+async def test_it_is_reported_once_when_it_goes_wrong_and_once_when_it_is_right(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     for ahead_us in (0, 0, MINUTE, MINUTE, 0, 0):

@@ -6,7 +6,7 @@ from tests.support.clock import FakeClock
 from tests.support.times import START_US, rfc3339
 
 
-def test_a_trouble_stands_since_it_was_first_seen_until_the_part_works_again() -> None:
+def test_a_trouble_lasts_since_it_was_first_seen_until_the_part_works_again() -> None:
     clock = FakeClock(START_US)
     troubles = Troubles(clock)
     assert troubles.note({"store": None, "cache": None}) == ()

@@ -73,7 +73,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_adds_of_a_turn_are_one_write_and_each_is_told_its_own_outcome() -> None:
+async def test_the_adds_of_a_turn_are_one_write_and_each_gets_its_own_outcome() -> None:
     desk = Desk()
     desk.outcomes = {each.name: each for each in Written} | {"failed": CounterError("alone")}
     desk.add(namespace("a"), *(event(name) for name in desk.outcomes))
@@ -138,7 +138,7 @@ async def test_the_next_turn_does_not_wait_for_the_write_of_this_one() -> None:
     assert [name for name, _ in desk.told] == ["first", "second"]
 
 
-async def test_who_is_told_may_add_again_at_once() -> None:
+async def test_a_callback_may_add_again_at_once() -> None:
     desk = Desk()
     at = namespace("a")
 
@@ -151,7 +151,7 @@ async def test_who_is_told_may_add_again_at_once() -> None:
     assert [name for name, _ in desk.told] == ["again"]
 
 
-async def test_one_that_fails_when_told_keeps_nobody_else_from_being_told(
+async def test_a_callback_that_fails_keeps_no_other_from_being_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its connection may be gone in a way that only the write shows."""
@@ -218,7 +218,7 @@ async def test_what_is_new_and_what_is_replayed_is_tallied_once_each(app: App) -
     assert [each.count for each in counts] == [5, 7]
 
 
-async def test_an_error_of_the_store_is_told_to_all_and_counts_as_unknown(app: App) -> None:
+async def test_an_error_of_the_store_is_reported_to_all_and_counts_as_unknown(app: App) -> None:
     counting = Counting(app)
     with store_that_fails(app, "append"):
         for name in "abc":
@@ -233,7 +233,7 @@ async def test_an_error_of_the_store_is_told_to_all_and_counts_as_unknown(app: A
     assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
 
 
-async def test_a_fault_that_nobody_foresaw_is_told_to_all_too(app: App) -> None:
+async def test_a_fault_that_was_unexpected_is_reported_to_all_too(app: App) -> None:
     """Who is told nothing waits for ever."""
     counting = Counting(app)
 
@@ -291,7 +291,7 @@ async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App
         assert not counting.add(event("c", 1, app.clock.now_us()))
 
 
-async def test_an_add_that_fails_alone_is_told_alone(app: App) -> None:
+async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
     """It is tallied as unknown; a slice that is missing may be missing for it alone, so that each
     add of the turn is left to the handler."""
     counting = Counting(app)
