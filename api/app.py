@@ -245,7 +245,7 @@ def create_app(
         )
     )
     live = LiveRoutes(service, gate, shares_by_address=not settings.tls_in_front)
-    insight = _insight(service, store, clock, health, exposition)
+    insight = InsightRoutes(service, store, clock, health, exposition)
     routes = routes_of(*_handlers(settings, service, store, clock), live, insight)
     site = site_of(routes, health, exposition, lifespan)
     front = Front(
@@ -313,19 +313,6 @@ def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:
 
         observers.append(RequestSpans(tracing.tracer))
     return observers
-
-
-def _insight(
-    service: CounterService, store: Store, clock: Clock, health: Health, exposition: Exposition
-) -> InsightRoutes:
-    name = worker_id()
-    return InsightRoutes(
-        service,
-        store,
-        clock,
-        lambda: exposition.adds(service.tally),
-        lambda: name if health.rolls_up else None,
-    )
 
 
 def _handlers(

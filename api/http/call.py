@@ -7,6 +7,7 @@ a second the framework's objects cost more than the count itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -23,6 +24,7 @@ from counter.errors import (
 )
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from counter.names import check_counter_name
+from counter.security.audit_log import Who
 from counter.tokens import token_of_uuid7
 from counter.types import Namespace, Token
 
@@ -89,52 +91,44 @@ def _free(_adds: int) -> None:
     """Where nothing is limited."""
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A request: its scope, and the parts of its path that name a namespace and a counter."""
 
-    __slots__ = (
-        "admitted",
-        "body_bytes_max",
-        "caller",
-        "charge",
-        "counter",
-        "found",
-        "held",
-        "key_is_token",
-        "namespace",
-        "receive",
-        "request_id",
-        "room",
-        "route",
-        "scope",
-        "told",
-    )
+    scope: AsgiScope
+    receive: Receive
+    body_bytes_max: int
+    request_id: str
+    namespace: str = ""
+    counter: str = ""
+    #: The namespace of that name; None if there is none.
+    found: Namespace | None = None
+    #: Who sent it; None until that is known.
+    caller: Caller | None = None
+    route: Found | None = None
+    #: Whether what it takes of the caller's rates is taken already.
+    admitted: bool = False
+    #: Takes so many adds of what the caller may have. Raises RateLimitedError.
+    charge: Callable[[int], None] = _free
+    #: Where room for its body is taken from as it comes, and how much is.
+    room: Bounded | None = None
+    held: int = 0
+    #: What a log should tell of it besides.
+    told: dict[str, Any] = field(default_factory=dict)
+    #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
+    key_is_token: bool = False
 
-    def __init__(
-        self, scope: AsgiScope, receive: Receive, body_bytes_max: int, request_id: str
-    ) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.body_bytes_max = body_bytes_max
-        self.request_id = request_id
-        self.namespace = ""
-        self.counter = ""
-        #: The namespace of that name; None if there is none.
-        self.found: Namespace | None = None
-        #: Who sent it; None until that is known.
-        self.caller: Caller | None = None
-        self.route: Found | None = None
-        #: Whether what it takes of the caller's rates is taken already.
-        self.admitted = False
-        #: Takes so many adds of what the caller may have. Raises RateLimitedError.
-        self.charge: Callable[[int], None] = _free
-        #: Where room for its body is taken from as it comes, and how much is.
-        self.room: Bounded | None = None
-        self.held = 0
-        #: What a log should tell of it besides.
-        self.told: dict[str, Any] = {}
-        #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
-        self.key_is_token = False
+    @property
+    def who(self) -> Who:
+        """Who sent it, for the audit log: the key, never its secret, and where it came from."""
+        key = None if self.caller is None else self.caller.key
+        client = self.scope.get("client")
+        return Who(
+            # Without keys it may be anyone.
+            "anyone" if key is None else f"key:{key.id}",
+            remote=None if client is None else f"{client[0]}:{client[1]}",
+            request_id=self.request_id,
+        )
 
     def sees(self, namespace: str) -> bool:
         """Whether there is, for the caller, a namespace of this name."""
@@ -164,16 +158,20 @@ class Call:
         if announced > self.body_bytes_max:
             # Before the client is told to go on (Expect: 100-continue).
             raise self._too_large(announced)
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        body: bytes = message.get("body", b"")
-        self._hold(len(body))
-        if message.get("more_body", False):
-            body = await self._rest(body)
-        elif len(body) > self.body_bytes_max:
-            raise self._too_large(len(body))
-        return body
+        parts, size, is_whole = [], 0, False
+        while not is_whole:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if self.room is not None:
+                self.room.take(len(parts[-1]))
+                self.held += len(parts[-1])
+            if size > self.body_bytes_max:
+                raise self._too_large(size)
+            is_whole = not message.get("more_body", False)
+        return b"".join(parts)
 
     async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:
         """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
@@ -186,28 +184,6 @@ class Call:
             self.content_type(JSON)
             body = await self.body()
         return read_body(model, body)
-
-    async def _rest(self, start: bytes) -> bytes:
-        parts, size = [start], len(start)
-        while True:
-            if size > self.body_bytes_max:
-                raise self._too_large(size)
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            parts.append(message.get("body", b""))
-            self._hold(len(parts[-1]))
-            size += len(parts[-1])
-            if not message.get("more_body", False):
-                if size > self.body_bytes_max:
-                    raise self._too_large(size)
-                return b"".join(parts)
-
-    def _hold(self, size: int) -> None:
-        """Have room for what came of the body. Raises OverloadedError."""
-        if self.room is not None:
-            self.room.take(size)
-            self.held += size
 
     def _too_large(self, size: int) -> BodyTooLargeError:
         return BodyTooLargeError(

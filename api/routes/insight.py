@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Query
@@ -18,50 +18,41 @@ from api.http.answer_models import (
 )
 from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
+from api.telemetry.exposition import Exposition
+from api.telemetry.health import Health
 from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
 from counter.limits import BUSIEST_MAX, SECOND
 from counter.ports import Clock, Store
 from counter.types import Namespace, Scope
 from counter.windows import closed_through
-from rollup.leases import owners_of, slot_of
+from rollup.leases import owners_of, slot_of, worker_id
 
 
+@dataclass(slots=True)
 class InsightRoutes:
     """Handlers of ``shards``, ``busiest`` and ``outcomes``."""
 
-    def __init__(
-        self,
-        service: CounterService,
-        store: Store,
-        clock: Clock,
-        tally: Callable[[], Mapping[str, int]],
-        owner: Callable[[], str | None],
-    ) -> None:
-        """*tally* gives adds by outcome; *owner* who rolls up where the store has one process
-        only."""
-        self._service = service
-        self._store = store
-        self._clock = clock
-        self._tally = tally
-        self._owner = owner
-        #: The latest look at what is busy: of a namespace, over a span, when.
-        self._busy: tuple[tuple[int, int], int, Busiest] | None = None
-        self._looking = asyncio.Lock()
+    service: CounterService
+    store: Store
+    clock: Clock
+    health: Health
+    exposition: Exposition
+    name: str = field(default_factory=worker_id)
+    #: The latest look at what is busy: of a namespace, over a span, when.
+    busy: tuple[tuple[int, int], int, Busiest] | None = None
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @route("GET", f"{NAMESPACE}/shards", Scope.READ, tag="insight", shows="the rollup")
     async def list_shards(
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
     ) -> ShardsAnswer:
         """How far the rollup of each shard has come, and who does it."""
-        watermarks = await self._store.rollups.watermarks(namespace)
-        alone = self._owner() if self._store.capabilities.transactional else None
-        owners = (
-            {}
-            if self._store.capabilities.transactional
-            else owners_of(await self._store.leases.workers())
-        )
-        now_us = self._clock.now_us()
+        watermarks = await self.store.rollups.watermarks(namespace)
+        is_alone = self.store.capabilities.transactional
+        alone = self.name if is_alone and self.health.rolls_up else None
+        owners = {} if is_alone else owners_of(await self.store.leases.workers())
+        now_us = self.clock.now_us()
         closed_us = closed_through(namespace, now_us)
         shards = [
             ShardAnswer(
@@ -83,7 +74,7 @@ class InsightRoutes:
         found = await self._look(namespace, query.span)
         counters = found.counters[: query.limit]
         names = [each.counter for each in counters]
-        counts = await self._service.reader.read(namespace, names, None) if names else []
+        counts = await self.service.reader.read(namespace, names, None) if names else []
         return BusiestAnswer(
             namespace=namespace.name,
             since=found.from_us,
@@ -97,14 +88,12 @@ class InsightRoutes:
 
     async def _look(self, namespace: Namespace, span_us: int) -> Busiest:
         """One look at a time, and what it found for all who ask within a second."""
-        async with self._looking:
-            key, now_us = (namespace.id, span_us), self._clock.now_us()
-            if self._busy is not None and self._busy[0] == key and now_us - self._busy[1] < SECOND:
-                return self._busy[2]
-            found = await busiest(
-                self._store, namespace, now_us, span_us=span_us, limit=BUSIEST_MAX
-            )
-            self._busy = (key, now_us, found)
+        async with self.looking:
+            key, now_us = (namespace.id, span_us), self.clock.now_us()
+            if self.busy is not None and self.busy[0] == key and now_us - self.busy[1] < SECOND:
+                return self.busy[2]
+            found = await busiest(self.store, namespace, now_us, span_us=span_us, limit=BUSIEST_MAX)
+            self.busy = (key, now_us, found)
             return found
 
     @route("GET", "/v1/outcomes", Scope.READ, tag="insight")
@@ -116,4 +105,5 @@ class InsightRoutes:
         They are those since the processes on this port began."""
         if call.caller is not None:
             call.caller.require_all_namespaces()
-        return OutcomesAnswer(as_of=self._clock.now_us(), outcomes=Outcomes(**self._tally()))
+        outcomes = Outcomes(**self.exposition.adds(self.service.tally))
+        return OutcomesAnswer(as_of=self.clock.now_us(), outcomes=outcomes)

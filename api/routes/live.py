@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from fastapi import Query
@@ -46,17 +47,21 @@ _EVENT: Final[Mapping[str, Any]] = {
 _BYE: Final = b"event: end\ndata: {}\n\n"
 
 
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
 class _Watch:
     """One counter that is looked at for whoever watches it."""
 
-    def __init__(self, namespace: Namespace, counter: str, first: Count) -> None:
-        self.namespace = namespace
-        self.counter = counter
-        self.watchers = 0
-        self.latest: Count | CounterError = first
-        #: Replaced at each look, so that everybody who waits sees each of them.
-        self.looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
+    namespace: Namespace
+    counter: str
+    latest: Count | CounterError
+    watchers: int = 0
+    #: Replaced at each look, so that everybody who waits sees each of them.
+    looked: asyncio.Future[None] = field(default_factory=_future)
+    task: asyncio.Task[None] | None = None
 
 
 class LiveRoutes:
@@ -211,7 +216,7 @@ class LiveRoutes:
 
 
 def _wake(watch: _Watch) -> None:
-    looked, watch.looked = watch.looked, asyncio.get_running_loop().create_future()
+    looked, watch.looked = watch.looked, _future()
     if not looked.done():
         looked.set_result(None)
 

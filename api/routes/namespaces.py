@@ -23,7 +23,6 @@ from api.http.answer_models import (
 from api.http.call import Call, Reply
 from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
-from api.routes.acts import who_of
 from counter.config.namespace_rules import Clients, creation_warnings
 from counter.config.settings import Settings
 from counter.core.service import CounterService
@@ -149,7 +148,7 @@ class NamespaceRoutes:
         after: NamespaceSettings | None,
     ) -> AsyncIterator[None]:
         """Around what the audit log tells."""
-        async with self.admin_log.act(what, who_of(call), namespace=call.namespace) as act:
+        async with self.admin_log.act(what, call.who, namespace=call.namespace) as act:
             act.changed(before, after)
             yield
 

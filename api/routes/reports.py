@@ -23,7 +23,6 @@ from api.http.answer_models import (
 from api.http.call import CSV, Reply
 from api.http.models import EventsQuery, HistoryQuery, NamesQuery, RecountBody
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, route
-from api.routes.acts import who_of
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.core.service import CounterService
@@ -110,7 +109,7 @@ class ReportRoutes:
         asked = {"from": to_rfc3339(from_us), "to": to_rfc3339(until_us)}
         async with self.admin_log.act(
             "counter.recount",
-            who_of(call),
+            call.who,
             **{"namespace": namespace.name, "counter": call.counter, **asked},
         ) as act:
             windows = await self.service.recount(namespace, call.counter, from_us, until_us)
