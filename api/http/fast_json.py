@@ -28,11 +28,6 @@ class _Token(Struct, forbid_unknown_fields=True, gc=False):
 
 class _Add(Struct, forbid_unknown_fields=True, gc=False):
     delta: _Delta
-    idempotency_token: _Token
-
-
-class _Change(Struct, forbid_unknown_fields=True, gc=False):
-    delta: _Delta
     idempotency_token: _Token | None = None
 
 
@@ -47,7 +42,6 @@ class _Batch(Struct, forbid_unknown_fields=True, gc=False):
 
 
 _read_add: Final = msgspec.json.Decoder(_Add).decode
-_read_change: Final = msgspec.json.Decoder(_Change).decode
 _read_batch: Final = msgspec.json.Decoder(_Batch).decode
 #: Makes an event of its cells in half the time of its own constructor.
 _new: Final = tuple.__new__
@@ -58,6 +52,8 @@ def read_add(body: bytes, counter: str) -> Event | None:
     try:
         add = _read_add(body)
         token = add.idempotency_token
+        if token is None:
+            return None
         nonce = parse_nonce(token.token)
         time_us = parse_generation_time(token.generation_time)
         return _new(Event, (counter, time_us, nonce, 0, add.delta, False, None))
@@ -69,7 +65,7 @@ def read_change(body: bytes) -> int | None:
     """The delta of an add whose token, if it has one, is not used; None where the models must read
     the body."""
     try:
-        change = _read_change(body)
+        change = _read_add(body)
         token = change.idempotency_token
         if token is not None:
             # It is not used, and must be one.

@@ -57,14 +57,6 @@ _UUID7_HINT = (
 NOWHERE: Final = "other"
 #: Pages that tell of all namespaces.
 _GUARDED: Final = frozenset({"/metrics"})
-_PAGES: Final = _GUARDED | {
-    "/healthz",
-    "/readyz",
-    "/docs",
-    "/openapi.json",
-    "/problems",
-    "/console",
-}
 _log = logging.getLogger("counter.api")
 
 
@@ -90,6 +82,7 @@ class Front:
         self.routes: Mapping[str, Route] = {each.name: each for each in routes}
         self._namespaces = namespaces
         self._site = site
+        self._page_paths = frozenset(getattr(each, "path", "") for each in site.routes)
         #: What FastAPI's handlers need around them.
         self._pages = AsyncExitStackMiddleware(site.router)
         self._observers = observers
@@ -132,7 +125,7 @@ class Front:
     async def _page(self, scope: AsgiScope, receive: Receive, send: Send, label: Label) -> None:
         """Have FastAPI answer a request outside of /v1. Raises its problem."""
         path: str = scope["path"]
-        if path in _PAGES:
+        if path in self._page_paths:
             label.route = f"GET {path}"
         self._check_guarded(path, header_of(scope, b"authorization"))
         try:
