@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel
@@ -30,7 +30,6 @@ from counter.types import Namespace, Token
 
 if TYPE_CHECKING:
     from api.http.auth import Caller
-    from api.http.routing import Route
 
 
 AsgiScope = MutableMapping[str, Any]
@@ -80,6 +79,14 @@ class Reply(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
+class Found(Protocol):
+    """The route of a request, as logs and traces know it."""
+
+    name: str
+    path: str
+    writes: bool
+
+
 def _free(_adds: int) -> None:
     """Where nothing is limited."""
 
@@ -98,7 +105,7 @@ class Call:
     found: Namespace | None = None
     #: Who sent it; None until that is known.
     caller: Caller | None = None
-    route: Route | None = None
+    route: Found | None = None
     #: Whether what it takes of the caller's rates is taken already.
     admitted: bool = False
     #: Takes so many adds of what the caller may have. Raises RateLimitedError.
