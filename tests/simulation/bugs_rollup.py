@@ -145,8 +145,8 @@ BUGS = (
         (
             Edit(
                 atomics.AtomicSettler._resolve_halves,
-                "if all(stands) and decision is None:",
-                "if any(stands) and decision is None:",
+                "if all(exists) and decision is None:",
+                "if any(exists) and decision is None:",
             ),
         ),
     ),
@@ -156,8 +156,8 @@ BUGS = (
         (
             Edit(
                 atomics.AtomicSettler._resolve_halves,
-                "if all(stands) and decision is None:",
-                "if (all(stands) or not any(stands)) and decision is None:",
+                "if all(exists) and decision is None:",
+                "if (all(exists) or not any(exists)) and decision is None:",
             ),
         ),
     ),
@@ -167,8 +167,8 @@ BUGS = (
         (
             Edit(
                 atomics.AtomicSettler._resolve_halves,
-                "if all(stands) and decision is None:",
-                "if all(stands):",
+                "if all(exists) and decision is None:",
+                "if all(exists):",
             ),
         ),
     ),

@@ -396,8 +396,6 @@ def deterministic(seed: int) -> Iterator[list[str]]:
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
             patch("rollup.leases.LEASE_SLOTS", _SLOTS),
             patch("rollup.leases.SLOTS", slots),
-            # No run reads the document, and preparing it takes longer than the rest of a start.
-            patch("api.http.routing._described", lambda *_: {"response_model": None}),
         ):
             yield faults.found
     finally:
