@@ -33,17 +33,19 @@ class RivalStore(CassandraStore):
         Paxos an add."""
         dataset, inserts = namespace.dataset, []
         for event in events:
-            each = await self._slice_of(dataset, event.event_time_us)
-            insert = await self._to_compare(dataset, INSERT_NEW[form_of(event)], each.start_us)
+            each = await self.session.slice_of(dataset, event.event_time_us)
+            insert = await self.session.to_compare(
+                dataset, INSERT_NEW[form_of(event)], each.start_us
+            )
             place = place_of(each, namespace.id, event)
             inserts.append(insert.bind((*key_of(place, event), *cells_of(event))))
-        return await self._connection.run(inserts)
+        return await self.session.connection.run(inserts)
 
     async def increment(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Any]:
         """Add to a native counter column. A retry counts twice: the column knows no tokens."""
         # Prepared as what compares is: the driver never sends it a second time.
-        update = await self._to_compare(namespace.dataset, _INCREMENT)
-        return await self._connection.run(
+        update = await self.session.to_compare(namespace.dataset, _INCREMENT)
+        return await self.session.connection.run(
             [update.bind((event.delta, namespace.id, event.counter)) for event in events]
         )
 

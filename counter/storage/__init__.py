@@ -40,12 +40,12 @@ async def opened_keys(
     if settings.store == "cassandra":
         from counter.storage.cassandra import KeysAlone, options_of
 
-        keys = KeysAlone(options_of(settings), clock)
-        await StartupRetry(settings.start_timeout).run(keys.open)
+        alone = KeysAlone(options_of(settings), clock)
+        await StartupRetry(settings.start_timeout).run(alone.open)
         try:
-            yield keys, ClockGuard(keys, clock)
+            yield alone.keys, ClockGuard(alone.session, clock)
         finally:
-            await keys.close()
+            await alone.close()
         return
     from counter.storage.sqlite import SqliteKeys
 

@@ -39,7 +39,7 @@ async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
 
 @pytest.fixture
 async def namespace(stores: Stores) -> Namespace:
-    created = await stores[0].create_namespace("tests", replace(SETTINGS, shards=1), NOW)
+    created = await stores[0].control.create_namespace("tests", replace(SETTINGS, shards=1), NOW)
     assert created is not None
     return created
 
@@ -54,27 +54,29 @@ async def apply(
 ) -> None:
     """Apply *updates* in a batch up to window *through*, its random part as given."""
     if monkeypatch is not None:
-        monkeypatch.setattr(store, "_draw", lambda *_: drawn)
-    await store.apply(namespace, updates, through_us=end(through))
+        monkeypatch.setattr(store.rollups, "_draw", lambda *_: drawn)
+    await store.rollups.apply(namespace, updates, through_us=end(through))
 
 
 async def head(store: CassandraStore, namespace: Namespace, counter: str = "c") -> Head | None:
-    (found,) = await store.heads(namespace, [counter])
+    (found,) = await store.rollups.heads(namespace, [counter])
     return found
 
 
 async def rows(store: CassandraStore, namespace: Namespace) -> list[WindowRow]:
-    (found,) = await store.rows(namespace, ["c"], after_us=0, through_us=end(10_000))
+    (found,) = await store.rollups.rows(namespace, ["c"], after_us=0, through_us=end(10_000))
     return list(found)
 
 
 async def windows_on_disk(store: CassandraStore, namespace: Namespace) -> list[int]:
     """Window rows that are there, whether readers are shown them or not."""
     cql = (
-        f"SELECT t FROM {store._shelf(namespace.dataset).keyspace}.counts"
+        f"SELECT t FROM {store.session.shelf(namespace.dataset).keyspace}.counts"
         f" WHERE namespace = {namespace.id} AND counter = 'c' AND kind = {ROW}"
     )
-    return [(window_us - T0) // WINDOW for (window_us,) in await store._connection.simple(cql)]
+    return [
+        (window_us - T0) // WINDOW for (window_us,) in await store.session.connection.simple(cql)
+    ]
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["first", "last"])
@@ -154,10 +156,10 @@ async def test_no_clock_keeps_a_pending_recount_from_being_removed(
     lands after that stays away, and one that is left for a later window does not."""
     writer, _ = stores
     pending, later = Pending(T0, NOW), Pending(T0, NOW + WINDOW)
-    await writer.leave_pending(namespace, [("c", pending)])
+    await writer.rollups.leave_pending(namespace, [("c", pending)])
     async with opened(options, FakeClock(NOW - 10 * WINDOW)) as worker:
         await apply(worker, namespace, update(through=1, count=1, done=(pending,)), through=1)
-    await writer.leave_pending(namespace, [("c", pending), ("c", later)])
+    await writer.rollups.leave_pending(namespace, [("c", pending), ("c", later)])
     found = await head(writer, namespace)
     assert found is not None
     assert found.pending == (later,)
@@ -172,5 +174,5 @@ async def test_an_update_is_of_any_size(stores: Stores, namespace: Namespace) ->
     updates.insert(13, update(*many, through=3_000, count=7))
     await apply(store, namespace, *updates, through=3_000)
     assert await rows(store, namespace) == many
-    heads = await store.heads(namespace, [each.counter for each in updates])
+    heads = await store.rollups.heads(namespace, [each.counter for each in updates])
     assert [each and each.checkpoint for each in heads] == [each.checkpoint for each in updates]

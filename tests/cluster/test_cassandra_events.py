@@ -63,14 +63,14 @@ async def stores(options: CassandraOptions, now: int) -> AsyncIterator[Stores]:
         ]
         await forget(one, keep=kept)
         for each in kept:
-            await one.make_slices(DATASET, each)
-        await other.slices(DATASET)
+            await one.control.make_slices(DATASET, each)
+        await other.control.slices(DATASET)
         yield one, other
 
 
 async def make(store: CassandraStore, now: int, check: PayloadCheck) -> Namespace:
     settings = replace(SETTINGS, payload_check=check)
-    created = await store.create_namespace(f"tests-{check}", settings, now)
+    created = await store.control.create_namespace(f"tests-{check}", settings, now)
     assert created is not None
     return created
 
@@ -96,10 +96,10 @@ def as_clear(event: Event) -> Event:
 async def seen(store: CassandraStore, namespace: Namespace, event: Event) -> list[Any]:
     """What each kind of read shows of *event*, alone in its counter and window."""
     window_us = event.event_time_us - event.event_time_us % (10 * SECOND)
-    (found,) = await store.find(namespace, [event])
-    (fold,) = await store.sums(namespace, [(event.counter, window_us)])
-    (tail,) = await store.tails(namespace, [(event.counter, window_us - 1)])
-    listed = await store.scan(
+    (found,) = await store.events.find(namespace, [event])
+    (fold,) = await store.events.sums(namespace, [(event.counter, window_us)])
+    (tail,) = await store.events.tails(namespace, [(event.counter, window_us - 1)])
+    listed = await store.events.scan(
         namespace, event.counter, from_us=0, to_us=window_us + MINUTE, before=None, limit=9
     )
     return [found, fold, tail, list(listed)]
@@ -113,14 +113,14 @@ async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace
     store, _ = stores
     hot = [add(now + n, n) for n in range(200)]
     cold = [add(now, n, counter=f"c{n}") for n in range(24)]
-    await store.append(guard, [add(now, 999, counter="first")])
+    await store.events.append(guard, [add(now, 999, counter="first")])
     with Statements(store) as sent:
-        answers = await asyncio.gather(*(store.append(guard, [each]) for each in hot + cold))
+        answers = await asyncio.gather(*(store.events.append(guard, [each]) for each in hot + cold))
     assert answers == [[UNTOLD]] * 224
     assert sorted(sent.sizes)[:3] == [4, 10, 10]
     assert len(sent.sizes) == 3 + DATASET.event_buckets
     assert sum(sent.sizes) == 224
-    assert list(await store.find(guard, hot + cold)) == hot + cold
+    assert list(await store.events.find(guard, hot + cold)) == hot + cold
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,17 @@ async def test_a_partition_that_fails_fails_its_own_events(
     themselves, and have theirs."""
     store, _ = stores
     events = [add(now + n, n, counter=name) for n, name in enumerate(["a", "bad", "b", "bad"])]
-    await store.append(guard, [add(now, 9, counter="first")])
+    await store.events.append(guard, [add(now, 9, counter="first")])
 
     def fault(statement: Any) -> Exception | None:
         bad: bool = any("bad" in str(values) for values in statements_of(statement))
         return error if bad else None
 
     with Statements(store, fault):
-        outcomes = await store.append(guard, events)
+        outcomes = await store.events.append(guard, events)
     assert [outcomes[0], outcomes[2]] == [UNTOLD, UNTOLD]
     assert all(isinstance(outcomes[at], UnavailableError) for at in (1, 3))
-    assert list(await store.find(guard, events)) == [events[0], None, events[2], None]
+    assert list(await store.events.find(guard, events)) == [events[0], None, events[2], None]
 
 
 async def test_a_statement_that_times_out_leaves_all_its_events_untold(
@@ -152,9 +152,9 @@ async def test_a_statement_that_times_out_leaves_all_its_events_untold(
     """No time is left to try again: whoever asks again with the same token will be told."""
     store, _ = stores
     events = [add(now, n, counter=f"c{n}") for n in range(3)]
-    await store.append(guard, [add(now, 9, counter="first")])
+    await store.events.append(guard, [add(now, 9, counter="first")])
     with Statements(store, lambda _: cassandra.OperationTimedOut()) as sent:
-        outcomes = await store.append(guard, events)
+        outcomes = await store.events.append(guard, events)
     assert all(isinstance(outcome, WriteTimeoutError) for outcome in outcomes)
     assert sent.sizes == [3]
 
@@ -165,7 +165,9 @@ async def test_within_a_call_the_first_of_an_identity_stands(
     """Also where the store cannot tell new from replayed."""
     store, _ = stores
     one = add(now, delta=5)
-    outcomes = await store.append(guard, [one, one, add(now, delta=6), add(now, 2), as_clear(one)])
+    outcomes = await store.events.append(
+        guard, [one, one, add(now, delta=6), add(now, 2), as_clear(one)]
+    )
     assert list(outcomes) == [UNTOLD, UNTOLD, CONFLICT, UNTOLD, CONFLICT]
     assert await seen(store, guard, one) == [one, *[Fold(False, 6)] * 2, [one, add(now, 2)]]
 
@@ -176,8 +178,8 @@ async def test_an_add_and_a_clear_under_one_token_are_a_clear(
     """Without a strict check both may land. Every read takes it for the same one of them."""
     one, other = stores
     event = add(now, delta=5)
-    await one.append(guard, [event, add(now - 1, 2, delta=70)])
-    await other.append(guard, [as_clear(event)])
+    await one.events.append(guard, [event, add(now - 1, 2, delta=70)])
+    await other.events.append(guard, [as_clear(event)])
     found, fold, tail, listed = await seen(one, guard, event)
     assert found == as_clear(event)
     assert fold == tail == Fold(True, 0)
@@ -193,15 +195,15 @@ async def test_a_late_event_under_a_void_stays_invisible(
     namespace = await make(one, now, check)
     for event in (add(now, counter="c0"), as_clear(add(now, counter="c1"))):
         for store in (one, other):
-            await store.void(namespace, [event])
+            await store.events.void(namespace, [event])
             assert await seen(store, namespace, event) == HIDDEN
-            outcomes = await store.append(namespace, [event])
+            outcomes = await store.events.append(namespace, [event])
             assert outcomes[0] not in (NEW, REPLAYED, CONFLICT)
             assert await seen(one, namespace, event) == HIDDEN
         standing = event._replace(event_time_us=now + 1)
-        await one.append(namespace, [standing])
-        await other.void(namespace, [standing])
-        await one.append(namespace, [standing])
+        await one.events.append(namespace, [standing])
+        await other.events.void(namespace, [standing])
+        await one.events.append(namespace, [standing])
         assert await seen(one, namespace, standing) == HIDDEN
 
 
@@ -218,10 +220,10 @@ async def test_a_void_holds_while_the_check_changes(
         for check in (PayloadCheck.STRICT, PayloadCheck.GUARD)
     )
     before, after = add(now, counter="before"), add(now, counter="after")
-    await other.append(plain, [before])
-    await one.void(strict, [before, after])
-    await other.append(plain, [after, before])
-    assert list(await one.append(strict, [before, after])) == [Written.LATE] * 2
+    await other.events.append(plain, [before])
+    await one.events.void(strict, [before, after])
+    await other.events.append(plain, [after, before])
+    assert list(await one.events.append(strict, [before, after])) == [Written.LATE] * 2
     for event in (before, after):
         assert await seen(one, strict, event) == HIDDEN
 
@@ -232,8 +234,8 @@ async def test_strict_tells_exactly_between_processes(
     """Of many sends at once from two processes one is new; the payload that stands is one for all,
     and every outcome is told by it."""
     sends = [(store, add(now, number=1, delta=1 + n % 2)) for n in range(4) for store in stores]
-    told = await asyncio.gather(*(store.append(strict, [event]) for store, event in sends))
-    (standing,) = await stores[0].find(strict, [add(now)])
+    told = await asyncio.gather(*(store.events.append(strict, [event]) for store, event in sends))
+    (standing,) = await stores[0].events.find(strict, [add(now)])
     assert standing is not None
     outcomes = [outcome for (outcome,) in told]
     assert outcomes.count(NEW) + outcomes.count(UNTOLD) >= 1
@@ -251,15 +253,15 @@ async def test_strict_rows_of_one_partition_share_a_compare_and_set(
     store, _ = stores
     bucket = nonces_per_bucket()[0]
     events = [Event("c", now + n, bucket, 0, n) for n in range(20)]
-    await store.append(strict, [*events[3:5], events[7]._replace(delta=99)])
+    await store.events.append(strict, [*events[3:5], events[7]._replace(delta=99)])
     with Statements(store) as sent:
-        told = await asyncio.gather(*(store.append(strict, [each]) for each in events))
+        told = await asyncio.gather(*(store.events.append(strict, [each]) for each in events))
     outcomes = [outcome for (outcome,) in told]
     expected = [NEW] * 20
     expected[3:5], expected[7] = [REPLAYED] * 2, CONFLICT
     assert outcomes == expected
     assert len(sent.sizes) == 2
-    found = await store.find(strict, events)
+    found = await store.events.find(strict, events)
     assert [each and each.delta for each in found] == [*range(7), 99, *range(8, 20)]
 
 
@@ -270,7 +272,7 @@ async def test_a_strict_insert_that_timed_out_is_run_again(
     that did not stand is new after all."""
     store, other = stores
     mine, theirs = add(now, counter="a"), add(now, delta=2, counter="b")
-    await other.append(strict, [mine, theirs])
+    await other.events.append(strict, [mine, theirs])
     failed: list[Any] = []
 
     def fault(statement: Any) -> Exception | None:
@@ -284,7 +286,7 @@ async def test_a_strict_insert_that_timed_out_is_run_again(
 
     with Statements(store, fault):
         events = [mine, theirs._replace(delta=3), add(now, counter="d")]
-        outcomes = await store.append(strict, events)
+        outcomes = await store.events.append(strict, events)
     assert list(outcomes) == [UNTOLD, CONFLICT, NEW]
 
 
@@ -293,9 +295,9 @@ async def test_a_strict_insert_that_fails_for_good_says_so(
 ) -> None:
     """In the place of its event; nothing is guessed."""
     store, _ = stores
-    await store.append(strict, [add(now, 9)])
+    await store.events.append(strict, [add(now, 9)])
     with Statements(store, lambda _: cassandra.OperationTimedOut()):
-        (outcome,) = await store.append(strict, [add(now)])
+        (outcome,) = await store.events.append(strict, [add(now)])
     assert isinstance(outcome, WriteTimeoutError)
 
 
@@ -308,21 +310,21 @@ async def test_only_what_is_compared_and_set_is_read_serially(
     items = [
         add(now, number, counter="atomic")._replace(item_key=1, atom=b"all") for number in (1, 2)
     ]
-    await store.append_atomic(strict, items)
+    await store.events.append_atomic(strict, items)
     levels: list[int] = []
 
     def note(statement: Any) -> None:
         levels.append(statement.consistency_level)
 
     with Statements(store, note):
-        assert list(await store.find(strict, items)) == items
-        assert await store.decided(strict, items) is None
-        await store.append_atomic(strict, items)
+        assert list(await store.events.find(strict, items)) == items
+        assert await store.decisions.decided(strict, items) is None
+        await store.events.append_atomic(strict, items)
     assert ConsistencyLevel.SERIAL not in levels
     single = add(now, 3)
-    await store.append(strict, [single])
+    await store.events.append(strict, [single])
     with Statements(store, note):
-        assert list(await store.find(strict, [single, *items])) == [single, *items]
+        assert list(await store.events.find(strict, [single, *items])) == [single, *items]
     assert levels.count(ConsistencyLevel.SERIAL) == 1
 
 
@@ -335,9 +337,9 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
     levels: list[int] = []
     with (
         Statements(store, lambda statement: levels.append(statement.consistency_level)),
-        patch.object(store._shelf(strict.dataset), "is_spread", True),
+        patch.object(store.session.shelf(strict.dataset), "is_spread", True),
     ):
-        assert await store.decided(strict, [add(now, 1)]) is None
+        assert await store.decisions.decided(strict, [add(now, 1)]) is None
     assert levels == [ConsistencyLevel.SERIAL]
 
 
@@ -346,14 +348,14 @@ async def test_a_serial_read_that_lost_to_others_is_run_again(
 ) -> None:
     """It times out where many contend for one row."""
     store, _ = stores
-    await store.append(strict, [add(now)])
+    await store.events.append(strict, [add(now)])
     faults = iter([cassandra.ReadTimeout("planted", consistency=8, required_responses=1)] * 2)
 
     def fault(statement: Any) -> Exception | None:
         return next(faults, None)
 
     with Statements(store, fault) as sent:
-        assert list(await store.find(strict, [add(now)])) == [add(now)]
+        assert list(await store.events.find(strict, [add(now)])) == [add(now)]
     assert len(sent.sizes) == 3
 
 
@@ -367,15 +369,15 @@ async def test_small_windows_of_many_counters_share_a_statement(
     bucket = nonces_per_bucket()[0]
     events = [add(now, n, n, name) for n, name in enumerate(names)]
     many = [Event("c3", now + n, bucket, 1, INT64_MAX) for n in range(ROWS_MAX)]
-    await store.append(guard, events + many[1:])
+    await store.events.append(guard, events + many[1:])
     wanted = [(name, window_us) for name in names]
     expected = [Fold(False, n) for n in range(len(names))]
     expected[3] = Fold(False, 3 + (ROWS_MAX - 1) * INT64_MAX)
     for statements in (1, 2):
         with Statements(store) as sent:
-            assert list(await store.sums(guard, wanted)) == expected
+            assert list(await store.events.sums(guard, wanted)) == expected
         assert len(sent.sizes) == statements
-        await store.append(guard, many[:1])
+        await store.events.append(guard, many[:1])
         expected[3] = Fold(False, 3 + ROWS_MAX * INT64_MAX)
 
 
@@ -390,10 +392,10 @@ async def test_a_clear_among_many_rows_erases_across_partitions(
         events = [Event(name, now + n, first, 0, 1) for n in range(2 * ROWS_MAX)]
         events.append(Event(name, now + ROWS_MAX, cleared_in, 1, 0, clear=True))
         events.append(Event(name, now, second, 0, 1_000))
-        await store.append(guard, events)
+        await store.events.append(guard, events)
         expected = Fold(True, ROWS_MAX - 1)
-        assert list(await store.sums(guard, [(name, window_us)])) == [expected]
-        assert list(await store.tails(guard, [(name, window_us - 1)])) == [expected]
+        assert list(await store.events.sums(guard, [(name, window_us)])) == [expected]
+        assert list(await store.events.tails(guard, [(name, window_us - 1)])) == [expected]
 
 
 async def test_a_table_that_goes_under_a_sum_is_an_error(
@@ -402,31 +404,31 @@ async def test_a_table_that_goes_under_a_sum_is_an_error(
     """Each sum and tail is whole or an error, never short; a process that knew the slice reads
     anew what there is."""
     one, other = stores
-    first, *_ = await one.slices(DATASET)
+    first, *_ = await one.control.slices(DATASET)
     at_us = first.end_us - 5 * SECOND
     window_us = at_us - at_us % (10 * SECOND)
-    await one.append(guard, [add(at_us, n) for n in range(50)])
+    await one.events.append(guard, [add(at_us, n) for n in range(50)])
     answers: list[Fold] = []
 
     async def read() -> None:
         while True:
-            answers.extend(await other.sums(guard, [("c", window_us)]))
-            answers.extend(await other.tails(guard, [("c", at_us - 1)]))
+            answers.extend(await other.events.sums(guard, [("c", window_us)]))
+            answers.extend(await other.events.tails(guard, [("c", at_us - 1)]))
 
     async def has_read() -> bool:
         return len(answers) >= 20
 
     readers = [asyncio.create_task(read()) for _ in range(4)]
     await eventually(has_read, "twenty reads")
-    await one.drop_slice(DATASET, first.start_us)
+    await one.control.drop_slice(DATASET, first.start_us)
     errors = await asyncio.gather(*readers, return_exceptions=True)
     assert all(isinstance(error, UnavailableError) for error in errors)
     assert set(answers) == {Fold(False, 50)}
     for _ in range(2):
         with pytest.raises(SliceMissingError):
-            await other.find(guard, [add(at_us)])
+            await other.events.find(guard, [add(at_us)])
     with pytest.raises(SliceMissingError):
-        await other.tails(guard, [("c", at_us - 1)])
+        await other.events.tails(guard, [("c", at_us - 1)])
 
 
 async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: int) -> None:
@@ -434,14 +436,14 @@ async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: i
     store, _ = stores
     bucket = nonces_per_bucket()[0]
     events = [Event("c", now + n // 2, bucket, n % 2, n) for n in range(24)]
-    await store.append(strict, events)
+    await store.events.append(strict, events)
     gone = [each for each in events if each.item_key == 0 and each.delta >= 6]
-    await store.void(strict, gone)
+    await store.events.void(strict, gone)
     left = ordered([each for each in events if each not in gone])
     for limit in (1, 3, 5, 100):
         found: list[Event] = []
         while True:
-            page = await store.scan(
+            page = await store.events.scan(
                 strict,
                 "c",
                 from_us=0,

@@ -34,14 +34,14 @@ async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
         kept = [slice_at(start_us) for start_us in (T0 - SLICE, T0)]
         await forget(one, keep=kept)
         for each in kept:
-            await one.make_slices(DATASET, each)
-        await other.slices(DATASET)
+            await one.control.make_slices(DATASET, each)
+        await other.control.slices(DATASET)
         yield one, other
 
 
 @pytest.fixture
 async def namespace(stores: Stores) -> Namespace:
-    created = await stores[0].create_namespace("tests", replace(SETTINGS, shards=1), NOW)
+    created = await stores[0].control.create_namespace("tests", replace(SETTINGS, shards=1), NOW)
     assert created is not None
     return created
 
@@ -50,16 +50,16 @@ async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Na
     """Those of one window and shard, up to a hundred each time, whoever leaves them; and so do the
     names of counters that this process has not listed yet."""
     store, _ = stores
-    await store.mark(namespace, [Mark(NOW, "first")])
+    await store.rollups.mark(namespace, [Mark(NOW, "first")])
     names = [f"c{n}" for n in range(200)]
     with Statements(store) as sent:
-        await asyncio.gather(*(store.mark(namespace, [Mark(NOW, name)]) for name in names))
+        await asyncio.gather(*(store.rollups.mark(namespace, [Mark(NOW, name)]) for name in names))
     assert sorted(sent.sizes) == [100] * 4
     with Statements(store) as sent:
-        await store.mark(namespace, [Mark(NOW + WINDOW, name) for name in names])
+        await store.rollups.mark(namespace, [Mark(NOW + WINDOW, name) for name in names])
     assert sorted(sent.sizes) == [100] * 2
     assert {mark.counter for mark in await marks(store, namespace)} == {"first", *names}
-    listed = await store.counters(namespace, prefix="", after=None, limit=1_000)
+    listed = await store.control.counters(namespace, prefix="", after=None, limit=1_000)
     assert listed == sorted(["first", *names])
 
 
@@ -68,7 +68,7 @@ async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
 ) -> None:
     """Of a mark and its name either may fail; the others that shared a statement are durable."""
     store, _ = stores
-    await store.mark(namespace, [Mark(NOW, "first")])
+    await store.rollups.mark(namespace, [Mark(NOW, "first")])
     some = [Mark(NOW, "a"), Mark(NOW + WINDOW, "b"), Mark(NOW + WINDOW, "first")]
     down = StoreUnavailableError("a planted fault")
 
@@ -77,14 +77,14 @@ async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
 
     with Statements(store, fault(b"a")):
         # Its name shares a partition with that of the other one.
-        assert await store.mark(namespace, some) == dict.fromkeys(some[:2], down)
+        assert await store.rollups.mark(namespace, some) == dict.fromkeys(some[:2], down)
     with Statements(store, fault(NOW.to_bytes(8, "big"))) as sent:
-        assert await store.mark(namespace, some) == {some[0]: down}
+        assert await store.rollups.mark(namespace, some) == {some[0]: down}
     # Both marks' partitions and the names' together, and then each alone.
     assert sent.sizes == [5, 1, 2, 2]
     assert set(await marks(store, namespace)) == {Mark(NOW, "first"), *some[1:]}
     with Statements(store) as sent:
-        assert await store.mark(namespace, some) == {}
+        assert await store.rollups.mark(namespace, some) == {}
     assert sum(sent.sizes) == 3
 
 
@@ -95,9 +95,9 @@ async def test_names_that_were_forgotten_are_listed_again(
     store, _ = stores
     monkeypatch.setattr("counter.storage.cassandra.rollups._NAMES_MAX", 3)
     for _ in range(2):
-        await store.mark(namespace, [Mark(NOW, name) for name in "abcde"])
-        assert len(store._listed) == 3
-    assert await store.counters(namespace, prefix="", after=None, limit=9) == list("abcde")
+        await store.rollups.mark(namespace, [Mark(NOW, name) for name in "abcde"])
+        assert len(store.rollups._listed) == 3
+    assert await store.control.counters(namespace, prefix="", after=None, limit=9) == list("abcde")
 
 
 async def test_a_long_outage_is_caught_up_with_in_order(
@@ -108,9 +108,9 @@ async def test_a_long_outage_is_caught_up_with_in_order(
     windows = range(T0 - SLICE, T0 + SLICE, WINDOW)
     dirty = [*windows[:3], *windows[50:120:7], *windows[-2:]]
     some = [Mark(window_us, name) for window_us in dirty for name in "abc"]
-    await store.mark(namespace, some)
+    await store.rollups.mark(namespace, some)
     with Statements(store) as sent:
-        found = await store.dirty(
+        found = await store.rollups.dirty(
             namespace, 0, after_us=0, through_us=windows[-1], start=None, limit=1_000
         )
     assert list(found) == some
@@ -124,17 +124,17 @@ async def test_what_a_crashed_process_rolled_up_is_dropped_by_the_next_one(
     drops what it saw, and where it saw nothing it writes nothing."""
     one, other = stores
     left = [Mark(NOW - n * WINDOW, "c") for n in range(3)]
-    await one.mark(namespace, left)
-    await one.mark_atomic(namespace, AtomicMark(NOW - 5 * WINDOW, tuple(atomic(("a", 1)))))
-    await other.drop_marks(namespace, 0, NOW - 1)
+    await one.rollups.mark(namespace, left)
+    await one.rollups.mark_atomic(namespace, AtomicMark(NOW - 5 * WINDOW, tuple(atomic(("a", 1)))))
+    await other.rollups.drop_marks(namespace, 0, NOW - 1)
     assert await marks(one, namespace) == left[:1]
-    found = await one.dirty_atomic(namespace, 0, after_us=T0 - SLICE, through_us=NOW)
+    found = await one.rollups.dirty_atomic(namespace, 0, after_us=T0 - SLICE, through_us=NOW)
     assert list(found) == []
     with Statements(other) as sent:
-        await other.drop_marks(namespace, 0, NOW + MINUTE)
+        await other.rollups.drop_marks(namespace, 0, NOW + MINUTE)
     assert sent.sizes == []
     assert await marks(other, namespace) == left[:1]
-    await other.drop_marks(namespace, 0, NOW + MINUTE)
+    await other.rollups.drop_marks(namespace, 0, NOW + MINUTE)
     assert await marks(one, namespace) == []
 
 
@@ -143,7 +143,7 @@ async def test_watermarks_are_read_once_for_all_who_ask(
 ) -> None:
     """By all the gets of one turn of the loop."""
     store, _ = stores
-    await store.watermarks(namespace)
+    await store.rollups.watermarks(namespace)
     with Statements(store) as sent:
-        await asyncio.gather(*(store.watermarks(namespace) for _ in range(50)))
+        await asyncio.gather(*(store.rollups.watermarks(namespace) for _ in range(50)))
     assert len(sent.sizes) <= 2

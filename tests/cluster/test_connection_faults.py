@@ -244,7 +244,7 @@ async def test_a_node_that_was_away_is_found_again(cassandra: Cluster) -> None:
                 with pytest.raises(UnavailableError):
                     await store.ping()
                 with pytest.raises(StoreUnavailableError):
-                    await store.read_clock()
+                    await store.control.read_clock()
             relay.is_away = False
 
             async def answers() -> bool:
@@ -255,4 +255,4 @@ async def test_a_node_that_was_away_is_found_again(cassandra: Cluster) -> None:
                 return True
 
             await eventually(answers, "the node is found again")
-            await store.read_clock()
+            await store.control.read_clock()

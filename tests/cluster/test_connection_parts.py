@@ -26,9 +26,9 @@ from counter.errors import (
 from counter.limits import SECOND
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import driver as driver_setup
-from counter.storage.cassandra.base import Coalesced
 from counter.storage.cassandra.connection import Bridge, Connection, Gathering, let_go
 from counter.storage.cassandra.driver import SparingSpeculation, quieten, translated, untold, within
+from counter.storage.cassandra.session import Coalesced
 from tests.support.virtual import virtually
 
 

@@ -28,23 +28,23 @@ def now_us() -> int:
 
 
 async def reserve(store: CassandraStore, namespace: Namespace) -> object:
-    return await store.reserve(namespace, NONCE, now_us(), now_us() + SECOND)
+    return await store.decisions.reserve(namespace, NONCE, now_us(), now_us() + SECOND)
 
 
 async def rereserve(store: CassandraStore, namespace: Namespace) -> object:
-    return await store.rereserve(namespace, NONCE, 0, now_us(), now_us() + SECOND)
+    return await store.decisions.rereserve(namespace, NONCE, 0, now_us(), now_us() + SECOND)
 
 
 async def decide(store: CassandraStore, namespace: Namespace) -> object:
     event = Event("c", now_us(), NONCE, 0, 1)
-    return await store.decide(namespace, [event], Decision(Outcome.VOID, b""))
+    return await store.decisions.decide(namespace, [event], Decision(Outcome.VOID, b""))
 
 
 async def void(store: CassandraStore, namespace: Namespace) -> None:
     strict = replace(
         namespace, settings=replace(namespace.settings, payload_check=PayloadCheck.STRICT)
     )
-    await store.void(strict, [Event("c", now_us(), NONCE, 0, 1)])
+    await store.events.void(strict, [Event("c", now_us(), NONCE, 0, 1)])
 
 
 async def add_under_a_key(store: CassandraStore, namespace: Namespace) -> object:
@@ -79,13 +79,13 @@ async def test_what_needs_a_decision_takes_no_longer_than_a_write(
     )
     await have_schema(options)
     async with relay.listening(), opened(at(options, relay.address)) as store:
-        await store.make_slices(dataset, slice_of_now())
+        await store.control.make_slices(dataset, slice_of_now())
         name = f"n{ask.__name__.replace('_', '')}"
-        namespace = await store.create_namespace(name, SETTINGS, now_us())
+        namespace = await store.control.create_namespace(name, SETTINGS, now_us())
         assert namespace is not None
         await eventually(lambda: have_statements(store, namespace), "all statements are prepared")
         relay.mute = True
-        reading = asyncio.create_task(store.namespaces())
+        reading = asyncio.create_task(store.control.namespaces())
         asked = asyncio.ensure_future(ask(store, namespace))
         done, _ = await asyncio.wait((reading, asked), return_when=asyncio.FIRST_COMPLETED)
         relay.mute = False

@@ -65,7 +65,7 @@ class Process:
     async def counts(self, namespace: Namespace) -> tuple[int, int]:
         """Of what is rolled up and of the tail together, and of all the events."""
         read = await self.api.get_one(namespace, "hot", 0)
-        (whole,) = await self.store.tails(namespace, [("hot", T0 - SIZE)])
+        (whole,) = await self.store.events.tails(namespace, [("hot", T0 - SIZE)])
         return read.count, whole.total
 
 
@@ -90,14 +90,14 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
     clock.advance(CLOSING)
     await one.worker.tick()
     await one.worker.look_at_partitions()
-    (crowd,) = await other.store.crowds(namespace.dataset)
+    (crowd,) = await other.store.partition_sizes.crowds(namespace.dataset)
     assert crowd.counter == "hot"
     assert crowd.size_bytes == 100 * EVENT_BYTES
     clock.advance(SIZE)
     await other.worker.tick()
     await one.worker.tick()
     for each in processes:
-        slices = await each.store.slices(namespace.dataset)
+        slices = await each.store.control.slices(namespace.dataset)
         assert [each.event_buckets for each in slices] == [1, 1, 1, 1, 4]
     raised = slices[-1]
     clock.advance(raised.start_us - 5 * SECOND - clock.now_us())
@@ -111,12 +111,12 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
     clock.advance(CLOSING)
     await other.worker.tick()
     assert await one.counts(namespace) == await other.counts(namespace) == (140, 140)
-    page = await one.store.scan(
+    page = await one.store.events.scan(
         namespace, "hot", from_us=T0, to_us=clock.now_us(), before=None, limit=200
     )
     assert [each.event_id for each in page] == [nonce(number) for number in reversed(range(140))]
-    keyspace = one.store._shelf(namespace.dataset).keyspace
-    partitions = await one.store._connection.simple(
+    keyspace = one.store.session.shelf(namespace.dataset).keyspace
+    partitions = await one.store.session.connection.simple(
         f"SELECT DISTINCT namespace, counter, time_bucket, event_bucket"
         f" FROM {keyspace}.events_{raised.start_us}"
     )
@@ -126,11 +126,11 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
 async def test_nodes_tell_how_large_partitions_are(processes: tuple[Process, Process]) -> None:
     """The query is one that a node answers; what it rounds up is taken for the least it may be."""
     one, _ = processes
-    sizes = await one.store._largest_partitions("system_schema")
+    sizes = await one.store.partition_sizes._largest_partitions("system_schema")
     assert sizes["tables"] == 0
     rows = [("events_1", 1), ("events_2", 13)]
-    with patch.object(one.store._connection, "ask", return_value=rows):
-        sizes = await one.store._largest_partitions("k")
+    with patch.object(one.store.session.connection, "ask", return_value=rows):
+        sizes = await one.store.partition_sizes._largest_partitions("k")
     assert sizes == {"events_1": 0, "events_2": 10 * 1024 * 1024}
 
 
@@ -139,19 +139,19 @@ async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
 ) -> None:
     """It has the write timestamp of the one that expired, which a compaction made a tombstone."""
     store = processes[0].store
-    (dataset,) = await store.datasets()
+    (dataset,) = await store.control.datasets()
     short = replace(dataset, slice_us=SECOND // 4)
     crowd = Crowd(T0 - SIZE, HOT.time_bucket_us, 7_000, "n", "cold")
-    await store.leave_crowd(short, crowd)
+    await store.partition_sizes.leave_crowd(short, crowd)
 
     async def expired() -> bool:
-        return crowd not in await store.crowds(short)
+        return crowd not in await store.partition_sizes.crowds(short)
 
     await eventually(expired, "the crowd expires")
     for command in ("flush", "compact"):
-        nodetool(cassandra.cassandra[0], command, store._control.keyspace, "crowds")
-    await store.leave_crowd(short, crowd)
-    assert crowd not in await store.crowds(short)
+        nodetool(cassandra.cassandra[0], command, store.session.control.keyspace, "crowds")
+    await store.partition_sizes.leave_crowd(short, crowd)
+    assert crowd not in await store.partition_sizes.crowds(short)
     larger = crowd._replace(size_bytes=7_001)
-    await store.leave_crowd(short, larger)
-    assert larger in await store.crowds(short)
+    await store.partition_sizes.leave_crowd(short, larger)
+    assert larger in await store.partition_sizes.crowds(short)

@@ -59,7 +59,7 @@ async def test_all_is_made_and_told_once(options: CassandraOptions) -> None:
     assert await have_schema(options) == ["nothing to do: the schema is as it should be"]
     async with opened(options) as store:
         await store.ping()
-        assert list(await store.datasets()) == [DATASET]
+        assert list(await store.control.datasets()) == [DATASET]
 
 
 async def test_a_run_that_ended_half_way_is_finished_by_the_next(
@@ -100,18 +100,18 @@ async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) 
     ]
     async with opened(options) as store:
         made = Slice(0, DATASET.slice_us, MINUTE, 1)
-        await store.make_slices(DATASET, made)
-        assert list(await store.slices(DATASET)) == [made]
+        await store.control.make_slices(DATASET, made)
+        assert list(await store.control.slices(DATASET)) == [made]
         await alone.open()
         key = ApiKey(new_id(), "", digest_of(b""), ("*",), Scope.ADMIN, 1)
-        assert await alone.create_api_key(key)
-        assert list(await alone.datasets()) == list(await store.datasets())
-        assert abs((await alone.read_clock()).offset_us) < MINUTE
+        assert await alone.keys.create_api_key(key)
+        assert list(await alone.session.datasets()) == list(await store.control.datasets())
+        assert abs((await alone.session.read_clock()).offset_us) < MINUTE
         await alone.close()
-        assert list(await store.api_keys()) == [key]
-        await store._connection.ddl(f"DROP TABLE {options.keyspace}.api_keys")
+        assert list(await store.keys.api_keys()) == [key]
+        await store.session.connection.ddl(f"DROP TABLE {options.keyspace}.api_keys")
         with pytest.raises(StoreUnavailableError, match="no table of API keys: run `counter sch"):
-            await store.api_keys()
+            await store.keys.api_keys()
 
 
 async def test_a_newer_schema_is_left_alone(options: CassandraOptions) -> None:
@@ -147,7 +147,7 @@ async def test_what_a_dataset_was_first_given_stays(options: CassandraOptions) -
     assert "write_consistency was LOCAL_QUORUM and is now QUORUM: stop every process" in told[3]
     assert await have_schema(changed) == told[:2]
     async with opened(options) as store:
-        assert list(await store.datasets()) == [replace(DATASET, event_buckets=9)]
+        assert list(await store.control.datasets()) == [replace(DATASET, event_buckets=9)]
         await store.ping()
 
 
@@ -157,7 +157,7 @@ async def test_a_dataset_that_is_not_named_stays(options: CassandraOptions) -> N
     more = replace(DATASET, name="more")
     assert "created dataset more" in await have_schema(with_dataset(options, more))
     async with opened(options) as store:
-        assert list(await store.datasets()) == [DATASET, replace(more, id=2)]
+        assert list(await store.control.datasets()) == [DATASET, replace(more, id=2)]
 
 
 @pytest.mark.parametrize(

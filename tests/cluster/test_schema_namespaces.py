@@ -44,21 +44,21 @@ async def stores(options: CassandraOptions) -> AsyncIterator[Stores]:
     clock = FakeClock(NOW)
     async with opened(options, clock) as one, opened(options, clock) as other:
         await forget(one, keep=[slice_at(T0)])
-        await one.make_slices(DATASET, slice_at(T0))
+        await one.control.make_slices(DATASET, slice_at(T0))
         yield one, other
 
 
 async def create(
     store: CassandraStore, name: str = "tests", settings: NamespaceSettings = SETTINGS
 ) -> Namespace:
-    namespace = await store.create_namespace(name, settings, NOW)
+    namespace = await store.control.create_namespace(name, settings, NOW)
     assert namespace is not None
     return namespace
 
 
 def settle(store: CassandraStore, more_us: int = 0) -> None:
     """Let so much time pass that the names of deleted namespaces are free, and *more_us*."""
-    clock = store._clock
+    clock = store.session.clock
     assert isinstance(clock, FakeClock)
     clock.advance(settling_time(DATASET) + more_us)
 
@@ -67,8 +67,8 @@ async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]
     """How many rows each table of the dataset has of *namespace*; no table that has none."""
     found: dict[str, int] = {}
     for table in ("dirty", "atomic_marks", "watermarks", "counts", "names"):
-        ((number,),) = await store._connection.simple(
-            f"SELECT COUNT(*) FROM {store._shelf(DATASET).keyspace}.{table}"
+        ((number,),) = await store.session.connection.simple(
+            f"SELECT COUNT(*) FROM {store.session.shelf(DATASET).keyspace}.{table}"
             f" WHERE namespace = {namespace.id} ALLOW FILTERING"
         )
         if number:
@@ -80,12 +80,12 @@ async def test_one_of_many_who_create_a_name_at_once_does(stores: Stores) -> Non
     """The others learn that it is taken, and leave nothing."""
     one, other = stores
     asked = [
-        store.create_namespace("tests", replace(SETTINGS, cache_ttl_us=n), NOW)
+        store.control.create_namespace("tests", replace(SETTINGS, cache_ttl_us=n), NOW)
         for n, store in enumerate((one, other, one, other))
     ]
     created = [each for each in await asyncio.gather(*asked) if each is not None]
     assert len(created) == 1
-    assert list(await one.namespaces()) == list(await other.namespaces()) == created
+    assert list(await one.control.namespaces()) == list(await other.control.namespaces()) == created
     for number in range(created[0].id - 3, created[0].id + 4):
         namespace = replace(created[0], id=number)
         rows = {"watermarks": 1} if number == created[0].id else {}
@@ -96,22 +96,22 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
     """Its watermarks at once; the rest when this process has heard of it."""
     one, other = stores
     namespace = await create(one)
-    assert list(await other.namespaces()) == [namespace]
+    assert list(await other.control.namespaces()) == [namespace]
     event = Event("c", NOW, bytes(16), 0, 1)
-    assert await one.delete_namespace(namespace)
+    assert await one.control.delete_namespace(namespace)
     with pytest.raises(NamespaceUnknownError):
-        await other.watermarks(namespace)
-    assert list(await other.namespaces()) == []
+        await other.rollups.watermarks(namespace)
+    assert list(await other.control.namespaces()) == []
     for store in stores:
         with pytest.raises(NamespaceUnknownError):
-            await store.append(namespace, [event])
+            await store.events.append(namespace, [event])
         with pytest.raises(NamespaceUnknownError):
-            await store.counters(namespace, prefix="", after=None, limit=1)
+            await store.control.counters(namespace, prefix="", after=None, limit=1)
     settle(other)
     again = await create(other)
     assert again.id > namespace.id
-    assert list(await one.namespaces()) == [again]
-    await one.append(again, [event])
+    assert list(await one.control.namespaces()) == [again]
+    await one.events.append(again, [event])
 
 
 async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespace(
@@ -120,11 +120,11 @@ async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespa
     """By the clock of each process that saw the deletion; nobody sees the namespace meanwhile."""
     one, other = stores
     namespace = await create(one)
-    assert await one.delete_namespace(namespace)
-    assert not await one.delete_namespace(namespace)
-    assert await one.update_namespace(namespace, SETTINGS, NOW) is None
+    assert await one.control.delete_namespace(namespace)
+    assert not await one.control.delete_namespace(namespace)
+    assert await one.control.update_namespace(namespace, SETTINGS, NOW) is None
     for store in stores:
-        assert await store.namespaces() == []
+        assert await store.control.namespaces() == []
         with pytest.raises(UnavailableError, match="was deleted just now") as refused:
             await create(store)
         assert refused.value.retry_after_us == settling_time(DATASET)
@@ -135,8 +135,8 @@ async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespa
     again = await create(other)
     assert again.id > namespace.id
     for store in stores:
-        assert await store.namespaces() == [again]
-        assert await store.create_namespace("tests", SETTINGS, NOW) is None
+        assert await store.control.namespaces() == [again]
+        assert await store.control.create_namespace("tests", SETTINGS, NOW) is None
 
 
 async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gone(
@@ -144,7 +144,7 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
 ) -> None:
     """The listing began before it."""
     one, _ = stores
-    really_read = one._control.read
+    really_read = one.session.control.read
 
     async def slow(cql: str, *values: object) -> object:
         rows = await really_read(cql, *values)
@@ -153,9 +153,9 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
         return rows
 
     created: list[Namespace] = []
-    with patch.object(one._control, "read", slow):
-        assert list(await one.namespaces()) == []
-    await one.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
+    with patch.object(one.session.control, "read", slow):
+        assert list(await one.control.namespaces()) == []
+    await one.events.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
 
 
 async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
@@ -166,25 +166,25 @@ async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
     store, _ = stores
     strict = replace(SETTINGS, payload_check=PayloadCheck.STRICT)
     namespace = await create(store, "checked", replace(SETTINGS, payload_check=PayloadCheck.GUARD))
-    (dataset,) = await store.datasets()
-    with patch.object(store._shelf(dataset), "is_spread", True):
+    (dataset,) = await store.control.datasets()
+    with patch.object(store.session.shelf(dataset), "is_spread", True):
         with pytest.raises(InvalidBodyError, match=r"strict needs QUORUM .* reads at LOCAL_QUORUM"):
-            await store.create_namespace("strict", strict, NOW)
+            await store.control.create_namespace("strict", strict, NOW)
         with pytest.raises(InvalidBodyError, match="strict needs QUORUM"):
-            await store.update_namespace(namespace, strict, NOW)
-    assert await store.create_namespace("strict", strict, NOW) is not None
+            await store.control.update_namespace(namespace, strict, NOW)
+    assert await store.control.create_namespace("strict", strict, NOW) is not None
 
 
 async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) -> None:
     namespace = await create(stores[0])
     changed = await asyncio.gather(
         *(
-            store.update_namespace(namespace, replace(SETTINGS, cache_ttl_us=n), T0 + SLICE)
+            store.control.update_namespace(namespace, replace(SETTINGS, cache_ttl_us=n), T0 + SLICE)
             for n, store in enumerate(stores)
         )
     )
     (updated,) = [each for each in changed if each is not None]
-    assert list(await stores[0].namespaces()) == [updated]
+    assert list(await stores[0].control.namespaces()) == [updated]
 
 
 async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
@@ -194,15 +194,15 @@ async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
     one, _ = stores
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     async with relay.listening():
-        far = replace(at(one._options, relay.address), read_timeout_us=400 * MILLISECOND)
+        far = replace(at(one.session.options, relay.address), read_timeout_us=400 * MILLISECOND)
         async with opened(far, FakeClock(NOW)) as store:
-            really_settle = store._control.settled
+            really_settle = store.session.control.settled
 
             async def settle(cql: str, *values: object) -> object:
                 relay.mute = False
                 return await really_settle(cql, *values)
 
-            really_send = store._connection._send
+            really_send = store.session.connection._send
             lose: list[bool] = []
 
             async def send(statements: list[object], *rest: object, **more: object) -> object:
@@ -211,32 +211,32 @@ async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
                 return await really_send(statements, *rest, **more)  # type: ignore[arg-type]
 
             with (
-                patch.object(store._control, "settled", settle),
-                patch.object(store._connection, "_send", send),
+                patch.object(store.session.control, "settled", settle),
+                patch.object(store.session.connection, "_send", send),
             ):
-                await store.lease_tokens(1, NOW)
+                await store.control.lease_tokens(1, NOW)
                 # Of the id, and of the namespace.
                 lose = [True, True]
                 created = await create(store)
-                assert list(await one.namespaces()) == [created]
+                assert list(await one.control.namespaces()) == [created]
                 lose = [True]
                 settings = replace(SETTINGS, cache_ttl_us=1)
-                updated = await store.update_namespace(created, settings, T0 + SLICE)
-                assert list(await one.namespaces()) == [updated]
+                updated = await store.control.update_namespace(created, settings, T0 + SLICE)
+                assert list(await one.control.namespaces()) == [updated]
                 assert updated is not None
                 lose = [True]
-                assert await store.delete_namespace(updated)
-                assert list(await one.namespaces()) == []
+                assert await store.control.delete_namespace(updated)
+                assert list(await one.control.namespaces()) == []
                 lose = [True]
-                block = await store.lease_tokens(5, NOW)
+                block = await store.control.lease_tokens(5, NOW)
                 assert not lose
-            assert (await one.lease_tokens(1, NOW)).first == block.first + 5
+            assert (await one.control.lease_tokens(1, NOW)).first == block.first + 5
 
 
 async def test_numbers_of_several_processes_are_all_different(stores: Stores) -> None:
     """However many ask at once; each process asks Cassandra once for all of its own."""
     blocks = await asyncio.gather(
-        *(stores[n % 2].lease_tokens(1 + n % 3, NOW + n) for n in range(300))
+        *(stores[n % 2].control.lease_tokens(1 + n % 3, NOW + n) for n in range(300))
     )
     numbers = [
         block.first + offset for n, block in enumerate(blocks) for offset in range(1 + n % 3)
@@ -251,12 +251,12 @@ async def test_numbers_of_several_processes_are_all_different(stores: Stores) ->
 
 async def test_who_gives_up_a_lease_of_numbers_takes_none_from_others(stores: Stores) -> None:
     one, _ = stores
-    asked = [asyncio.create_task(one.lease_tokens(1, NOW)) for _ in range(9)]
+    asked = [asyncio.create_task(one.control.lease_tokens(1, NOW)) for _ in range(9)]
     await asyncio.sleep(0)
     for each in asked[::2]:
         each.cancel()
     blocks = await asyncio.gather(*asked[1::2])
-    blocks.append(await one.lease_tokens(1, NOW))
+    blocks.append(await one.control.lease_tokens(1, NOW))
     assert len({block.first for block in blocks}) == len(blocks)
 
 
@@ -264,19 +264,19 @@ async def test_workers_are_known_to_all_processes(stores: Stores) -> None:
     """Whichever of them a worker told that it lives, or that it ends."""
     one, other = stores
     for store, name in ((one, "a"), (other, "b"), (other, "a")):
-        await store.heartbeat(name, WORKER_TTL)
+        await store.leases.heartbeat(name, WORKER_TTL)
     for store in stores:
-        assert list(await store.workers()) == ["a", "b"]
-    await other.leave("a")
-    assert list(await one.workers()) == ["b"]
+        assert list(await store.leases.workers()) == ["a", "b"]
+    await other.leases.leave("a")
+    assert list(await one.leases.workers()) == ["b"]
 
 
 async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) -> None:
     """Counters as the service and a worker leave them."""
-    await store.mark(namespace, [Mark(NOW, name) for name in names])
+    await store.rollups.mark(namespace, [Mark(NOW, name) for name in names])
     checkpoint = Checkpoint(NOW - 1, 1)
     updates = [CounterUpdate(name, (), checkpoint) for name in names]
-    await store.apply(namespace, updates, through_us=NOW - 1)
+    await store.rollups.apply(namespace, updates, through_us=NOW - 1)
 
 
 async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
@@ -289,13 +289,13 @@ async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
         await fill(one, namespace, part)
     stood = await rows_of(one, lives)
     assert stood == {"dirty": 9, "watermarks": 4, "counts": 9, "names": 9}
-    assert await one.delete_namespace(doomed)
-    assert not await one.purge(NOW)
-    assert await other.namespaces() == [lives]
+    assert await one.control.delete_namespace(doomed)
+    assert not await one.control.purge(NOW)
+    assert await other.control.namespaces() == [lives]
     settle(one)
     calls = 0
     # The one begins, the other ends it, as if the one had been killed.
-    while await (one if calls < 2 else other).purge(NOW):
+    while await (one if calls < 2 else other).control.purge(NOW):
         calls += 1
         assert calls < 50
     assert calls > 2
@@ -308,12 +308,12 @@ async def test_what_is_written_after_its_purge_stays_hidden(stores: Stores) -> N
     one, other = stores
     doomed = await create(one)
     await fill(one, doomed, ["c"])
-    assert await one.delete_namespace(doomed)
+    assert await one.control.delete_namespace(doomed)
     settle(one)
-    while await one.purge(NOW):
+    while await one.control.purge(NOW):
         pass
     await fill(other, doomed, ["c"])
-    await other.advance(doomed, [0], NOW + HOUR)
+    await other.rollups.advance(doomed, [0], NOW + HOUR)
     assert await rows_of(one, doomed) == {}
 
 
@@ -322,11 +322,11 @@ async def test_a_deletion_that_was_given_up_purges_nothing(stores: Stores) -> No
     one, _ = stores
     namespace = await create(one)
     await fill(one, namespace, ["c"])
-    await one._note_departure(namespace)
+    await one.control._purge.note_departure(namespace)
     stood = await rows_of(one, namespace)
     for now_us in (NOW, NOW + HOUR - 1, NOW + HOUR, NOW + 2 * HOUR):
-        assert not await one.purge(now_us)
-        departed = await one._control.read("SELECT id FROM {control}.departed")
+        assert not await one.control.purge(now_us)
+        departed = await one.session.control.read("SELECT id FROM {control}.departed")
         assert len(departed) == (now_us < NOW + HOUR)
     assert await rows_of(one, namespace) == stood
 
@@ -342,7 +342,7 @@ async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, s
     if shards == 7:
         # All in one shard: the others have nothing to say.
         names = [name for name in names if shard_of(name, 7) == 3]
-    await one.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
+    await one.rollups.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
     for prefix in ("", "n", "n1", "\ud7ff", last, "a", f"a{last}", "nothing"):
         expected = sorted(name for name in names if name.startswith(prefix))
         # Pages of one are many statements: each asks every shard.
@@ -350,7 +350,9 @@ async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, s
             found: list[str] = []
             while not found or len(found) % limit == 0:
                 after = found[-1] if found else None
-                page = await one.counters(namespace, prefix=prefix, after=after, limit=limit)
+                page = await one.control.counters(
+                    namespace, prefix=prefix, after=after, limit=limit
+                )
                 found += page
                 if len(page) < limit or len(found) > enough:
                     break
@@ -370,21 +372,21 @@ async def test_the_clock_that_is_farthest_off_is_told(stores: Stores) -> None:
 
     for nodes in (["a", "b", "c"], ["b", "a"], ["d", "b"]):
         with (
-            patch.object(one._connection, "near_nodes", return_value=nodes),
-            patch.object(one._connection, "clock_of", read),
+            patch.object(one.session.connection, "near_nodes", return_value=nodes),
+            patch.object(one.session.connection, "clock_of", read),
         ):
-            reading = await one.read_clock()
+            reading = await one.control.read_clock()
         assert reading.offset_us == 50_000 + MILLISECOND // 2 - 1_000
     with (
-        patch.object(one._connection, "near_nodes", return_value=["d"]),
-        patch.object(one._connection, "clock_of", read),
+        patch.object(one.session.connection, "near_nodes", return_value=["d"]),
+        patch.object(one.session.connection, "clock_of", read),
         pytest.raises(TimeoutError),
     ):
-        await one.read_clock()
+        await one.control.read_clock()
 
 
 async def test_a_clock_of_the_same_machine_is_right(options: CassandraOptions) -> None:
     async with opened(options) as store:
-        reading = await store.read_clock()
+        reading = await store.control.read_clock()
         assert abs(reading.offset_us) <= reading.error_us
         assert reading.error_us < MINUTE

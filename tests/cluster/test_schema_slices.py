@@ -42,15 +42,15 @@ async def stores(options: CassandraOptions) -> AsyncIterator[tuple[CassandraStor
     async with opened(options, clock) as one, opened(options, clock) as other:
         await forget(one)
         for start_us in (NOW - SIZE, NOW):
-            await one.make_slices(DATASET, slice_at(start_us))
-        await other.slices(DATASET)
+            await one.control.make_slices(DATASET, slice_at(start_us))
+        await other.control.slices(DATASET)
         yield one, other
 
 
 @pytest.fixture
 async def namespace(stores: tuple[CassandraStore, CassandraStore]) -> Namespace:
     settings = replace(SETTINGS, shards=1)
-    created = await stores[0].create_namespace("tests", settings, NOW)
+    created = await stores[0].control.create_namespace("tests", settings, NOW)
     assert created is not None
     return created
 
@@ -68,15 +68,17 @@ async def test_a_slice_that_another_process_made_is_known_when_it_is_needed(
     """For a write, a look-up, a sum, and a tail, which names no time that would be missed."""
     one, other = stores
     for ahead in (1, 2, 3, 4):
-        await one.make_slices(DATASET, slice_at(NOW + ahead * SIZE))
+        await one.control.make_slices(DATASET, slice_at(NOW + ahead * SIZE))
     event = await write(other, namespace, NOW + SIZE)
-    assert list(await one.find(namespace, [event])) == [event]
+    assert list(await one.events.find(namespace, [event])) == [event]
     event = await write(one, namespace, NOW + 2 * SIZE)
-    assert list(await other.find(namespace, [event])) == [event]
-    async with opened(other._options) as third:
-        await one.make_slices(DATASET, slice_at(NOW + 5 * SIZE))
+    assert list(await other.events.find(namespace, [event])) == [event]
+    async with opened(other.session.options) as third:
+        await one.control.make_slices(DATASET, slice_at(NOW + 5 * SIZE))
         event = await write(one, namespace, NOW + 5 * SIZE)
-        assert list(await third.sums(namespace, [("c", event.event_time_us)])) == [Fold(False, 1)]
+        assert list(await third.events.sums(namespace, [("c", event.event_time_us)])) == [
+            Fold(False, 1)
+        ]
 
 
 async def test_a_tail_holds_what_is_in_a_slice_that_this_process_has_not_seen(
@@ -84,10 +86,10 @@ async def test_a_tail_holds_what_is_in_a_slice_that_this_process_has_not_seen(
 ) -> None:
     """A token may lie a slice ahead of its writer's clock."""
     one, other = stores
-    assert list(await other.tails(namespace, [("c", NOW)])) == [Fold(False, 0)]
-    await one.make_slices(DATASET, slice_at(NOW + SIZE))
+    assert list(await other.events.tails(namespace, [("c", NOW)])) == [Fold(False, 0)]
+    await one.control.make_slices(DATASET, slice_at(NOW + SIZE))
     await write(one, namespace, NOW + SIZE)
-    assert list(await other.tails(namespace, [("c", NOW)])) == [Fold(False, 1)]
+    assert list(await other.events.tails(namespace, [("c", NOW)])) == [Fold(False, 1)]
 
 
 async def test_a_slice_that_another_process_dropped_is_missing(
@@ -96,18 +98,18 @@ async def test_a_slice_that_another_process_dropped_is_missing(
     """Whether this one has heard of it or not; the next one stands."""
     one, other = stores
     event = await write(one, namespace, NOW - SIZE)
-    assert list(await other.find(namespace, [event])) == [event]
-    await one.drop_slice(DATASET, NOW - SIZE)
+    assert list(await other.events.find(namespace, [event])) == [event]
+    await one.control.drop_slice(DATASET, NOW - SIZE)
     for _ in range(2):
         with pytest.raises(SliceMissingError):
-            await other.find(namespace, [event])
+            await other.events.find(namespace, [event])
         with pytest.raises(SliceMissingError):
-            await other.tails(namespace, [("c", NOW - SIZE)])
+            await other.events.tails(namespace, [("c", NOW - SIZE)])
         with pytest.raises(SliceMissingError):
-            await other.append(namespace, [event])
-        assert list(await other.tails(namespace, [("c", NOW)])) == [Fold(False, 0)]
-    assert await other.dropped_before(DATASET) == NOW
-    assert list(await other.slices(DATASET)) == [slice_at(NOW)]
+            await other.events.append(namespace, [event])
+        assert list(await other.events.tails(namespace, [("c", NOW)])) == [Fold(False, 0)]
+    assert await other.control.dropped_before(DATASET) == NOW
+    assert list(await other.control.slices(DATASET)) == [slice_at(NOW)]
 
 
 async def test_a_slice_that_two_make_at_once_is_one(
@@ -117,20 +119,22 @@ async def test_a_slice_that_two_make_at_once_is_one(
     one, other = stores
     ahead = slice_at(NOW + SIZE)
     differing = replace(ahead, event_buckets=1, time_bucket_us=MINUTE)
-    await asyncio.gather(one.make_slices(DATASET, ahead), other.make_slices(DATASET, differing))
-    slices = [list(await store.slices(DATASET)) for store in stores]
+    await asyncio.gather(
+        one.control.make_slices(DATASET, ahead), other.control.make_slices(DATASET, differing)
+    )
+    slices = [list(await store.control.slices(DATASET)) for store in stores]
     assert slices[0] == slices[1]
     assert slices[0][-1] in (ahead, differing)
     event = await write(one, namespace, NOW + SIZE)
-    assert list(await other.find(namespace, [event])) == [event]
+    assert list(await other.events.find(namespace, [event])) == [event]
 
 
 async def test_two_drop_a_slice_at_once(stores: tuple[CassandraStore, CassandraStore]) -> None:
     one, other = stores
-    await asyncio.gather(*(each.drop_slice(DATASET, NOW - SIZE) for each in stores))
+    await asyncio.gather(*(each.control.drop_slice(DATASET, NOW - SIZE) for each in stores))
     assert await standing(one) == {NOW}
-    assert list(await other.slices(DATASET)) == [slice_at(NOW)]
-    assert await one.dropped_before(DATASET) == NOW
+    assert list(await other.control.slices(DATASET)) == [slice_at(NOW)]
+    assert await one.control.dropped_before(DATASET) == NOW
 
 
 async def test_a_drop_that_ended_half_way_is_finished_by_the_next(
@@ -138,17 +142,17 @@ async def test_a_drop_that_ended_half_way_is_finished_by_the_next(
 ) -> None:
     """The bound has moved and the table stands: nobody reads it, and it goes with the next one."""
     one, other = stores
-    await one.make_slices(DATASET, slice_at(NOW + SIZE))
+    await one.control.make_slices(DATASET, slice_at(NOW + SIZE))
     failing = StoreUnavailableError("the process ends here")
     with (
-        patch.object(one._connection, "ddl", side_effect=failing),
+        patch.object(one.session.connection, "ddl", side_effect=failing),
         pytest.raises(StoreUnavailableError),
     ):
-        await one.drop_slice(DATASET, NOW - SIZE)
-    assert await other.dropped_before(DATASET) == NOW
-    assert [each.start_us for each in await other.slices(DATASET)] == [NOW, NOW + SIZE]
+        await one.control.drop_slice(DATASET, NOW - SIZE)
+    assert await other.control.dropped_before(DATASET) == NOW
+    assert [each.start_us for each in await other.control.slices(DATASET)] == [NOW, NOW + SIZE]
     assert await standing(other) == {NOW - SIZE, NOW, NOW + SIZE}
-    await other.drop_slice(DATASET, NOW)
+    await other.control.drop_slice(DATASET, NOW)
     assert await standing(other) == {NOW + SIZE}
 
 
@@ -158,18 +162,18 @@ async def test_a_slice_that_is_dropped_while_another_process_makes_it_stays_drop
     """Its table, too, however late it is made."""
     one, other = stores
     old = slice_at(NOW - 2 * SIZE)
-    really_create = one._connection.ddl
+    really_create = one.session.connection.ddl
 
     async def late(cql: str) -> None:
         if cql.startswith("CREATE"):
-            await other.make_slices(DATASET, old)
-            await other.drop_slice(DATASET, old.start_us)
+            await other.control.make_slices(DATASET, old)
+            await other.control.drop_slice(DATASET, old.start_us)
         await really_create(cql)
 
-    with patch.object(one._connection, "ddl", late):
-        await one.make_slices(DATASET, old)
+    with patch.object(one.session.connection, "ddl", late):
+        await one.control.make_slices(DATASET, old)
     assert await standing(one) == {NOW - SIZE, NOW}
-    assert [each.start_us for each in await one.slices(DATASET)] == [NOW - SIZE, NOW]
+    assert [each.start_us for each in await one.control.slices(DATASET)] == [NOW - SIZE, NOW]
 
 
 async def test_a_table_that_nobody_knows_is_found(
@@ -177,10 +181,10 @@ async def test_a_table_that_nobody_knows_is_found(
 ) -> None:
     """Of a process that ended between making it and learning that the slice is dropped."""
     one, _ = stores
-    keyspace = one._shelves[DATASET.id].keyspace
+    keyspace = one.session.shelves[DATASET.id].keyspace
     orphan = create_table(keyspace, events_table(NOW - 9 * SIZE), events_of(DATASET))
-    await one._connection.ddl(orphan)
-    await one.drop_slice(DATASET, NOW - SIZE)
+    await one.session.connection.ddl(orphan)
+    await one.control.drop_slice(DATASET, NOW - SIZE)
     assert await standing(one) == {NOW}
 
 
@@ -188,10 +192,10 @@ async def test_a_slice_is_retired_once(stores: tuple[CassandraStore, CassandraSt
     """By the first of those who see that it is time."""
     one, other = stores
     await asyncio.gather(
-        *(store.retire_slice(DATASET, NOW - SIZE, 5 + n) for n, store in enumerate(stores))
+        *(store.control.retire_slice(DATASET, NOW - SIZE, 5 + n) for n, store in enumerate(stores))
     )
     for store in stores:
-        retired = [each.retired_at_us for each in await store.slices(DATASET)]
+        retired = [each.retired_at_us for each in await store.control.slices(DATASET)]
         assert retired in ([5, None], [6, None])
-    await one.retire_slice(DATASET, NOW - 9 * SIZE, 5)
-    assert len(await other.slices(DATASET)) == 2
+    await one.control.retire_slice(DATASET, NOW - 9 * SIZE, 5)
+    assert len(await other.control.slices(DATASET)) == 2

@@ -99,10 +99,10 @@ def options(made: tuple[CassandraOptions, list[str]]) -> CassandraOptions:
 
 async def namespace_in(store: CassandraStore) -> Namespace:
     # Its number is that of whichever process made it: each of those that try takes one.
-    (dataset,) = await store.datasets()
-    await store.make_slices(dataset, slice_of_now())
+    (dataset,) = await store.control.datasets()
+    await store.control.make_slices(dataset, slice_of_now())
     name = f"n{uuid.uuid4().hex}"
-    namespace = await store.create_namespace(name, SETTINGS, SystemClock().now_us())
+    namespace = await store.control.create_namespace(name, SETTINGS, SystemClock().now_us())
     assert namespace is not None
     return namespace
 
@@ -115,21 +115,21 @@ async def all_works(store: CassandraStore, namespace: Namespace, number: int) ->
     await told(store.ping)
     await told(lambda: marked(store, namespace, mark))
     await told(lambda: appended(store, namespace, event))
-    assert list(await told(lambda: store.find(namespace, [event]))) == [event]
-    assert (await told(lambda: store.lease_tokens(1, now_us))).time_us >= now_us
-    await told(lambda: store.heartbeat(f"{number}", 60_000_000))
-    assert f"{number}" in await told(store.workers)
-    assert namespace in await told(store.namespaces)
-    await told(store.read_clock)
+    assert list(await told(lambda: store.events.find(namespace, [event]))) == [event]
+    assert (await told(lambda: store.control.lease_tokens(1, now_us))).time_us >= now_us
+    await told(lambda: store.leases.heartbeat(f"{number}", 60_000_000))
+    assert f"{number}" in await told(store.leases.workers)
+    assert namespace in await told(store.control.namespaces)
+    await told(store.control.read_clock)
 
 
 async def marked(store: CassandraStore, namespace: Namespace, mark: Mark) -> None:
-    for error in (await store.mark(namespace, [mark])).values():
+    for error in (await store.rollups.mark(namespace, [mark])).values():
         raise error
 
 
 async def appended(store: CassandraStore, namespace: Namespace, event: Event) -> None:
-    (written,) = await store.append(namespace, [event])
+    (written,) = await store.events.append(namespace, [event])
     if isinstance(written, UnavailableError):
         raise written
 
@@ -204,10 +204,10 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
         await all_works(store, namespace, 2)
         start_us = slice_of_now().end_us
         ahead = Slice(start_us, start_us + DATASET.slice_us, DATASET.time_bucket_us, 4)
-        await told(lambda: store.make_slices(namespace.dataset, ahead))
+        await told(lambda: store.control.make_slices(namespace.dataset, ahead))
         async with opened(options, retry=StartupRetry(_START_US)) as other:
             await all_works(other, namespace, 3)
-            assert ahead in await told(lambda: other.slices(namespace.dataset))
+            assert ahead in await told(lambda: other.control.slices(namespace.dataset))
 
         await asyncio.to_thread(breakable.cassandra[1].kill)
 
@@ -218,9 +218,9 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
 
         await eventually(says_why, "the node that is left knows that it is alone", seconds=90)
         with pytest.raises(UnavailableError):
-            await store.namespaces()
+            await store.control.namespaces()
         with pytest.raises(UnavailableError):
-            await store.lease_tokens(1, 0)
+            await store.control.lease_tokens(1, 0)
         with pytest.raises(UnavailableError):
             async with opened(options):
                 pass
@@ -274,7 +274,7 @@ async def test_atomic_adds_are_answered_while_a_node_says_nothing(
             if isinstance(outcome, Written)
             for event in events
         ]
-        assert list(await told(lambda: store.find(namespace, answered))) == answered
+        assert list(await told(lambda: store.events.find(namespace, answered))) == answered
 
 
 async def test_a_worker_survives_an_outage_of_the_whole_cluster(

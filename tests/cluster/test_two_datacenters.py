@@ -227,13 +227,13 @@ async def site(ways: Ways, options: CassandraOptions) -> AsyncIterator[Site]:
     await have_schema(options)
     clock = SystemClock()
     async with opened(options) as one, opened(elsewhere(ways, options)) as other:
-        (dataset,) = await one.datasets()
-        await one.make_slices(dataset, slice_of_now())
+        (dataset,) = await one.control.datasets()
+        await one.control.make_slices(dataset, slice_of_now())
         name = f"n{uuid.uuid4().hex}"
-        namespace = await one.create_namespace(name, USUAL, clock.now_us())
+        namespace = await one.control.create_namespace(name, USUAL, clock.now_us())
         assert namespace is not None
         apis = [CounterService(store, MemoryCache(clock), clock) for store in (one, other)]
-        await other.datasets()
+        await other.control.datasets()
         yield Site(apis, namespace)
 
 

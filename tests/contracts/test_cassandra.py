@@ -166,9 +166,9 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         """How many seconds *what* is left to live."""
         assert isinstance(store, CassandraStore)
         which = f"namespace = {namespace.id}" + (f" AND nonce = 0x{key.hex()}" if key else "")
-        keyspace = store._shelf(namespace.dataset).keyspace
+        keyspace = store.session.shelf(namespace.dataset).keyspace
         cql = f"SELECT TTL({what.format(keyspace)} WHERE {which} ALLOW FILTERING"
-        ((left_s,),) = await store._connection.simple(cql)
+        ((left_s,),) = await store.session.connection.simple(cql)
         return int(left_s)
 
 
@@ -182,10 +182,10 @@ class TestAudit(OnCassandra, suites.AuditCases):
     async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
         """Hide it under a deletion that is later than its batch, and earlier than the next."""
         assert isinstance(store, CassandraStore)
-        (head,) = await store.heads(namespace, [row[0]])
+        (head,) = await store.rollups.heads(namespace, [row[0]])
         assert head is not None
-        keyspace = store._shelf(namespace.dataset).keyspace
-        await store._connection.simple(
+        keyspace = store.session.shelf(namespace.dataset).keyspace
+        await store.session.connection.simple(
             f"DELETE FROM {keyspace}.counts USING TIMESTAMP {head.checkpoint.time_us + MILLISECOND}"
             f" WHERE namespace = {namespace.id} AND counter = '{row[0]}' AND kind = {WINDOW_KIND}"
             f" AND t = {row[1]} AND u = 0"
@@ -219,10 +219,10 @@ class TestNewLife(OnCassandra, suites.StoreCases):
     async def test_what_may_have_been_given_out_is_not_given_out_again(self, store: Store) -> None:
         """However much the old life gave out after its snapshot."""
         assert isinstance(store, CassandraStore)
-        before = await store.lease_tokens(5, NOW)
+        before = await store.control.lease_tokens(5, NOW)
         old = await make_namespace(store, "old")
-        await store.begin_new_life(NOW + SECOND)
-        after = await store.lease_tokens(5, NOW)
+        await store.control.begin_new_life(NOW + SECOND)
+        after = await store.control.lease_tokens(5, NOW)
         assert after.first > before.first + 1_000_000_000
         assert after.time_us >= NOW + SECOND
         assert (await make_namespace(store, "new")).id > old.id + 1_000

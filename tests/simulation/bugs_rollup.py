@@ -2,7 +2,7 @@
 
 from counter.core import read as reading
 from counter.storage.cassandra import slices
-from counter.storage.cassandra.rollups import CassandraCounts
+from counter.storage.cassandra.rollups import CassandraRollups
 from rollup import atomics, roller, worker
 from rollup.maintenance import Maintenance
 from tests.simulation.bugs import Bug
@@ -52,7 +52,7 @@ BUGS = (
         "checkpoints and rows carry the time of writing",
         (
             Edit(
-                CassandraCounts.apply,
+                CassandraRollups.apply,
                 "stamp_us = through_us + 1 + self._draw(namespace.id, through_us, "
                 "updates[0].counter)",
                 "stamp_us = self._clock.now_us()",
@@ -100,7 +100,7 @@ BUGS = (
         "a worker removes pending recounts that it did not read",
         (
             Edit(
-                CassandraCounts.apply,
+                CassandraRollups.apply,
                 "batches: list[list[Any]] = []",
                 "heads = await self.heads(namespace, [each.counter for each in updates])\n"
                 "    from dataclasses import replace\n"
@@ -220,12 +220,12 @@ BUGS = (
                 "list(part)",
             ),
             Edit(
-                CassandraCounts.rows,
+                CassandraRollups.rows,
                 "elif t > max(after_us, settled.get(counter, 0)):",
                 "else:",
             ),
             Edit(
-                CassandraCounts._written,
+                CassandraRollups._written,
                 "if settled is not None:\n        delete =",
                 "if False:\n        delete =",
             ),

@@ -54,7 +54,7 @@ BUGS = (
         "only the earliest dirty window of a pass is read",
         (
             Edit(
-                rollups.CassandraMarks._windows,
+                rollups.CassandraRollups._windows,
                 "through_us + 1, size_us)",
                 "through_us + 1 - size_us, size_us)",
             ),

@@ -31,9 +31,9 @@ class Processes:
         await have_schema(self.cluster, options_for(DATASET))
         made = SimulatedStore(options_for(DATASET), self.clock, self.cluster)
         await made.open()
-        (dataset,) = await made.datasets()
+        (dataset,) = await made.control.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await made.make_slices(dataset, slice_at(start_us))
+            await made.control.make_slices(dataset, slice_at(start_us))
         return made
 
     @contextmanager
@@ -49,6 +49,6 @@ class Processes:
 async def plain_namespace(store: SimulatedStore) -> Namespace:
     """One whose events are written without a compare-and-set."""
     settings = replace(SETTINGS, payload_check=PayloadCheck.OFF)
-    namespace = await store.create_namespace("tests", settings, NOW)
+    namespace = await store.control.create_namespace("tests", settings, NOW)
     assert namespace is not None
     return namespace

@@ -32,13 +32,14 @@ class SimulatedStore(CassandraStore):
     def __init__(self, options: CassandraOptions, clock: Clock, cluster: Cluster) -> None:
         # Whatever takes hold of the connection takes hold of this one.
         self.simulated = SimulatedConnection(options, cluster)
-        with patch("counter.storage.cassandra.base.Connection", lambda _: self.simulated):
+        with patch("counter.storage.cassandra.session.Connection", lambda _: self.simulated):
             super().__init__(options, clock)
+        self.control.read_clock = self.read_clock
 
     async def read_clock(self) -> ClockReading:
         """The clock of a node, by what the adapter reckons of it."""
-        before_us = self._clock.now_us()
+        before_us = self.session.clock.now_us()
         node_us = await self.simulated.node_clock()
-        after_us = self._clock.now_us()
+        after_us = self.session.clock.now_us()
         offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
         return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)

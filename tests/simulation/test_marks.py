@@ -20,9 +20,9 @@ class Watch:
     """The most statements of a store that were under way at once."""
 
     def __init__(self, store: SimulatedStore) -> None:
-        self._rows = store._connection.rows
+        self._rows = store.session.connection.rows
         self.now = self.most = 0
-        store._connection.rows = self._watched  # type: ignore[method-assign]
+        store.session.connection.rows = self._watched  # type: ignore[method-assign]
 
     async def _watched(self, statements: Sequence[Any], timeout_us: int | None = None) -> list[Any]:
         self.now += len(statements)
@@ -49,13 +49,13 @@ async def test_what_others_left_behind_is_looked_for_in_a_few_shards_at_once(
     """The rollup of the others does not wait for it: theirs is dropped at one of the next times."""
     one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one, shards=SHARDS)
-    await one.mark(namespace, [Mark(NOW, name) for name in NAMES])
+    await one.rollups.mark(namespace, [Mark(NOW, name) for name in NAMES])
     assert {shard_of(name, SHARDS) for name in NAMES} == set(range(SHARDS))
     processes.clock.advance(WINDOW)
     watch = Watch(other)
     left = [SHARDS]
     while left[-1]:
-        await asyncio.gather(*(other.drop_marks(namespace, n, NOW) for n in range(SHARDS)))
+        await asyncio.gather(*(other.rollups.drop_marks(namespace, n, NOW) for n in range(SHARDS)))
         left.append(await dirty_shards(one, namespace))
         assert left[-1] < left[-2]
     assert watch.most <= 4 * 2
@@ -66,10 +66,12 @@ async def test_marks_of_many_windows_are_dropped_a_few_at_a_time(processes: Proc
     store = await processes.another()
     namespace = await make_namespace(store)
     windows = range(NOW - 150 * WINDOW, NOW, WINDOW)
-    await store.mark(namespace, [Mark(window_us, "c") for window_us in windows])
-    found = await store.dirty(namespace, 0, after_us=0, through_us=NOW, start=None, limit=1_000)
+    await store.rollups.mark(namespace, [Mark(window_us, "c") for window_us in windows])
+    found = await store.rollups.dirty(
+        namespace, 0, after_us=0, through_us=NOW, start=None, limit=1_000
+    )
     assert len(found) == len(windows)
     watch = Watch(store)
-    await store.drop_marks(namespace, 0, NOW)
+    await store.rollups.drop_marks(namespace, 0, NOW)
     assert watch.most <= 64
     assert await dirty_counters(store, namespace) == set()

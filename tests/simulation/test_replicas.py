@@ -23,19 +23,19 @@ ROLLED_UP = update(row(1, 7), through=1, count=7)
 
 
 async def found(store: SimulatedStore, namespace: Namespace) -> Event | None:
-    (event,) = await store.find(namespace, [EVENT])
+    (event,) = await store.events.find(namespace, [EVENT])
     return event
 
 
 async def found_items(store: SimulatedStore, namespace: Namespace) -> list[Event | None]:
-    return list(await store.find(namespace, ITEMS))
+    return list(await store.events.find(namespace, ITEMS))
 
 
 #: By what is kept: what is written, how it is read, and what is read then.
 KEPT: dict[str, tuple[Do, Do, object]] = {
-    "events": (lambda store, ns: store.append(ns, [EVENT]), found, EVENT),
-    "items": (lambda store, ns: store.append_atomic(ns, ITEMS), found_items, ITEMS),
-    "marks": (lambda store, ns: store.mark(ns, [Mark(NOW, "c")]), marks, [Mark(NOW, "c")]),
+    "events": (lambda store, ns: store.events.append(ns, [EVENT]), found, EVENT),
+    "items": (lambda store, ns: store.events.append_atomic(ns, ITEMS), found_items, ITEMS),
+    "marks": (lambda store, ns: store.rollups.mark(ns, [Mark(NOW, "c")]), marks, [Mark(NOW, "c")]),
     "counts": (
         lambda store, ns: apply(store, ns, ROLLED_UP),
         head,
@@ -86,12 +86,12 @@ async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
     """However late, and after replicas have tidied up."""
     store = await processes.another()
     namespace = await plain_namespace(store)
-    await store.append(namespace, [event])
-    await store.void(namespace, [event])
+    await store.events.append(namespace, [event])
+    await store.events.void(namespace, [event])
     for _ in range(2):
-        assert list(await store.find(namespace, [event])) == [None]
-        await store.append(namespace, [event])
-        assert list(await store.find(namespace, [event])) == [None]
+        assert list(await store.events.find(namespace, [event])) == [None]
+        await store.events.append(namespace, [event])
+        assert list(await store.events.find(namespace, [event])) == [None]
         processes.clock.advance(HOUR)
         for _ in range(READS):
             processes.cluster.compact()
@@ -104,17 +104,17 @@ async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
     store = await processes.another()
     short = replace(DATASET, slice_us=MINUTE)
     crowd = Crowd(T0, short.time_bucket_us, 7_000, "n", "hot")
-    await store.leave_crowd(short, crowd)
-    assert list(await store.crowds(short)) == [crowd]
+    await store.partition_sizes.leave_crowd(short, crowd)
+    assert list(await store.partition_sizes.crowds(short)) == [crowd]
     processes.clock.advance(CROWDS_KEPT_SLICES * MINUTE)
-    assert list(await store.crowds(short)) == []
+    assert list(await store.partition_sizes.crowds(short)) == []
     for _ in range(READS):
         processes.cluster.compact()
-    await store.leave_crowd(short, crowd)
-    assert list(await store.crowds(short)) == []
+    await store.partition_sizes.leave_crowd(short, crowd)
+    assert list(await store.partition_sizes.crowds(short)) == []
     larger = crowd._replace(size_bytes=7_001)
-    await store.leave_crowd(short, larger)
-    assert list(await store.crowds(short)) == [larger]
+    await store.partition_sizes.leave_crowd(short, larger)
+    assert list(await store.partition_sizes.crowds(short)) == [larger]
 
 
 async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_again(
@@ -123,10 +123,13 @@ async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_aga
     """What its first reservation wrote has longer to live than what its second one wrote."""
     store = await processes.another()
     namespace = await plain_namespace(store)
-    await store.reserve(namespace, nonce(1), NOW, NOW + 24 * HOUR)
+    await store.decisions.reserve(namespace, nonce(1), NOW, NOW + 24 * HOUR)
     processes.clock.advance(MINUTE)
     again_us = NOW + MINUTE
-    assert await store.rereserve(namespace, nonce(1), NOW, again_us, again_us + HOUR) == again_us
+    assert (
+        await store.decisions.rereserve(namespace, nonce(1), NOW, again_us, again_us + HOUR)
+        == again_us
+    )
     processes.clock.advance(3 * HOUR)
     now_us = again_us + 3 * HOUR
-    assert await store.reserve(namespace, nonce(1), now_us, now_us + HOUR) == now_us
+    assert await store.decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR) == now_us

@@ -53,8 +53,8 @@ class Process(SimulatedStore):
     async def begin(self) -> None:
         """Start the service."""
         await self.open()
-        clock = self._clock
-        guard = ClockGuard(self, clock)
+        clock = self.session.clock
+        guard = ClockGuard(self.control, clock)
         await guard.measure()
         self.service = CounterService(self, MemoryCache(clock), clock, guard)
         await self.service.namespaces.refresh()
@@ -63,7 +63,7 @@ class Process(SimulatedStore):
         return ClockReading(-self._offset_us, MILLISECOND)
 
     def now_us(self) -> int:
-        return self._clock.now_us()
+        return self.session.clock.now_us()
 
     async def count(self, name: str = "c") -> int:
         """An accurate read."""
@@ -92,11 +92,11 @@ class World:
     async def begin(self, offset_us: int = 0, future_limit_us: int = 5 * SECOND) -> Process:
         """A process, its namespace, and slices as maintenance makes them: two ahead."""
         made = await self.process(offset_us)
-        (dataset,) = await made.datasets()
+        (dataset,) = await made.control.datasets()
         first_us = START_US - START_US % SLICE_US - SLICE_US
         for start_us in range(first_us, first_us + 4 * SLICE_US, SLICE_US):
             parts = (dataset.time_bucket_us, dataset.event_buckets)
-            await made.make_slices(dataset, Slice(start_us, start_us + SLICE_US, *parts))
+            await made.control.make_slices(dataset, Slice(start_us, start_us + SLICE_US, *parts))
         settings = replace(USUAL, future_limit_us=future_limit_us)
         await made.service.namespaces.create("one", settings)
         return made

@@ -170,7 +170,7 @@ class Member:
                 await asyncio.sleep(0.5)
         guard, namespaces = ClockGuard(store.control, clock), Namespaces(store, clock)
         leases = Leases(
-            store, clock, self.process.name, lease_time_us=world.config.lease_us, guard=guard
+            store.leases, clock, self.process.name, lease_time_us=world.config.lease_us, guard=guard
         )
         worker = RollupWorker(
             store, world.cache_for(clock), clock, namespaces, leases=leases, guard=guard

@@ -11,11 +11,11 @@ from counter.limits import HOUR, MINUTE, SECOND
 from counter.partitions import slice_start
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.storage.cassandra.base import FOR_EVER
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import NO_OP, slice_text
 from counter.storage.cassandra.schema import apply
-from counter.storage.cassandra.slices import FORGET
+from counter.storage.cassandra.session import FOR_EVER
+from counter.storage.cassandra.slices import FORGET, CassandraSlices
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Placement, Slice
 from scripts.cluster_nodes import Cluster
@@ -95,7 +95,7 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
 
     To make a new one takes seconds. Data stay, under ids of namespaces that are never used again.
     """
-    control = store._control
+    control = store.session.control
 
     async def set_(cql: str, *values: object) -> None:
         seen_by = ("SELECT value, op FROM {control}.meta WHERE name = 'schema'", ())
@@ -109,9 +109,9 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
     for (key_id,) in await control.read("SELECT id FROM {control}.api_keys WHERE everyone = 0"):
         await set_("DELETE FROM {control}.api_keys WHERE everyone = 0 AND id = ? IF EXISTS", key_id)
     for (worker,) in await control.read("SELECT worker FROM {control}.workers"):
-        await store.leave(worker)
+        await store.leases.leave(worker)
     kept = {each.start_us: slice_text(each) for each in keep}
-    for dataset in await store.datasets():
+    for dataset in await store.control.datasets():
         rows = await control.read(
             "SELECT start, document FROM {control}.slices WHERE dataset = ?", dataset.id
         )
@@ -127,14 +127,14 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
             dataset.id,
         )
         for start_us in await standing(store, dataset) - kept.keys():
-            await store._drop_table(store._shelf(dataset), start_us)
+            await CassandraSlices(store.session).drop_table(store.session.shelf(dataset), start_us)
 
 
 async def standing(store: CassandraStore, dataset: Dataset = DATASET) -> set[int]:
     """The starts of the slices whose tables are there."""
-    keyspace = store._shelf(dataset).keyspace
+    keyspace = store.session.shelf(dataset).keyspace
     cql = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
-    names = [name for (name,) in await store._connection.simple(cql)]
+    names = [name for (name,) in await store.session.connection.simple(cql)]
     return {int(name[len("events_") :]) for name in names if name.startswith("events_")}
 
 

@@ -22,8 +22,8 @@ class Statements:
     """Within the block, notes how many rows each statement of *store* carries."""
 
     def __init__(self, store: CassandraStore, fault: Fault = lambda _: None) -> None:
-        self._connection = store._connection
-        self._execute = store._connection._execute
+        self._connection = store.session.connection
+        self._execute = store.session.connection._execute
         self._fault = fault
         self.sizes: list[int] = []
 

@@ -112,7 +112,7 @@ async def _begin_new_life(settings: Settings) -> None:
             guard = ClockGuard(store.control, clock)
             await guard.measure()
             # No token gets an earlier time than this one any more.
-            await store.begin_new_life(checked_now_us(clock, guard))
+            await store.control.begin_new_life(checked_now_us(clock, guard))
     finally:
         await store.close()
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 from counter.consistency import strict_gap_of
 from counter.errors import InvalidBodyError, InvalidParameterError, UnavailableError
 from counter.limits import COUNTER_NAME_CHARS_MAX, SECOND
-from counter.ports import Clock
-from counter.storage.cassandra.base import CassandraBase, Coalesced
 from counter.storage.cassandra.control_keyspace import (
     DATASETS,
     NAMESPACES,
@@ -30,7 +28,7 @@ from counter.storage.cassandra.control_keyspace import (
     namespace_text,
 )
 from counter.storage.cassandra.gathering import batch_of
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.session import Coalesced, Session
 from counter.storage.cassandra.slices import CassandraPurge, CassandraSlices
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, PayloadCheck, TokenBlock
 from counter.windows import first_watermark
@@ -58,41 +56,6 @@ class _Bucket:
     number: int
     names: list[str] = field(default_factory=list)
     has_more: bool = True
-
-
-class CassandraListing(CassandraBase):
-    """The listing of :class:`counter.ports.ControlPlane`."""
-
-    async def counters(
-        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
-    ) -> Sequence[str]:
-        self._must_stand(namespace)
-        buckets = [_Bucket(number) for number in range(namespace.settings.shards)]
-        share = min(limit, limit // len(buckets) * 2 + _MORE)
-        asked = buckets
-        while True:
-            statements = [
-                await self._names_page(namespace, each, prefix, after, share) for each in asked
-            ]
-            for bucket, rows in zip(asked, await self._connection.rows(statements), strict=True):
-                bucket.names += [name for (name,) in rows or ()]
-                bucket.has_more = len(rows or ()) == share
-            # Nothing is missing up to the earliest last name of a bucket with more names.
-            asked = [each for each in buckets if each.has_more]
-            names = sorted(name for each in buckets for name in each.names)
-            if asked:
-                known_to = min(each.names[-1] for each in asked)
-                names = [name for name in names if name <= known_to]
-            if not asked or len(names) >= limit:
-                return names[:limit]
-
-    async def _names_page(
-        self, namespace: Namespace, bucket: _Bucket, prefix: str, after: str | None, limit: int
-    ) -> Any:
-        last = bucket.names[-1] if bucket.names else after
-        cql, first = (_FROM, prefix) if last is None or last < prefix else (_AFTER, last)
-        statement = await self._to_read(namespace.dataset, cql)
-        return statement.bind((namespace.id, bucket.number, first, _end_of(prefix), limit))
 
 
 def _end_of(prefix: str) -> str:
@@ -128,27 +91,34 @@ _TOKENS_JUMP: Final = 1 << 40
 _JUMP: Final = 1_000_000
 
 
-class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
+class CassandraControl:
     """See :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
-        self._sequences = Sequences(self._control)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.datasets, self.read_clock = session.datasets, session.read_clock
+        self.dropped_before = session.dropped_before
+        slices = CassandraSlices(session)
+        self.slices, self.make_slices = slices.slices, slices.make_slices
+        self.retire_slice, self.drop_slice = slices.retire_slice, slices.drop_slice
+        self._purge = CassandraPurge(session)
+        self.purge = self._purge.purge
+        self._sequences = Sequences(self._session.control)
         #: (count, time, where the block goes) of each lease that waits for the next round trip.
         self._asked: list[tuple[int, int, asyncio.Future[TokenBlock]]] = []
         self._lease = Coalesced(self._lease_all)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        before = set(self._standing)
-        rows = await self._control.read(_ALL)
+        before = set(self._session.standing)
+        rows = await self._session.control.read(_ALL)
         found = []
         for row in sorted(rows):
-            dataset = await self._dataset_in(row[3])
+            dataset = await self._purge.dataset_in(row[3])
             if is_deleted(row[3]):
-                self._settles_in(row[1], dataset)
+                self._session.settles_in(row[1], dataset)
             else:
                 found.append(namespace_of(row, dataset))
-        self._see_namespaces(before, [each.id for each in found])
+        self._session.see_namespaces(before, [each.id for each in found])
         return found
 
     async def create_namespace(
@@ -156,7 +126,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
     ) -> Namespace | None:
         dataset = await self._dataset_named(settings.dataset)
         self._check_strict(dataset, settings)
-        row = await self._control.settled(_ROW, name)
+        row = await self._session.control.settled(_ROW, name)
         if row is not None and not is_deleted(row[2]):
             return None
         if row is not None:
@@ -167,7 +137,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         # Before any process can know the namespace: one without watermarks counts as deleted.
         await self._lay_watermarks(namespace)
         op = os.urandom(16)
-        applied, _ = await self._control.compare(
+        applied, _ = await self._session.control.compare(
             _CREATE,
             (name, number, namespace_text(namespace), op),
             seen_by=(_ROW, (name,)),
@@ -175,9 +145,9 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
             at=3,
         )
         if not applied:
-            await self._take_watermarks_away(dataset, number)
+            await self._purge.take_watermarks_away(dataset, number)
             return None
-        self._standing.add(number)
+        self._session.standing.add(number)
         return namespace
 
     async def update_namespace(
@@ -190,7 +160,7 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
             eras += (Era(era_from_us, settings.accept_limit_us),)
         updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
         op = os.urandom(16)
-        applied, _ = await self._control.compare(
+        applied, _ = await self._session.control.compare(
             _UPDATE,
             (
                 *(updated.version, namespace_text(updated), op),
@@ -204,19 +174,19 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
 
     def _check_strict(self, dataset: Dataset, settings: NamespaceSettings) -> None:
         """Raise InvalidBodyError if the data centers of *dataset* cannot keep a strict promise."""
-        shelf = self._shelf(dataset)
+        shelf = self._session.shelf(dataset)
         is_strict = settings.payload_check is PayloadCheck.STRICT
         if is_strict and shelf.is_spread and (gap := strict_gap_of(shelf.placement)):
             raise InvalidBodyError(gap, field="payload_check")
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
-        row = await self._control.settled(_ROW, namespace.name)
+        row = await self._session.control.settled(_ROW, namespace.name)
         if row is None or row[:2] != (namespace.id, namespace.version):
             return False
         # Recorded before the deletion; otherwise a crash in between would leave its data forever.
-        await self._note_departure(namespace)
+        await self._purge.note_departure(namespace)
         op = os.urandom(16)
-        applied, row = await self._control.compare(
+        applied, row = await self._session.control.compare(
             _UPDATE,
             (
                 *(namespace.version + 1, namespace_text(namespace, deleted=True), op),
@@ -228,24 +198,57 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         )
         if not applied and row is not None and row[0] == namespace.id and not is_deleted(row[2]):
             return False
-        self._standing.discard(namespace.id)
-        self._gone.add(namespace.id)
-        self._settles_in(namespace.id, namespace.dataset)
-        await self._take_watermarks_away(namespace.dataset, namespace.id)
+        self._session.standing.discard(namespace.id)
+        self._session.gone.add(namespace.id)
+        self._session.settles_in(namespace.id, namespace.dataset)
+        await self._purge.take_watermarks_away(namespace.dataset, namespace.id)
         return True
 
     async def _free_deleted(self, name: str, number: int, version: int, text: str) -> None:
         """Remove the row of a deleted namespace. Raises UnavailableError while adds to it may be
         acknowledged."""
-        dataset = await self._dataset_in(text)
-        left_us = self._settles_in(number, dataset)
+        dataset = await self._purge.dataset_in(text)
+        left_us = self._session.settles_in(number, dataset)
         if left_us > 0:
             raise UnavailableError(
                 f"namespace {name!r} was deleted just now, and other servers may still take adds"
                 f" for the deleted one; create it again in {left_us / SECOND:.1f} s",
                 retry_after_us=left_us,
             )
-        await self._remove_row(name, number, version)
+        await self._purge.remove_row(name, number, version)
+
+    async def counters(
+        self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
+    ) -> Sequence[str]:
+        self._session.must_stand(namespace)
+        buckets = [_Bucket(number) for number in range(namespace.settings.shards)]
+        share = min(limit, limit // len(buckets) * 2 + _MORE)
+        asked = buckets
+        while True:
+            statements = [
+                await self._names_page(namespace, each, prefix, after, share) for each in asked
+            ]
+            for bucket, rows in zip(
+                asked, await self._session.connection.rows(statements), strict=True
+            ):
+                bucket.names += [name for (name,) in rows or ()]
+                bucket.has_more = len(rows or ()) == share
+            # Nothing is missing up to the earliest last name of a bucket with more names.
+            asked = [each for each in buckets if each.has_more]
+            names = sorted(name for each in buckets for name in each.names)
+            if asked:
+                known_to = min(each.names[-1] for each in asked)
+                names = [name for name in names if name <= known_to]
+            if not asked or len(names) >= limit:
+                return names[:limit]
+
+    async def _names_page(
+        self, namespace: Namespace, bucket: _Bucket, prefix: str, after: str | None, limit: int
+    ) -> Any:
+        last = bucket.names[-1] if bucket.names else after
+        cql, first = (_FROM, prefix) if last is None or last < prefix else (_AFTER, last)
+        statement = await self._session.to_read(namespace.dataset, cql)
+        return statement.bind((namespace.id, bucket.number, first, _end_of(prefix), limit))
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         future: asyncio.Future[TokenBlock] = asyncio.get_running_loop().create_future()
@@ -284,10 +287,10 @@ class CassandraControl(CassandraSlices, CassandraListing, CassandraPurge):
         """Watermarks, one per shard. The time is the write timestamp, so they only move forward."""
         settings = namespace.settings
         through_us = first_watermark(namespace.dataset, settings, namespace.created_at_us)
-        statement = await self._to_write(namespace.dataset, _WATERMARK)
+        statement = await self._session.to_write(namespace.dataset, _WATERMARK)
         rows = [
             statement.bind((namespace.id, shard, through_us, through_us))
             for shard in range(settings.shards)
         ]
         batches = [batch_of(rows[at : at + _BATCH]) for at in range(0, len(rows), _BATCH)]
-        await self._connection.rows(batches)
+        await self._session.connection.rows(batches)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
-from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.driver import within
+from counter.storage.cassandra.session import Session
 from counter.types import Decision, Event, Namespace, Outcome
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
@@ -37,12 +37,15 @@ _TTL_MAX_US: Final = 366 * DAY
 _ATTEMPTS_MAX: Final = 5
 
 
-class CassandraDecisions(CassandraBase):
+class CassandraDecisions:
     """:class:`counter.ports.DecisionStore`.
 
     All attempts and reads of a call together take at most the dataset's ``write_timeout``, like any
     other write; after that the outcome is unknown.
     """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
@@ -52,8 +55,8 @@ class CassandraDecisions(CassandraBase):
         ttl_us = 2 * dataset.retention_us + dataset.slice_us
         values = (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
         async with within(dataset.write_timeout_us):
-            insert = await self._to_compare(dataset, _DECIDE)
-            applied, standing = await self._connection.compare_and_set(
+            insert = await self._session.to_compare(dataset, _DECIDE)
+            applied, standing = await self._session.connection.compare_and_set(
                 insert.bind(values),
                 lambda: self._as_compared(namespace, _DECIDED, token),
                 op,
@@ -67,17 +70,17 @@ class CassandraDecisions(CassandraBase):
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         token, dataset = _token_of(namespace, events), namespace.dataset
-        if not self._shelf(dataset).is_spread:
+        if not self._session.shelf(dataset).is_spread:
             # Not SERIAL: SERIAL reads of one row contend with each other, and each shard of an
             # atomic add reads its decision at the same moment. A caller is given a decision only
             # after its commit at the write consistency or at a quorum, which this read overlaps.
-            select = await self._to_read(dataset, _DECIDED)
-            rows = await self._connection.one(select.bind(token))
+            select = await self._session.to_read(dataset, _DECIDED)
+            rows = await self._session.connection.one(select.bind(token))
         else:
             # A SERIAL read that completes another process's write commits it at a quorum of all
             # data centers, which a quorum of one need not overlap.
-            select = await self._to_settle(dataset, _DECIDED)
-            (rows,) = await self._connection.settled((select.bind(token),))
+            select = await self._session.to_settle(dataset, _DECIDED)
+            (rows,) = await self._session.connection.settled((select.bind(token),))
         return _decision_of(rows[0]) if rows else None
 
     async def reserve(
@@ -118,10 +121,10 @@ class CassandraDecisions(CassandraBase):
     ) -> tuple[bool, Sequence[Any] | None]:
         """Replace what the compare-and-set *seen* wrote, or insert if that is None. Return whether
         it was done, and the row if not."""
-        update, op = await self._to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
+        update, op = await self._session.to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
         key = (namespace.id, nonce)
         values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, *key, seen)
-        return await self._connection.compare_and_set(
+        return await self._session.connection.compare_and_set(
             update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op, _OP
         )
 
@@ -129,8 +132,8 @@ class CassandraDecisions(CassandraBase):
         self, namespace: Namespace, cql: str, key: Sequence[Any]
     ) -> tuple[Any, ...] | None:
         """Return the row after every compare-and-set so far."""
-        select = await self._to_settle(namespace.dataset, cql)
-        rows = await self._connection.one(select.bind(key))
+        select = await self._session.to_settle(namespace.dataset, cql)
+        rows = await self._session.connection.one(select.bind(key))
         return rows[0] if rows else None
 
 
@@ -161,16 +164,19 @@ _LEAVE: Final = "DELETE FROM {control}.workers USING TIMESTAMP ? WHERE everyone 
 _WORKERS: Final = "SELECT worker FROM {control}.workers WHERE everyone = 0"
 
 
-class CassandraLeases(CassandraBase):
+class CassandraLeases:
     """:class:`counter.ports.LeaseStore`. A time is rounded up to whole seconds."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:
         ttl_s = max(1, -(-ttl_us // SECOND))
-        await self._control.write(_HEARTBEAT, worker, ttl_s, self._clock.now_us())
+        await self._session.control.write(_HEARTBEAT, worker, ttl_s, self._session.clock.now_us())
 
     async def leave(self, worker: str) -> None:
         # A heartbeat of the same instant loses against it.
-        await self._control.write(_LEAVE, self._clock.now_us(), worker)
+        await self._session.control.write(_LEAVE, self._session.clock.now_us(), worker)
 
     async def workers(self) -> Sequence[str]:
-        return [name for (name,) in await self._control.read(_WORKERS)]
+        return [name for (name,) in await self._session.control.read(_WORKERS)]

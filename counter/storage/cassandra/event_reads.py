@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
 from counter.ports import Counted
-from counter.storage.cassandra.base import CassandraBase
+from counter.storage.cassandra.session import Session
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
 from counter.types import Event, Fold, Namespace, Slice
 from counter.windows import window_of
@@ -88,8 +88,11 @@ _ATTEMPTS_MAX: Final = 3
 _Identity = tuple[int, bytes, int]
 
 
-class EventScans(CassandraBase):
+class EventScans:
     """Scans of :class:`counter.ports.EventStore`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def scan(
         self,
@@ -103,8 +106,8 @@ class EventScans(CassandraBase):
     ) -> Sequence[Event]:
         dataset = namespace.dataset
         # Nobody takes an event from farther ahead than a slice.
-        reach_us = self._clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
-        shelf = await self._shelf_until(dataset, min(to_us, reach_us))
+        reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
+        shelf = await self._session.shelf_until(dataset, min(to_us, reach_us))
         after: _Identity | None = before[1:4] if before is not None else None
         if after is not None:
             to_us = min(to_us, after[0] + 1)
@@ -115,7 +118,7 @@ class EventScans(CassandraBase):
                 )
             except SliceMissingError:
                 # Dropped meanwhile: what is still there begins later.
-                shelf = await self._reload_slices(namespace.dataset)
+                shelf = await self._session.reload_slices(namespace.dataset)
         raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
 
     async def _scan(
@@ -153,7 +156,7 @@ class EventScans(CassandraBase):
         ]
         while cursors:
             statements = [await self._next(namespace, counter, each, limit) for each in cursors]
-            found = await self._connection.rows(
+            found = await self._session.connection.rows(
                 [statement for some in statements for statement in some]
             )
             results = iter(found)
@@ -185,10 +188,10 @@ class EventScans(CassandraBase):
         statements, high_us = [], bucket.high_us
         if cursor.after is not None and cursor.after[0] < high_us:
             high_us = cursor.after[0]
-            instant = await self._to_read(namespace.dataset, _INSTANT, bucket.start_us)
+            instant = await self._session.to_read(namespace.dataset, _INSTANT, bucket.start_us)
             statements.append(instant.bind((*partition, *cursor.after, limit)))
         if bucket.low_us < high_us:
-            span = await self._to_read(namespace.dataset, _SPAN, bucket.start_us)
+            span = await self._session.to_read(namespace.dataset, _SPAN, bucket.start_us)
             statements.append(span.bind((*partition, bucket.low_us, high_us, limit)))
         return statements
 
@@ -282,8 +285,11 @@ class _Sums:
             self.cleared[key] = None
 
 
-class EventFolds(CassandraBase):
+class EventFolds:
     """Sums and tails of :class:`counter.ports.EventStore`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def sums(
         self,
@@ -297,10 +303,12 @@ class EventFolds(CassandraBase):
         for counter, start_us in windows:
             spans.setdefault((start_us, start_us + size_us), {})[counter] = None
         for low_us, high_us in spans:
-            await self._slice_of(namespace.dataset, low_us)
-            await self._slice_of(namespace.dataset, high_us - 1)
+            await self._session.slice_of(namespace.dataset, low_us)
+            await self._session.slice_of(namespace.dataset, high_us - 1)
         held: dict[_Key, int] = {}
-        folds = await self._fold(namespace, self._shelf(namespace.dataset).slices, spans, held)
+        folds = await self._fold(
+            namespace, self._session.shelf(namespace.dataset).slices, spans, held
+        )
         keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]
         if counted is not None:
             for key in keys:
@@ -311,7 +319,7 @@ class EventFolds(CassandraBase):
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        shelf = await self._shelf_until(namespace.dataset, to_us)
+        shelf = await self._session.shelf_until(namespace.dataset, to_us)
         if from_us < shelf.dropped_before_us:
             raise SliceMissingError(
                 f"events from {from_us} µs on were asked for; those before"
@@ -321,7 +329,7 @@ class EventFolds(CassandraBase):
         try:
             await self._fold_windows(namespace, shelf.slices, found, (from_us, to_us))
         except SliceMissingError:
-            await self._reload_slices(namespace.dataset)
+            await self._session.reload_slices(namespace.dataset)
             raise
         return [found[counter] for counter in counters]
 
@@ -367,7 +375,7 @@ class EventFolds(CassandraBase):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        shelf = await self._shelf_until(namespace.dataset, until_us)
+        shelf = await self._session.shelf_until(namespace.dataset, until_us)
         end_us = shelf.slices[-1].end_us if shelf.slices else 0
         if until_us is not None:
             # Slices are made far ahead: most of their partitions hold nothing yet.
@@ -415,7 +423,7 @@ class EventFolds(CassandraBase):
                 events = await self._events(namespace, counter, parts[span])
                 folds[(counter, span)] = fold_events(events)
         except SliceMissingError:
-            await self._reload_slices(namespace.dataset)
+            await self._session.reload_slices(namespace.dataset)
             raise
         return folds
 
@@ -436,11 +444,11 @@ class EventFolds(CassandraBase):
                     sums.add((counter, span), count, clears, total)
                     continue
                 part = query.part
-                select = await self._to_read(namespace.dataset, _SUM, part.start_us)
+                select = await self._session.to_read(namespace.dataset, _SUM, part.start_us)
                 values = (namespace.id, counter, *buckets, part.low_us, part.high_us)
                 selects.append(select.bind(values))
                 keys.append((counter, span))
-        for key, rows in zip(keys, await self._connection.rows(selects), strict=True):
+        for key, rows in zip(keys, await self._session.connection.rows(selects), strict=True):
             ((count, clears, total),) = rows
             sums.add(key, count, clears, total or 0)
         return sums
@@ -464,6 +472,6 @@ class EventFolds(CassandraBase):
         """The rows of each query; *more* are values after those of its span."""
         selects = []
         for query in queries:
-            select = await self._to_read(namespace.dataset, cql, query.part.start_us)
+            select = await self._session.to_read(namespace.dataset, cql, query.part.start_us)
             selects.append(select.bind((*query.values(namespace.id), *more)))
-        return [rows or () for rows in await self._connection.rows(selects)]
+        return [rows or () for rows in await self._session.connection.rows(selects)]

@@ -17,12 +17,10 @@ from counter.errors import (
     WriteTimeoutError,
     invariant,
 )
-from counter.ports import Clock
-from counter.storage.cassandra.base import CassandraWrites, Lane
 from counter.storage.cassandra.driver import within
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, EventFolds, EventScans
 from counter.storage.cassandra.gathering import Batch, Gatherer
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.session import Lane, Session
 from counter.storage.cassandra.tables import (
     DELETE,
     INSERT,
@@ -81,23 +79,25 @@ class _Standing:
         return Written.REPLAYED if self.event.same_payload(other) else Written.CONFLICT
 
 
-class StrictWrites(CassandraWrites):
+class StrictWrites:
     """Inserts that distinguish new, replayed and conflict, and voids that they respect."""
 
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._conditional: Gatherer[Lane, _Insert, Written] = Gatherer(
             self._begin_inserts, rows_max=_ROWS_MAX, at_once=1
         )
         self._inserting: set[asyncio.Task[None]] = set()
 
-    async def _insert_new(
+    async def insert_new(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
     ) -> list[Written | BaseException | None]:
         """Insert each event unless its identity exists; return an outcome or error for each."""
         dataset, items = namespace.dataset, []
         for place, event in zip(places, events, strict=True):
-            insert = await self._to_compare(dataset, INSERT_NEW[form_of(event)], place.start_us)
+            insert = await self._session.to_compare(
+                dataset, INSERT_NEW[form_of(event)], place.start_us
+            )
             statement = insert.bind((*key_of(place, event), *cells_of(event)))
             items.append(((dataset.write_timeout_us, *place), (event, statement)))
         return await self._conditional.put(items)
@@ -145,16 +145,16 @@ class StrictWrites(CassandraWrites):
         An attempt that timed out may have been applied. The retry shows what exists: the same
         payload may be its own, so whether it is a replay is unknown.
         """
-        until_us = self._clock.boottime_us() + timeout_us
+        until_us = self._session.clock.boottime_us() + timeout_us
         found: dict[tuple[Any, ...], _Standing | Exception] = {}
         failures = 0
         while left:
             statement = _all_of([statement for _, statement in left.values()])
-            (result,) = await self._connection.run((statement,), timeout_us)
+            (result,) = await self._session.connection.run((statement,), timeout_us)
             if isinstance(result, Exception):
                 failures += 1
                 again = isinstance(result, _WORTH_ANOTHER) and failures < _ATTEMPTS_MAX
-                if again and self._clock.boottime_us() < until_us:
+                if again and self._session.clock.boottime_us() < until_us:
                     await asyncio.sleep(random.uniform(0, failures * _PAUSE_S))
                     continue
                 return found | dict.fromkeys(left, result)
@@ -172,18 +172,18 @@ class StrictWrites(CassandraWrites):
             invariant(bool(result), "a compare-and-set is refused by a row that stands")
         return found
 
-    async def _void_strictly(self, dataset: Dataset, place: Place, event: Event) -> None:
+    async def void(self, dataset: Dataset, place: Place, event: Event) -> None:
         """Insert a void row in the event's place, and hide earlier and later plain writes."""
         key = key_of(place, event)
-        new = await self._to_compare(dataset, _VOID_NEW, place.start_us)
-        standing = await self._to_compare(dataset, _VOID_STANDING, place.start_us)
+        new = await self._session.to_compare(dataset, _VOID_NEW, place.start_us)
+        standing = await self._session.to_compare(dataset, _VOID_STANDING, place.start_us)
         error: Exception | None = None
         for _ in range(_ATTEMPTS_MAX):
-            (result,) = await self._connection.run((new.bind(key),))
+            (result,) = await self._session.connection.run((new.bind(key),))
             if not isinstance(result, Exception) and not result[0][0]:
                 if shown(result[0])[1] is None:
                     break
-                (result,) = await self._connection.run((standing.bind(key),))
+                (result,) = await self._session.connection.run((standing.bind(key),))
             if not isinstance(result, Exception):
                 break
             # The retry shows whether it was done.
@@ -194,9 +194,9 @@ class StrictWrites(CassandraWrites):
         else:
             invariant(error is not None, "a void that was not refused has failed")
             raise error or RuntimeError
-        delete = await self._to_write(dataset, _DELETE_CELLS, place.start_us)
-        stamp_us = max(self._stamp(), event.event_time_us + 1)
-        await self._connection.one(delete.bind((stamp_us, *key)))
+        delete = await self._session.to_write(dataset, _DELETE_CELLS, place.start_us)
+        stamp_us = max(self._session.stamp(), event.event_time_us + 1)
+        await self._session.connection.one(delete.bind((stamp_us, *key)))
 
 
 def _all_of(statements: Sequence[Any]) -> Any:
@@ -214,29 +214,34 @@ def _all_of(statements: Sequence[Any]) -> Any:
     return batch
 
 
-class CassandraEvents(StrictWrites, EventFolds, EventScans):
-    """:class:`counter.ports.EventStore`, its marks excepted; not transactional.
+class CassandraEvents:
+    """:class:`counter.ports.EventStore`.
 
     With a strict payload check, events are appended by compare-and-set, except items of atomic
     adds, because a compare-and-set cannot span partitions. The two never collide, because their
     item keys differ.
     """
 
-    transactional = False
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._strict = StrictWrites(session)
+        folds = EventFolds(session)
+        self.sums, self.window_folds, self.tails = folds.sums, folds.window_folds, folds.tails
+        self.scan = EventScans(session).scan
 
     async def append(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
-        self._must_stand(namespace)
+        self._session.must_stand(namespace)
         places = await self._places(namespace, events)
         if namespace.settings.payload_check is PayloadCheck.STRICT:
-            inserted = await self._insert_new(namespace, places, events)
+            inserted = await self._strict.insert_new(namespace, places, events)
             return [_told(outcome) for outcome in inserted]
         firsts: dict[tuple[Any, ...], int] = {}
         for at, event in enumerate(events):
             firsts.setdefault(event[:4], at)
         alone = list(firsts.values())
-        results = await self._rows.put(
+        results = await self._session.rows.put(
             [await self._row_of(namespace, places[at], events[at]) for at in alone]
         )
         outcomes = [_told(result) for result in results]
@@ -252,7 +257,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         return answers
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        self._must_stand(namespace)
+        self._session.must_stand(namespace)
         places = await self._places(namespace, events)
         outcome = Written.UNTOLD
         if namespace.settings.payload_check is PayloadCheck.STRICT:
@@ -262,7 +267,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
                 return outcome
         # Not a logged batch: its batch log needs two other nodes, and one may be silent. The mark
         # from before ensures that a partly written add is completed or voided.
-        await self._write(
+        await self._session.write(
             [
                 await self._row_of(namespace, place, event)
                 for place, event in zip(places, events, strict=True)
@@ -283,13 +288,13 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
             else:
                 insert = await self._insert_of(namespace, place, event)
                 plain.append(((None, *place), insert))
-        inserted = await self._insert_new(
+        inserted = await self._strict.insert_new(
             namespace, [places[at] for at in strict], [events[at] for at in strict]
         )
         for outcome in inserted:
             if isinstance(outcome, BaseException):
                 raise outcome
-        await self._write(plain)
+        await self._session.write(plain)
 
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
         places = await self._places(namespace, events)
@@ -304,17 +309,17 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         if _is_strict(namespace, event):
             # An interruption does no harm: the next resolution of the token repeats it.
             async with within(namespace.dataset.write_timeout_us):
-                await self._void_strictly(namespace.dataset, place, event)
+                await self._strict.void(namespace.dataset, place, event)
             return
-        delete = await self._to_write(namespace.dataset, DELETE, place.start_us)
-        stamp_us = max(self._stamp(), event.event_time_us + 1)
-        await self._connection.one(delete.bind((stamp_us, *key_of(place, event))))
+        delete = await self._session.to_write(namespace.dataset, DELETE, place.start_us)
+        stamp_us = max(self._session.stamp(), event.event_time_us + 1)
+        await self._session.connection.one(delete.bind((stamp_us, *key_of(place, event))))
 
     async def _places(self, namespace: Namespace, events: Sequence[Event]) -> list[Place]:
         """Return the partition of each event. Raises SliceMissingError."""
         dataset, places = namespace.dataset, []
         for event in events:
-            each = await self._slice_of(dataset, event.event_time_us)
+            each = await self._session.slice_of(dataset, event.event_time_us)
             places.append(place_of(each, namespace.id, event))
         return places
 
@@ -327,7 +332,9 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
 
     async def _insert_of(self, namespace: Namespace, place: Place, event: Event) -> object:
         """Return the plain insert of *event*, at its own time."""
-        insert = await self._to_write(namespace.dataset, INSERT[form_of(event)], place.start_us)
+        insert = await self._session.to_write(
+            namespace.dataset, INSERT[form_of(event)], place.start_us
+        )
         return insert_of(insert, place, event)
 
     async def _found(
@@ -342,7 +349,7 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         strict = [pair for pair in pairs if _is_strict(namespace, pair[1])]
         selects = []
         for place, event in strict:
-            select = await self._to_settle(dataset, SELECT, place.start_us)
+            select = await self._session.to_settle(dataset, SELECT, place.start_us)
             selects.append(select.bind(key_of(place, event)))
         tokens: dict[tuple[Any, ...], dict[str, None]] = {}
         for place, event in pairs:
@@ -357,13 +364,13 @@ class CassandraEvents(StrictWrites, EventFolds, EventScans):
         ]
         reads = []
         for (start_us, *key), counters in asked:
-            select = await self._to_read(dataset, SELECT_ITEMS, start_us)
+            select = await self._session.to_read(dataset, SELECT_ITEMS, start_us)
             reads.append(select.bind((namespace.id, counters, *key)))
         try:
-            settled = await self._connection.settled(selects) if selects else []
-            read = await self._connection.rows(reads)
+            settled = await self._session.connection.settled(selects) if selects else []
+            read = await self._session.connection.rows(reads)
         except SliceMissingError:
-            await self._reload_slices(dataset)
+            await self._session.reload_slices(dataset)
             raise
         found: dict[tuple[Any, ...], Event | None] = {}
         for (_, event), rows in zip(strict, settled, strict=True):

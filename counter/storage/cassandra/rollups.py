@@ -18,17 +18,14 @@ from typing import Any, Final, TypeVar
 from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
 from counter.partitions import shard_of
-from counter.ports import Clock
-from counter.storage.cassandra.base import (
-    CassandraBase,
-    CassandraWrites,
+from counter.storage.cassandra.gathering import batch_of
+from counter.storage.cassandra.session import (
     Coalesced,
     Lane,
+    Session,
     unavailable,
     unknown,
 )
-from counter.storage.cassandra.gathering import batch_of
-from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
 from counter.types import (
     AtomicMark,
@@ -159,233 +156,6 @@ _LOOKS_AT_ONCE: Final = 4
 _DROPPED_AT_ONCE: Final = 32
 
 
-class CassandraMarks(CassandraWrites):
-    """Marks, of :class:`counter.ports.EventStore` and :class:`counter.ports.RollupStore`, and the
-    watermarks."""
-
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
-        self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
-        #: By namespace id and shard: windows with marks that are not dropped yet.
-        self._seen: dict[tuple[int, int], set[int]] = {}
-        self._has_dropped: set[tuple[int, int]] = set()
-        self._looks = 0
-        self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
-
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        dataset = namespace.dataset
-        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
-            await self._slice_of(dataset, window_us)
-        insert = await self._to_write(dataset, _MARK)
-        rows: list[tuple[Lane, Any]] = []
-        for window_us, counter, recount_us in marks:
-            shard = shard_of(counter, namespace.settings.shards)
-            lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
-            values = (*lane[2:], counter, recount_us, self._stamp())
-            row = bound(insert, _MARK_PACKERS, values)
-            rows.append((lane, row))
-        self.tally.mark(mark.recount_us for mark in marks)
-        errors, unlisted = await self._write_listed(
-            namespace, rows, [mark.counter for mark in marks]
-        )
-        failed: dict[Mark, UnavailableError] = {}
-        for mark, of_row in zip(marks, errors, strict=True):
-            error = of_row or unlisted.get(mark.counter)
-            if error is not None:
-                failed[mark] = error
-        return failed
-
-    def _list(self, name: tuple[int, str]) -> None:
-        """Remember that *name* is listed."""
-        self._listed[name] = None
-        while len(self._listed) > _NAMES_MAX:
-            self._listed.popitem(last=False)
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        dataset, events = namespace.dataset, mark.events
-        for time_us in {event.event_time_us for event in events}:
-            await self._slice_of(dataset, time_us)
-        insert = await self._to_write(dataset, _MARK_ATOMIC)
-        first, items = events[0], pack_items(events)
-        token = (first.event_time_us, first.event_id, first.atom or b"")
-        rows: list[tuple[Lane, Any]] = []
-        for shard in {shard_of(event.counter, namespace.settings.shards) for event in events}:
-            lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
-            values = (*lane[2:], *token, items, self._stamp())
-            rows.append((lane, insert.bind(values)))
-        self.tally.marks["atomic"] += len(rows)
-        errors, unlisted = await self._write_listed(
-            namespace, rows, [event.counter for event in events]
-        )
-        for error in (*errors, *unlisted.values()):
-            if error is not None:
-                raise error
-
-    async def _write_listed(
-        self, namespace: Namespace, rows: Sequence[tuple[Lane, Any]], counters: Iterable[str]
-    ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError]]:
-        """Write *rows*, and with them the names of those *counters* that may not be listed yet.
-        Return the error of each row, and those of names."""
-        dataset, listed = namespace.dataset, self._listed
-        new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
-        names: list[tuple[Lane, Any]] = []
-        if new:
-            insert = await self._to_write(dataset, _NAME)
-            for counter in new:
-                bucket = shard_of(counter, namespace.settings.shards)
-                lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
-                values = (namespace.id, bucket, counter, self._stamp())
-                names.append((lane, bound(insert, _NAME_PACKERS, values)))
-        errors = [unavailable(each) for each in await self._rows.put([*rows, *names])]
-        unlisted: dict[str, UnavailableError] = {}
-        for counter, error in zip(new, errors[len(rows) :], strict=True):
-            if error is None:
-                self._list((namespace.id, counter))
-            else:
-                unlisted[counter] = error
-        return errors[: len(rows)], unlisted
-
-    async def fence(self) -> int:
-        return self._clock.now_us()
-
-    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
-        read = self._watermarks.get(namespace.id)
-        if read is None:
-
-            async def read_now() -> Sequence[int]:
-                select = await self._to_read(namespace.dataset, _WATERMARKS)
-                rows = await self._connection.one(select.bind((namespace.id,)))
-                if len(rows) < namespace.settings.shards:
-                    raise unknown(namespace)
-                return [through_us for (through_us,) in rows]
-
-            read = self._watermarks[namespace.id] = Coalesced(read_now)
-        return await read()
-
-    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
-        insert = await self._to_write(namespace.dataset, _ADVANCE)
-        await self._connection.rows(
-            [insert.bind((namespace.id, shard, through_us, through_us)) for shard in shards]
-        )
-
-    async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
-    ) -> Collection[int]:
-        """Return all of *shards*, because each window of a shard is a separate partition."""
-        return shards
-
-    async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
-        marks: list[Mark] = []
-        position = _FIRST
-        if start is not None and start.window_us > after_us:
-            after_us, position = start.window_us - 1, (start.counter, start.recount_us)
-        windows: Sequence[int] = self._windows(namespace, after_us, through_us)
-        select = await self._to_read(namespace.dataset, _DIRTY)
-        width = 1
-        while windows and len(marks) < limit:
-            some, windows = windows[:width], windows[width:]
-            # For a single window the query would not pay.
-            if width > 1:
-                some = await self._marked(namespace, shard, some, _MARKED[:1])
-            for window_us in some:
-                left = limit - len(marks)
-                if left:
-                    values = (namespace.id, shard, window_us, *position, left)
-                    rows = await self._connection.one(select.bind(values))
-                    marks += [Mark(*row) for row in rows]
-                position = _FIRST
-            width = min(2 * width, _WINDOWS_MAX)
-        self._note_seen(namespace, shard, marks)
-        return marks
-
-    async def _marked(
-        self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
-    ) -> Sequence[int]:
-        """Return those of *windows* that have marks, in order."""
-        values = (namespace.id, shard, windows)
-        selects = [(await self._to_read(namespace.dataset, cql)).bind(values) for cql in tables]
-        found = await self._connection.rows(selects)
-        return sorted({window_us for rows in found for (window_us,) in rows or ()})
-
-    async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
-    ) -> Sequence[AtomicMark]:
-        select = await self._to_read(namespace.dataset, _ATOMIC)
-        windows = self._windows(namespace, after_us, through_us)
-        found = await self._connection.rows(
-            [
-                select.bind((namespace.id, shard, windows[at : at + _WINDOWS_MAX]))
-                for at in range(0, len(windows), _WINDOWS_MAX)
-            ]
-        )
-        marks = [
-            AtomicMark(window_us, unpack_items(items, time_us, event_id, atom or None))
-            for rows in found
-            for window_us, time_us, event_id, atom, items in rows or ()
-        ]
-        self._note_seen(namespace, shard, marks)
-        return sorted(marks, key=_window)
-
-    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        key = (namespace.id, shard)
-        seen = self._seen.setdefault(key, set())
-        if key not in self._has_dropped and self._looks < _LOOKS_AT_ONCE:
-            seen.update(await self._left_behind(namespace, shard, through_us))
-            self._has_dropped.add(key)
-        done = sorted(window_us for window_us in seen if window_us <= through_us)
-        stamp_us = self._stamp()
-        statements = [await self._to_write(namespace.dataset, cql) for cql in _DELETES]
-        for first in range(0, len(done), _DROPPED_AT_ONCE):
-            some = done[first : first + _DROPPED_AT_ONCE]
-            await self._connection.rows(
-                [
-                    delete.bind((stamp_us, namespace.id, shard, window_us))
-                    for delete in statements
-                    for window_us in some
-                ]
-            )
-            seen.difference_update(some)
-
-    async def _left_behind(
-        self, namespace: Namespace, shard: int, through_us: int
-    ) -> Sequence[int]:
-        """Return the latest windows up to *through_us* that still have marks."""
-        after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
-        windows = self._windows(namespace, after_us, through_us)
-        self._looks += 1
-        try:
-            return await self._marked(namespace, shard, windows, _MARKED)
-        finally:
-            self._looks -= 1
-
-    def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
-        """Return the starts of windows in ``(after_us, through_us]``, from the first slice on:
-        earlier windows have no events and no pending marks."""
-        size_us = namespace.settings.rollup_window_us
-        slices = self._shelf(namespace.dataset).slices
-        if slices:
-            after_us = max(after_us, slices[0].start_us - 1)
-        return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)
-
-    def _note_seen(
-        self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
-    ) -> None:
-        """Remember windows whose marks are to be dropped."""
-        seen = self._seen.setdefault((namespace.id, shard), set())
-        seen.update(mark.window_us for mark in marks)
-
-
 def _window(mark: Mark | AtomicMark) -> int:
     return mark.window_us
 
@@ -439,12 +209,233 @@ _T = TypeVar("_T")
 invariant(_RANDOM_US < ROLLUP_WINDOW_MIN_US, "a batch's timestamps lie before the next batch's")
 
 
-class CassandraCounts(CassandraBase):
-    """The ``counts`` partitions of :class:`counter.ports.RollupStore`."""
+class CassandraRollups:
+    """:class:`counter.ports.RollupStore`: marks, watermarks and the ``counts`` partitions."""
 
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
+        #: By namespace id and shard: windows with marks that are not dropped yet.
+        self._seen: dict[tuple[int, int], set[int]] = {}
+        self._has_dropped: set[tuple[int, int]] = set()
+        self._looks = 0
+        self._watermarks: dict[int, Coalesced[Sequence[int]]] = {}
         self._drawn: OrderedDict[tuple[int, int, str], int] = OrderedDict()
+
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        dataset = namespace.dataset
+        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
+            await self._session.slice_of(dataset, window_us)
+        insert = await self._session.to_write(dataset, _MARK)
+        rows: list[tuple[Lane, Any]] = []
+        for window_us, counter, recount_us in marks:
+            shard = shard_of(counter, namespace.settings.shards)
+            lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
+            values = (*lane[2:], counter, recount_us, self._session.stamp())
+            row = bound(insert, _MARK_PACKERS, values)
+            rows.append((lane, row))
+        self._session.tally.mark(mark.recount_us for mark in marks)
+        errors, unlisted = await self._write_listed(
+            namespace, rows, [mark.counter for mark in marks]
+        )
+        failed: dict[Mark, UnavailableError] = {}
+        for mark, of_row in zip(marks, errors, strict=True):
+            error = of_row or unlisted.get(mark.counter)
+            if error is not None:
+                failed[mark] = error
+        return failed
+
+    def _list(self, name: tuple[int, str]) -> None:
+        """Remember that *name* is listed."""
+        self._listed[name] = None
+        while len(self._listed) > _NAMES_MAX:
+            self._listed.popitem(last=False)
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        dataset, events = namespace.dataset, mark.events
+        for time_us in {event.event_time_us for event in events}:
+            await self._session.slice_of(dataset, time_us)
+        insert = await self._session.to_write(dataset, _MARK_ATOMIC)
+        first, items = events[0], pack_items(events)
+        token = (first.event_time_us, first.event_id, first.atom or b"")
+        rows: list[tuple[Lane, Any]] = []
+        for shard in {shard_of(event.counter, namespace.settings.shards) for event in events}:
+            lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
+            values = (*lane[2:], *token, items, self._session.stamp())
+            rows.append((lane, insert.bind(values)))
+        self._session.tally.marks["atomic"] += len(rows)
+        errors, unlisted = await self._write_listed(
+            namespace, rows, [event.counter for event in events]
+        )
+        for error in (*errors, *unlisted.values()):
+            if error is not None:
+                raise error
+
+    async def _write_listed(
+        self, namespace: Namespace, rows: Sequence[tuple[Lane, Any]], counters: Iterable[str]
+    ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError]]:
+        """Write *rows*, and with them the names of those *counters* that may not be listed yet.
+        Return the error of each row, and those of names."""
+        dataset, listed = namespace.dataset, self._listed
+        new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
+        names: list[tuple[Lane, Any]] = []
+        if new:
+            insert = await self._session.to_write(dataset, _NAME)
+            for counter in new:
+                bucket = shard_of(counter, namespace.settings.shards)
+                lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
+                values = (namespace.id, bucket, counter, self._session.stamp())
+                names.append((lane, bound(insert, _NAME_PACKERS, values)))
+        errors = [unavailable(each) for each in await self._session.rows.put([*rows, *names])]
+        unlisted: dict[str, UnavailableError] = {}
+        for counter, error in zip(new, errors[len(rows) :], strict=True):
+            if error is None:
+                self._list((namespace.id, counter))
+            else:
+                unlisted[counter] = error
+        return errors[: len(rows)], unlisted
+
+    async def fence(self) -> int:
+        return self._session.clock.now_us()
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        read = self._watermarks.get(namespace.id)
+        if read is None:
+
+            async def read_now() -> Sequence[int]:
+                select = await self._session.to_read(namespace.dataset, _WATERMARKS)
+                rows = await self._session.connection.one(select.bind((namespace.id,)))
+                if len(rows) < namespace.settings.shards:
+                    raise unknown(namespace)
+                return [through_us for (through_us,) in rows]
+
+            read = self._watermarks[namespace.id] = Coalesced(read_now)
+        return await read()
+
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        insert = await self._session.to_write(namespace.dataset, _ADVANCE)
+        await self._session.connection.rows(
+            [insert.bind((namespace.id, shard, through_us, through_us)) for shard in shards]
+        )
+
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        """Return all of *shards*, because each window of a shard is a separate partition."""
+        return shards
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        marks: list[Mark] = []
+        position = _FIRST
+        if start is not None and start.window_us > after_us:
+            after_us, position = start.window_us - 1, (start.counter, start.recount_us)
+        windows: Sequence[int] = self._windows(namespace, after_us, through_us)
+        select = await self._session.to_read(namespace.dataset, _DIRTY)
+        width = 1
+        while windows and len(marks) < limit:
+            some, windows = windows[:width], windows[width:]
+            # For a single window the query would not pay.
+            if width > 1:
+                some = await self._marked(namespace, shard, some, _MARKED[:1])
+            for window_us in some:
+                left = limit - len(marks)
+                if left:
+                    values = (namespace.id, shard, window_us, *position, left)
+                    rows = await self._session.connection.one(select.bind(values))
+                    marks += [Mark(*row) for row in rows]
+                position = _FIRST
+            width = min(2 * width, _WINDOWS_MAX)
+        self._note_seen(namespace, shard, marks)
+        return marks
+
+    async def _marked(
+        self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
+    ) -> Sequence[int]:
+        """Return those of *windows* that have marks, in order."""
+        values = (namespace.id, shard, windows)
+        selects = [
+            (await self._session.to_read(namespace.dataset, cql)).bind(values) for cql in tables
+        ]
+        found = await self._session.connection.rows(selects)
+        return sorted({window_us for rows in found for (window_us,) in rows or ()})
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        select = await self._session.to_read(namespace.dataset, _ATOMIC)
+        windows = self._windows(namespace, after_us, through_us)
+        found = await self._session.connection.rows(
+            [
+                select.bind((namespace.id, shard, windows[at : at + _WINDOWS_MAX]))
+                for at in range(0, len(windows), _WINDOWS_MAX)
+            ]
+        )
+        marks = [
+            AtomicMark(window_us, unpack_items(items, time_us, event_id, atom or None))
+            for rows in found
+            for window_us, time_us, event_id, atom, items in rows or ()
+        ]
+        self._note_seen(namespace, shard, marks)
+        return sorted(marks, key=_window)
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        key = (namespace.id, shard)
+        seen = self._seen.setdefault(key, set())
+        if key not in self._has_dropped and self._looks < _LOOKS_AT_ONCE:
+            seen.update(await self._left_behind(namespace, shard, through_us))
+            self._has_dropped.add(key)
+        done = sorted(window_us for window_us in seen if window_us <= through_us)
+        stamp_us = self._session.stamp()
+        statements = [await self._session.to_write(namespace.dataset, cql) for cql in _DELETES]
+        for first in range(0, len(done), _DROPPED_AT_ONCE):
+            some = done[first : first + _DROPPED_AT_ONCE]
+            await self._session.connection.rows(
+                [
+                    delete.bind((stamp_us, namespace.id, shard, window_us))
+                    for delete in statements
+                    for window_us in some
+                ]
+            )
+            seen.difference_update(some)
+
+    async def _left_behind(
+        self, namespace: Namespace, shard: int, through_us: int
+    ) -> Sequence[int]:
+        """Return the latest windows up to *through_us* that still have marks."""
+        after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
+        windows = self._windows(namespace, after_us, through_us)
+        self._looks += 1
+        try:
+            return await self._marked(namespace, shard, windows, _MARKED)
+        finally:
+            self._looks -= 1
+
+    def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
+        """Return the starts of windows in ``(after_us, through_us]``, from the first slice on:
+        earlier windows have no events and no pending marks."""
+        size_us = namespace.settings.rollup_window_us
+        slices = self._session.shelf(namespace.dataset).slices
+        if slices:
+            after_us = max(after_us, slices[0].start_us - 1)
+        return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)
+
+    def _note_seen(
+        self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
+    ) -> None:
+        """Remember windows whose marks are to be dropped."""
+        seen = self._seen.setdefault((namespace.id, shard), set())
+        seen.update(mark.window_us for mark in marks)
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         parts: dict[str, _Parts] = {}
@@ -476,14 +467,14 @@ class CassandraCounts(CassandraBase):
         self, namespace: Namespace, cql: Sequence[str], counters: Sequence[str], *values: Any
     ) -> Iterator[Sequence[Any]]:
         """Return the rows of each of *counters*, together and in order."""
-        of_one, of_many = [await self._to_read(namespace.dataset, each) for each in cql]
+        of_one, of_many = [await self._session.to_read(namespace.dataset, each) for each in cql]
         statements = [
             of_one.bind((namespace.id, some[0], *values))
             if len(some) == 1
             else of_many.bind((namespace.id, some, *values))
             for some in _chunks(dict.fromkeys(counters), _READ_TOGETHER)
         ]
-        found = await self._connection.rows(statements)
+        found = await self._session.connection.rows(statements)
         return (row for rows in found for row in rows or ())
 
     async def apply(
@@ -503,14 +494,14 @@ class CassandraCounts(CassandraBase):
             else:
                 batches.append(statements)
                 counters = 1
-        await self._connection.rows([batch_of(each) for each in batches])
+        await self._session.connection.rows([batch_of(each) for each in batches])
 
     async def _written(
         self, namespace: Namespace, update: CounterUpdate, through_us: int, stamp_us: int
     ) -> list[Any]:
         """Return the statements of one counter's update, of a batch up to *through_us*."""
         dataset, partition = namespace.dataset, (namespace.id, update.counter)
-        insert = await self._to_write(dataset, _INSERT)
+        insert = await self._session.to_write(dataset, _INSERT)
         checkpoint = pack_checkpoint(update.checkpoint)
         values = [(*partition, CHECKPOINT, 0, 0, checkpoint, stamp_us)]
         settled, settled_us = update.settled, 0
@@ -524,10 +515,10 @@ class CassandraCounts(CassandraBase):
         )
         statements = [bound(insert, _PACKERS, each) for each in values]
         if settled is not None:
-            delete = await self._to_write(dataset, _DELETE_ROWS)
+            delete = await self._session.to_write(dataset, _DELETE_ROWS)
             statements.append(delete.bind((through_us, *partition, settled_us)))
         if update.pending_done:
-            delete = await self._to_write(dataset, _DELETE)
+            delete = await self._session.to_write(dataset, _DELETE)
             statements += (
                 delete.bind((left_us, *partition, PENDING, recount_us, left_us))
                 for recount_us, left_us in update.pending_done
@@ -537,8 +528,8 @@ class CassandraCounts(CassandraBase):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        insert = await self._to_write(namespace.dataset, _INSERT)
-        await self._connection.rows(
+        insert = await self._session.to_write(namespace.dataset, _INSERT)
+        await self._session.connection.rows(
             [
                 insert.bind((namespace.id, counter, PENDING, recount_us, left_us, b"", left_us))
                 for counter, (recount_us, left_us) in recounts

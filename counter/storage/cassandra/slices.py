@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from counter.errors import CounterError, StoreUnavailableError, invariant
 from counter.limits import CROWDS_KEPT_SLICES, HOUR, SECOND
-from counter.ports import Clock
-from counter.storage.cassandra.base import FOR_EVER, CassandraBase, DatasetState
 from counter.storage.cassandra.control_keyspace import (
     NO_OP,
     dataset_id_in,
@@ -26,7 +24,7 @@ from counter.storage.cassandra.control_keyspace import (
     slice_from,
     slice_text,
 )
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.session import FOR_EVER, DatasetState, Session
 from counter.storage.cassandra.tables import create_table, events_of, events_table
 from counter.types import Crowd, Dataset, Namespace, Slice
 from counter.windows import window_of
@@ -49,14 +47,17 @@ _STARTS: Final = "SELECT start, document FROM {control}.slices WHERE dataset = ?
 _ATTEMPTS_MAX: Final = 5
 
 
-class CassandraSlices(CassandraBase):
+class CassandraSlices:
     """The slices of :class:`counter.ports.ControlPlane`."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        return list((await self._reload_slices(dataset)).slices)
+        return list((await self._session.reload_slices(dataset)).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        shelf = await self._reload_slices(dataset)
+        shelf = await self._session.reload_slices(dataset)
         known = {each.start_us for each in shelf.slices}
         for each in slices:
             if each.start_us not in known and each.end_us > shelf.dropped_before_us:
@@ -66,10 +67,10 @@ class CassandraSlices(CassandraBase):
     async def _make_slice(self, shelf: DatasetState, each: Slice) -> None:
         dataset = shelf.dataset
         table = events_table(each.start_us)
-        await self._connection.ddl(create_table(shelf.keyspace, table, events_of(dataset)))
+        await self._session.connection.ddl(create_table(shelf.keyspace, table, events_of(dataset)))
         op = os.urandom(16)
         key = (dataset.id, each.start_us)
-        applied, row = await self._control.compare(
+        applied, row = await self._session.control.compare(
             _MAKE,
             (slice_text(each), op, *key, each.end_us),
             seen_by=(_ROW, key),
@@ -77,18 +78,18 @@ class CassandraSlices(CassandraBase):
             at=1,
         )
         if not applied and row is None:
-            dropped_us = await self.dropped_before(dataset)
+            dropped_us = await self._session.dropped_before(dataset)
             if dropped_us < each.end_us:
                 raise StoreUnavailableError(
                     f"dataset {dataset.name!r} is made by half: run `counter schema apply`"
                 )
             # Dropped by another process meanwhile, its table perhaps before this one made it anew.
-            await self._drop_table(shelf, each.start_us)
+            await self.drop_table(shelf, each.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         key = (dataset.id, start_us)
         for _ in range(_ATTEMPTS_MAX):
-            row = await self._control.settled(_ROW, *key)
+            row = await self._session.control.settled(_ROW, *key)
             if row is None or row[0] is None:
                 return
             standing = slice_from(start_us, row[0])
@@ -97,29 +98,29 @@ class CassandraSlices(CassandraBase):
             op = os.urandom(16)
             text = slice_text(replace(standing, retired_at_us=now_us))
             values = (text, op, *key, row[0])
-            applied, _ = await self._control.compare(
+            applied, _ = await self._session.control.compare(
                 _CHANGE, values, seen_by=(_ROW, key), mine=op, at=1
             )
             if applied:
-                await self._reload_slices(dataset)
+                await self._session.reload_slices(dataset)
                 return
         raise StoreUnavailableError(f"slice {start_us} of {dataset.name!r} changes all the time")
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        shelf = await self._reload_slices(dataset)
+        shelf = await self._session.reload_slices(dataset)
         if start_us >= shelf.dropped_before_us:
             earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
             invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
             end_us = shelf.slices[0].end_us
             # It only moves forward: whoever moved it this far, or farther, has done this.
-            await self._control.compare(
+            await self._session.control.compare(
                 _DROP,
                 (end_us, dataset.id, end_us),
                 seen_by=(_DROPPED, (dataset.id,)),
                 mine=end_us,
                 at=1,
             )
-            shelf = await self._reload_slices(dataset)
+            shelf = await self._session.reload_slices(dataset)
         # In any case: whoever moved it may not have come any further.
         await self._sweep(shelf)
 
@@ -132,25 +133,27 @@ class CassandraSlices(CassandraBase):
         number, size_us = shelf.dataset.id, shelf.dataset.slice_us
         passed = {
             start_us: True
-            for start_us, text in await self._control.read(_STARTS, number)
+            for start_us, text in await self._session.control.read(_STARTS, number)
             if start_us is not None and slice_from(start_us, text).end_us <= shelf.dropped_before_us
         }
         cql = (
             f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{shelf.keyspace}'"
         )
-        for (name,) in await self._connection.simple(cql):
+        for (name,) in await self._session.connection.simple(cql):
             kind, _, start = name.partition("_")
             if kind == "events" and int(start) + size_us <= shelf.dropped_before_us:
                 passed.setdefault(int(start), False)
         for start_us, has_row in sorted(passed.items()):
-            await self._drop_table(shelf, start_us)
+            await self.drop_table(shelf, start_us)
             if has_row:
                 key = (number, start_us)
-                await self._control.compare(_FORGET, key, seen_by=(_ROW, key), mine=NO_OP, at=1)
+                await self._session.control.compare(
+                    _FORGET, key, seen_by=(_ROW, key), mine=NO_OP, at=1
+                )
 
-    async def _drop_table(self, shelf: DatasetState, start_us: int) -> None:
+    async def drop_table(self, shelf: DatasetState, start_us: int) -> None:
         table = events_table(start_us)
-        await self._connection.ddl(f"DROP TABLE IF EXISTS {shelf.keyspace}.{table}")
+        await self._session.connection.ddl(f"DROP TABLE IF EXISTS {shelf.keyspace}.{table}")
 
 
 #: Partitions that one call deletes, at most.
@@ -184,55 +187,55 @@ _NO_MARKS: Final = tuple(
 )
 
 
-class CassandraPurge(CassandraBase):
+class CassandraPurge:
     """The purging of :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
+    def __init__(self, session: Session) -> None:
+        self._session = session
         #: The shard whose names, and the window whose marks, come next; by namespace id.
         self._next_shard: dict[int, int] = {}
         self._next_window: dict[int, int] = {}
 
     async def purge(self, now_us: int) -> bool:
-        for number, text in await self._control.read(_DEPARTED):
+        for number, text in await self._session.control.read(_DEPARTED):
             departed: dict[str, Any] = json.loads(text)
-            row = await self._control.settled(_PURGED_ROW, departed["name"])
-            dataset = await self._dataset_in(text)
+            row = await self._session.control.settled(_PURGED_ROW, departed["name"])
+            dataset = await self.dataset_in(text)
             if row is not None and row[0] == number:
                 if not is_deleted(row[2]):
                     # Its deletion is under way, or was given up.
                     if now_us - departed["at_us"] >= _GIVEN_UP_US:
-                        await self._control.write(FORGET, departed["at_us"], number)
+                        await self._session.control.write(FORGET, departed["at_us"], number)
                     continue
-                if self._settles_in(number, dataset) > 0:
+                if self._session.settles_in(number, dataset) > 0:
                     continue
-                await self._remove_row(departed["name"], number, row[1])
+                await self.remove_row(departed["name"], number, row[1])
             if not await self._purged(number, departed, dataset):
                 return True
-            await self._control.write(FORGET, FOR_EVER, number)
+            await self._session.control.write(FORGET, FOR_EVER, number)
             self._next_shard.pop(number, None)
             self._next_window.pop(number, None)
             return True
         return False
 
-    async def _remove_row(self, name: str, number: int, version: int) -> None:
+    async def remove_row(self, name: str, number: int, version: int) -> None:
         """Remove the row of a deleted namespace that has settled: its name is free."""
-        await self._control.compare(
+        await self._session.control.compare(
             _REMOVE, (name, number, version), seen_by=(_PURGED_ROW, (name,)), mine=NO_OP, at=3
         )
 
-    async def _dataset_in(self, text: str) -> Dataset:
+    async def dataset_in(self, text: str) -> Dataset:
         """The dataset that a document names."""
         number = dataset_id_in(text)
-        if number not in self._shelves:
-            await self._load_datasets()
-        return self._shelves[number].dataset
+        if number not in self._session.shelves:
+            await self._session.load_datasets()
+        return self._session.shelves[number].dataset
 
-    async def _note_departure(self, namespace: Namespace) -> None:
+    async def note_departure(self, namespace: Namespace) -> None:
         """Have *namespace* purged, should it be gone by then. It is written before it goes."""
-        statement = await self._to_read(namespace.dataset, _WATERMARKS)
-        rows = await self._connection.one(statement.bind((namespace.id,)))
-        now_us = self._clock.now_us()
+        statement = await self._session.to_read(namespace.dataset, _WATERMARKS)
+        rows = await self._session.connection.one(statement.bind((namespace.id,)))
+        now_us = self._session.clock.now_us()
         settings = namespace.settings
         departed = {
             "name": namespace.name,
@@ -244,15 +247,15 @@ class CassandraPurge(CassandraBase):
             "from_us": min((through_us for (through_us,) in rows), default=now_us),
             "to_us": now_us + namespace.dataset.slice_us,
         }
-        await self._control.write(_DEPART, namespace.id, json.dumps(departed), now_us)
+        await self._session.control.write(_DEPART, namespace.id, json.dumps(departed), now_us)
 
-    async def _take_watermarks_away(self, dataset: Dataset, number: int) -> None:
+    async def take_watermarks_away(self, dataset: Dataset, number: int) -> None:
         """A namespace without watermarks is one that is deleted."""
         await self._delete(dataset, _NO_WATERMARKS, [(number,)])
 
     async def _purged(self, number: int, departed: dict[str, Any], dataset: Dataset) -> bool:
         """Delete the next part; whether nothing is left."""
-        await self._take_watermarks_away(dataset, number)
+        await self.take_watermarks_away(dataset, number)
         if not await self._purged_names(number, departed["shards"], dataset):
             return False
         window_us, shards = departed["window_us"], departed["shards"]
@@ -270,10 +273,10 @@ class CassandraPurge(CassandraBase):
 
     async def _purged_names(self, number: int, shards: int, dataset: Dataset) -> bool:
         """Delete the counts of the next counters, and then their names."""
-        statement = await self._to_read(dataset, _NAMES)
+        statement = await self._session.to_read(dataset, _NAMES)
         left = _PARTITIONS_MAX
         for shard in range(self._next_shard.get(number, 0), shards):
-            rows = await self._connection.one(statement.bind((number, shard, left)))
+            rows = await self._session.connection.one(statement.bind((number, shard, left)))
             await self._delete(dataset, _NO_COUNTS, [(number, name) for (name,) in rows])
             if len(rows) == left:
                 await self._delete(dataset, _NO_NAMES_THROUGH, [(number, shard, rows[-1][0])])
@@ -285,8 +288,8 @@ class CassandraPurge(CassandraBase):
 
     async def _delete(self, dataset: Dataset, cql: str, keys: Sequence[tuple[Any, ...]]) -> None:
         """Run a deletion for each of *keys*, for ever."""
-        statement = await self._to_write(dataset, cql)
-        await self._connection.rows([statement.bind((FOR_EVER, *key)) for key in keys])
+        statement = await self._session.to_write(dataset, cql)
+        await self._session.connection.rows([statement.bind((FOR_EVER, *key)) for key in keys])
 
 
 #: An UPDATE writes no row marker. The marker of an INSERT has no tombstone when it expires, so a
@@ -309,10 +312,12 @@ _STEP: Final = 1.2
 _NODES_AT_ONCE: Final = 3
 
 
-class CassandraCrowds(CassandraBase):
+class CassandraCrowds:
     """:class:`counter.ports.PartitionSizeStore`."""
 
-    _nodes_asked = 0
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._nodes_asked = 0
 
     async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
         document = json.dumps(
@@ -324,19 +329,19 @@ class CassandraCrowds(CassandraBase):
             }
         )
         ttl_s = CROWDS_KEPT_SLICES * dataset.slice_us // SECOND
-        await self._control.write(
+        await self._session.control.write(
             _LEAVE,
             *(ttl_s, crowd.size_bytes, document),
             *(dataset.id, crowd.start_us, int(crowd.is_observed)),
         )
 
     async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
-        rows = await self._control.read(_CROWDS, dataset.id)
+        rows = await self._session.control.read(_CROWDS, dataset.id)
         # Releases that wrote crowds by INSERT have left rows whose document is null.
         return [Crowd(start_us, **json.loads(text)) for start_us, text in rows if text is not None]
 
     async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
-        shelf = self._shelf(dataset)
+        shelf = self._session.shelf(dataset)
         sizes = await self._largest_partitions(shelf.keyspace)
         return [
             Crowd(each.start_us, each.time_bucket_us, each.event_buckets * size_bytes)
@@ -349,12 +354,12 @@ class CassandraCrowds(CassandraBase):
 
         Raises the first failure where no node tells: a user may lack the right to ask.
         """
-        nodes = self._connection.near_nodes()
+        nodes = self._session.connection.near_nodes()
         first = self._nodes_asked % len(nodes) if nodes else 0
         self._nodes_asked += _NODES_AT_ONCE
         asked = (nodes[first:] + nodes[:first])[:_NODES_AT_ONCE]
         answers = await asyncio.gather(
-            *(self._connection.ask(node, _SIZES.format(keyspace)) for node in asked),
+            *(self._session.connection.ask(node, _SIZES.format(keyspace)) for node in asked),
             return_exceptions=True,
         )
         failures = [each for each in answers if isinstance(each, BaseException)]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.ports import Capabilities, Clock
-from counter.storage.cassandra.base import CassandraBase
 from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.control_keyspace import NO_OP, Row
 from counter.storage.cassandra.decisions import CassandraDecisions, CassandraLeases
 from counter.storage.cassandra.events import CassandraEvents
 from counter.storage.cassandra.options import CassandraOptions
-from counter.storage.cassandra.rollups import CassandraCounts, CassandraMarks
-from counter.storage.cassandra.schema import check_overlap, check_version, replicas_in
+from counter.storage.cassandra.rollups import CassandraRollups
+from counter.storage.cassandra.schema import check_overlap, replicas_in
+from counter.storage.cassandra.session import Session
 from counter.storage.cassandra.slices import CassandraCrowds
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey
@@ -36,19 +36,19 @@ _USED: Final = (
 )
 
 
-class CassandraKeys(CassandraBase):
+class CassandraKeys:
     """:class:`counter.ports.KeyStore`."""
 
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._key_reader = KeyReader()
 
     async def api_keys(self) -> Sequence[ApiKey]:
         try:
-            rows = await self._control.read(_ALL)
+            rows = await self._session.control.read(_ALL)
         except SliceMissingError as error:
             raise StoreUnavailableError(
-                f"keyspace {self._control.keyspace!r} has no table of API keys:"
+                f"keyspace {self._session.control.keyspace!r} has no table of API keys:"
                 " run `counter schema apply`"
             ) from error
         # A use alone is what is left of a key that was forgotten meanwhile.
@@ -56,7 +56,7 @@ class CassandraKeys(CassandraBase):
 
     async def create_api_key(self, key: ApiKey) -> bool:
         op = os.urandom(16)
-        applied, _ = await self._control.compare(
+        applied, _ = await self._session.control.compare(
             _CREATE, (key.id, key_document(key), op), seen_by=(_ROW, (key.id,)), mine=op, at=1
         )
         return applied
@@ -66,7 +66,7 @@ class CassandraKeys(CassandraBase):
         if row is None:
             return False
         op = os.urandom(16)
-        applied, _ = await self._control.compare(
+        applied, _ = await self._session.control.compare(
             _CHANGE,
             (key_document(new), op, old.id, row[0]),
             seen_by=(_ROW, (old.id,)),
@@ -79,39 +79,37 @@ class CassandraKeys(CassandraBase):
         row = await self._key_row(key)
         if row is None:
             return False
-        applied, row = await self._control.compare(
+        applied, row = await self._session.control.compare(
             _FORGET, (key.id, row[0]), seen_by=(_ROW, (key.id,)), mine=NO_OP, at=1
         )
         return applied or row is None or row[0] is None
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
         for key_id, used_us in uses:
-            await self._control.write(_USED, used_us, used_us, key_id)
+            await self._session.control.write(_USED, used_us, used_us, key_id)
 
     async def _key_row(self, key: ApiKey) -> Row | None:
         """The row of *key*; None where it is not as *key* says."""
-        row = await self._control.settled(_ROW, key.id)
+        row = await self._session.control.settled(_ROW, key.id)
         if row is None or row[0] is None or key_from(key.id, row[0], None) != key:
             return None
         return row
 
 
-class KeysAlone(CassandraKeys):
+class KeysAlone:
     """Nothing but the keys: what a command needs."""
+
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        self.session = Session(options, clock)
+        self.keys = CassandraKeys(self.session)
 
     async def open(self) -> None:
         """As :meth:`counter.ports.Store.open`."""
-        await self._connection.open()
-        try:
-            await check_version(self._connection, self._control)
-        except BaseException:
-            await self.close()
-            raise
+        await self.session.open()
 
     async def close(self) -> None:
         """Let go."""
-        await self._connection.close()
-        self._control.forget_statements()
+        await self.session.close()
 
 
 #: No namespace has this id.
@@ -122,72 +120,58 @@ _PING: Final = (
 )
 
 
-class CassandraStore(
-    CassandraEvents,
-    CassandraMarks,
-    CassandraCounts,
-    CassandraDecisions,
-    CassandraControl,
-    CassandraLeases,
-    CassandraKeys,
-    CassandraCrowds,
-):
+class CassandraStore:
     """:class:`counter.ports.Store` over a cluster, without transactions. Any number of processes
     share it."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(partition_sizes=self)
-
-    @property
-    def events(self) -> Self:
-        return self
-
-    rollups = decisions = control = leases = keys = events
+    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        self.session = session = Session(options, clock)
+        self.events = CassandraEvents(session)
+        self.rollups = CassandraRollups(session)
+        self.decisions = CassandraDecisions(session)
+        self.control = CassandraControl(session)
+        self.leases = CassandraLeases(session)
+        self.keys = CassandraKeys(session)
+        self.partition_sizes = CassandraCrowds(session)
+        self.capabilities = Capabilities(partition_sizes=self.partition_sizes)
+        self.tally, self.queues, self.close = session.tally, session.queues, session.close
 
     async def open(self) -> None:
-        await self._connection.open()
+        await self.session.open()
         try:
-            await check_version(self._connection, self._control)
-            await self._load_datasets()
+            await self.session.load_datasets()
             self._must_have_datasets()
             await self._must_overlap()
         except BaseException:
-            await self._connection.close()
-            # They belong to that session; when it is opened again, there is another one.
-            self._statements.clear()
-            self._control.forget_statements()
+            await self.close()
             raise
-
-    async def close(self) -> None:
-        await self._connection.close()
 
     async def ping(self) -> None:
         """Write a row that expires to each dataset, as its events are written."""
-        shelves = list(self._shelves.values())
-        now_us = self._clock.now_us()
-        statements = [await self._to_write(shelf.dataset, _PING) for shelf in shelves]
-        await self._connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
+        shelves = list(self.session.shelves.values())
+        now_us = self.session.clock.now_us()
+        statements = [await self.session.to_write(shelf.dataset, _PING) for shelf in shelves]
+        await self.session.connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
 
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
-        standing = {shelf.dataset.name for shelf in self._shelves.values()}
-        for dataset, _ in self._options.datasets:
+        standing = {shelf.dataset.name for shelf in self.session.shelves.values()}
+        for dataset, _ in self.session.options.datasets:
             if dataset.name not in standing:
                 raise StartupError(
-                    f"keyspace {self._options.keyspace!r} has no dataset {dataset.name!r}:"
+                    f"keyspace {self.session.options.keyspace!r} has no dataset {dataset.name!r}:"
                     " run `counter schema apply`"
                 )
 
     async def _must_overlap(self) -> None:
         """Raise StartupError if this process could miss what another one acknowledged."""
-        for shelf in self._shelves.values():
-            replication = await self._connection.replication(shelf.keyspace)
+        for shelf in self.session.shelves.values():
+            replication = await self.session.connection.replication(shelf.keyspace)
             if replication is None:
                 raise StartupError(
                     f"Cassandra has no keyspace {shelf.keyspace!r}: run `counter schema apply`"
                 )
-            replicas = replicas_in(replication, self._connection.nodes_by_datacenter())
-            home = self._options.local_datacenter
+            replicas = replicas_in(replication, self.session.connection.nodes_by_datacenter())
+            home = self.session.options.local_datacenter
             check_overlap(shelf.dataset.name, shelf.placement, replicas, home)
             shelf.is_spread = sum(count > 0 for count in replicas.values()) > 1

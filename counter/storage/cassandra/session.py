@@ -30,6 +30,7 @@ from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import ControlKeyspace, dataset_of, slice_from
 from counter.storage.cassandra.gathering import Batch, Gatherer, batch_of
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.schema import check_version
 from counter.storage.cassandra.tables import events_table, keyspace_of
 from counter.types import ClockReading, Dataset, Namespace, Placement, Slice
 from counter.windows import settling_time
@@ -100,42 +101,73 @@ class DatasetState:
     reload: Coalesced[None] = field(init=False)
 
 
-class CassandraBase:
+#: The time-out of a write in microseconds, and its table; the rest identifies a partition.
+Lane = tuple[Any, ...]
+_Rows = Batch[Lane, Any, None]
+
+#: Small batches of one turn share a statement, because a statement costs this process and the node
+#: far more than a row. Servers warn of more than ten partitions and of 5 KiB.
+_PARTITIONS_MAX: Final = 10
+_ROWS_MAX: Final = 40
+#: Failures that one partition may have caused for all that shared its statement.
+_OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
+
+
+class Session:
     """The state of one process, a copy of what it read from the cluster."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        self._options = options
-        self._clock = clock
-        self._connection = Connection(options)
-        self.tally = self._connection.tally
-        self._control = ControlKeyspace(self._connection, options.keyspace)
-        self._shelves: dict[int, DatasetState] = {}
-        self._statements: dict[tuple[int, str, int, int], Any] = {}
+        self.options = options
+        self.clock = clock
+        self.connection = Connection(options)
+        self.tally = self.connection.tally
+        self.control = ControlKeyspace(self.connection, options.keyspace)
+        self.shelves: dict[int, DatasetState] = {}
+        self.statements: dict[tuple[int, str, int, int], Any] = {}
         #: Ids of namespaces that this process saw, and later saw deleted.
-        self._standing: set[int] = set()
-        self._gone: set[int] = set()
+        self.standing: set[int] = set()
+        self.gone: set[int] = set()
         #: When this process first saw that a namespace is deleted, by id and its boot clock.
         self._seen_gone_us: dict[int, int] = {}
         self._clocks_read = 0
+        #: Rows that are written, those of one partition together.
+        self.rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
+        self._stamped_us = 0
+
+    async def open(self) -> None:
+        """Connect, and check the schema's version. Raises as :meth:`counter.ports.Store.open`."""
+        await self.connection.open()
+        try:
+            await check_version(self.connection, self.control)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of connections, and of what was prepared on them."""
+        await self.connection.close()
+        self.statements.clear()
+        self.control.forget_statements()
 
     def queues(self) -> Mapping[str, int]:
-        """Return how many statements wait because too many are in flight."""
-        return {"store_statements": self._connection.waiting}
+        """Return how many statements wait because too many are in flight, and how many rows wait
+        for others of their partition."""
+        return {"store_statements": self.connection.waiting, "store_rows": self.rows.waiting}
 
     async def datasets(self) -> Sequence[Dataset]:
-        await self._load_datasets()
-        return [shelf.dataset for _, shelf in sorted(self._shelves.items())]
+        await self.load_datasets()
+        return [shelf.dataset for _, shelf in sorted(self.shelves.items())]
 
     async def read_clock(self) -> ClockReading:
         """Return the largest offset of some nodes' clocks; the next call asks others."""
-        nodes = self._connection.near_nodes()
+        nodes = self.connection.near_nodes()
         if not nodes:
             raise StoreUnavailableError("no Cassandra node can be asked for the time")
         first = self._clocks_read % len(nodes)
         self._clocks_read += _CLOCKS_AT_ONCE
         asked = (nodes[first:] + nodes[:first])[:_CLOCKS_AT_ONCE]
         answers = await asyncio.gather(
-            *(self._connection.clock_of(node, self._clock.now_us) for node in asked),
+            *(self.connection.clock_of(node, self.clock.now_us) for node in asked),
             return_exceptions=True,
         )
         readings = [_reading(*each) for each in answers if not isinstance(each, BaseException)]
@@ -147,25 +179,25 @@ class CassandraBase:
     # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
     # that starts at *start_us*. They are cached.
 
-    async def _to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    async def to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind an idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         return await self._prepared(shelf, cql, start_us, shelf.write_consistency)
 
-    async def _to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    async def to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a read at the dataset's read consistency."""
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         return await self._prepared(shelf, cql, start_us, shelf.read_consistency)
 
-    async def _to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    async def to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         level = shelf.write_consistency
         return await self._prepared(shelf, cql, start_us, level, idempotent=False)
 
-    async def _to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    async def to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a SERIAL read: it sees every compare-and-set that returned before."""
-        return await self._prepared(self._shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
+        return await self._prepared(self.shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
 
     async def _prepared(
         self,
@@ -177,17 +209,17 @@ class CassandraBase:
         idempotent: bool = True,
     ) -> Any:
         key = (shelf.dataset.id, cql, start_us, consistency)
-        known = self._statements.get(key)
+        known = self.statements.get(key)
         if known is None:
             text = cql.format(keyspace=shelf.keyspace, table=events_table(start_us))
-            known = await self._connection.prepare(text, consistency, idempotent=idempotent)
-            self._statements[key] = known
+            known = await self.connection.prepare(text, consistency, idempotent=idempotent)
+            self.statements[key] = known
         return known
 
     # Datasets and their slices.
 
-    def _shelf(self, dataset: Dataset) -> DatasetState:
-        shelf = self._shelves.get(dataset.id)
+    def shelf(self, dataset: Dataset) -> DatasetState:
+        shelf = self.shelves.get(dataset.id)
         if shelf is None:
             raise StoreUnavailableError(
                 f"dataset {dataset.name!r} (id {dataset.id}) was made after this process started;"
@@ -195,91 +227,141 @@ class CassandraBase:
             )
         return shelf
 
-    async def _load_datasets(self) -> None:
+    async def load_datasets(self) -> None:
         """Read all datasets and their slices."""
-        for name, dataset_id, text in await self._control.read(_DATASETS):
-            if dataset_id not in self._shelves:
+        for name, dataset_id, text in await self.control.read(_DATASETS):
+            if dataset_id not in self.shelves:
                 dataset, placement = dataset_of(name, dataset_id, text)
                 shelf = DatasetState(
                     dataset,
                     placement,
-                    keyspace_of(self._options.keyspace, name),
+                    keyspace_of(self.options.keyspace, name),
                     ConsistencyLevel.name_to_value[placement.write_consistency],
                     ConsistencyLevel.name_to_value[placement.read_consistency],
                 )
                 shelf.reload = Coalesced(partial(self._load_slices, shelf))
                 await shelf.reload()
-                self._shelves[dataset_id] = shelf
+                self.shelves[dataset_id] = shelf
 
     async def _load_slices(self, shelf: DatasetState) -> None:
-        rows = await self._control.read(_SLICES, shelf.dataset.id)
+        rows = await self.control.read(_SLICES, shelf.dataset.id)
         # A partition without slices still gives a row, for its static column.
         slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
         dropped_us = (rows[0][2] or 0) if rows else 0
         shelf.slices = [each for each in slices if each.end_us > dropped_us]
         shelf.dropped_before_us = dropped_us
         starts = {each.start_us for each in shelf.slices}
-        for key in [key for key in self._statements if key[0] == shelf.dataset.id and key[2]]:
+        for key in [key for key in self.statements if key[0] == shelf.dataset.id and key[2]]:
             if key[2] not in starts:
-                del self._statements[key]
+                del self.statements[key]
 
-    async def _slice_of(self, dataset: Dataset, time_us: int) -> Slice:
+    async def slice_of(self, dataset: Dataset, time_us: int) -> Slice:
         """Return the slice that contains *time_us*, read again if it is unknown. Raises
         SliceMissingError."""
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         try:
             return slice_of(shelf.slices, time_us)
         except SliceMissingError:
             await shelf.reload()
             return slice_of(shelf.slices, time_us)
 
-    async def _reload_slices(self, dataset: Dataset) -> DatasetState:
+    async def reload_slices(self, dataset: Dataset) -> DatasetState:
         """Read the dataset's slices again after a table was missing."""
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         await shelf.reload()
         return shelf
 
-    async def _shelf_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
+    async def shelf_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
         """Return the dataset with all slices that can contain an event before *until_us*; all
         existing slices if that is None.
 
         The writer of an event may know a slice that another process made and this one has not read.
         """
-        shelf = self._shelf(dataset)
+        shelf = self.shelf(dataset)
         if until_us is None or not shelf.slices or shelf.slices[-1].end_us < until_us:
             await shelf.reload()
         return shelf
 
     async def dropped_before(self, dataset: Dataset) -> int:
         """Read it again, because the copy may be stale. See :class:`counter.ports.ControlPlane`."""
-        rows = await self._control.read(_DROPPED, dataset.id)
+        rows = await self.control.read(_DROPPED, dataset.id)
         return (rows[0][1] or 0) if rows else 0
 
     # Namespaces.
 
-    def _see_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
+    def see_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
         """Read the ids of all namespaces. Those that were known *before* the listing began, and are
         not among them, are deleted."""
-        self._gone |= before.difference(ids)
-        self._standing = (self._standing | set(ids)) - self._gone
+        self.gone |= before.difference(ids)
+        self.standing = (self.standing | set(ids)) - self.gone
 
-    def _settles_in(self, namespace_id: int, dataset: Dataset) -> int:
+    def settles_in(self, namespace_id: int, dataset: Dataset) -> int:
         """Return for how many microseconds a process may still acknowledge adds to a deleted
         namespace; 0 or less if none can.
 
         It was deleted before this process first saw it deleted. Only this process's clock counts.
         """
-        now_us = self._clock.boottime_us()
+        now_us = self.clock.boottime_us()
         return self._seen_gone_us.setdefault(namespace_id, now_us) + settling_time(dataset) - now_us
 
-    def _must_stand(self, namespace: Namespace) -> None:
+    def must_stand(self, namespace: Namespace) -> None:
         """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.
 
         If another process has deleted it and this one does not know yet, what is written is never
         read, and deleted with the rest.
         """
-        if namespace.id in self._gone:
+        if namespace.id in self.gone:
             raise unknown(namespace)
+
+    # Writes of rows.
+
+    async def write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
+        """Write bound statements, each in its lane. Raises the first error."""
+        for result in await self.rows.put(rows):
+            if result is not None:
+                raise result
+
+    def _write_batches(self, batches: Sequence[_Rows]) -> None:
+        tables: dict[Lane, list[_Rows]] = {}
+        for batch in batches:
+            timeout_us, table = batch.key[:2]
+            # The caller waits for its mark and its name. A slice's table may be dropped.
+            of_slice = table if isinstance(table, int) else None
+            tables.setdefault((timeout_us, of_slice), []).append(batch)
+        for sharing in chain.from_iterable(map(_shared, tables.values())):
+            self._send_rows(sharing)
+
+    def _send_rows(self, sharing: Sequence[_Rows]) -> None:
+        """Write *sharing* by one statement, which is atomic per partition only."""
+        statements = [statement for batch in sharing for statement in batch.items]
+        statement = statements[0] if len(statements) == 1 else batch_of(statements)
+        timeout_us, table = sharing[0].key[:2]
+        if isinstance(table, int):
+            # Events, of a slice.
+            self.tally.commit_rows.observe(len(statements))
+        done = partial(self._rows_sent, sharing, time.perf_counter())
+        self.connection.stream.send(statement, timeout_us, done)
+
+    def _rows_sent(
+        self, sharing: Sequence[_Rows], began_s: float, error: BaseException | None
+    ) -> None:
+        if isinstance(sharing[0].key[1], int):
+            self.tally.commit_seconds.observe(time.perf_counter() - began_s)
+        if isinstance(error, _OF_ONE) and len(sharing) > 1:
+            # One partition may have too few replicas, or no table: try each by itself.
+            for batch in sharing:
+                self._send_rows([batch])
+            return
+        for batch in sharing:
+            batch.end(error)
+
+    def stamp(self) -> int:
+        """Return a write timestamp that is later than all returned before.
+
+        With the same timestamp a deletion would win over a write, even over a later one.
+        """
+        self._stamped_us = max(self.clock.now_us(), self._stamped_us + 1)
+        return self._stamped_us
 
 
 def unavailable(result: BaseException | None) -> UnavailableError | None:
@@ -303,80 +385,6 @@ def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
 def _surely_off(reading: ClockReading) -> tuple[int, int]:
     """Return the least possible offset; among those of 0, the most precise is the largest."""
     return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us
-
-
-#: The time-out of a write in microseconds, and its table; the rest identifies a partition.
-Lane = tuple[Any, ...]
-_Rows = Batch[Lane, Any, None]
-
-#: Small batches of one turn share a statement, because a statement costs this process and the node
-#: far more than a row. Servers warn of more than ten partitions and of 5 KiB.
-_PARTITIONS_MAX: Final = 10
-_ROWS_MAX: Final = 40
-#: Failures that one partition may have caused for all that shared its statement.
-_OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
-
-
-class CassandraWrites(CassandraBase):
-    """Write rows, those of one partition together."""
-
-    def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        super().__init__(options, clock)
-        self._rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
-        self._stamped_us = 0
-
-    def queues(self) -> Mapping[str, int]:
-        """Return how many statements wait because too many are in flight, and how many rows wait
-        for others of their partition."""
-        return {**super().queues(), "store_rows": self._rows.waiting}
-
-    async def _write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
-        """Write bound statements, each in its lane. Raises the first error."""
-        for result in await self._rows.put(rows):
-            if result is not None:
-                raise result
-
-    def _write_batches(self, batches: Sequence[_Rows]) -> None:
-        tables: dict[Lane, list[_Rows]] = {}
-        for batch in batches:
-            timeout_us, table = batch.key[:2]
-            # The caller waits for its mark and its name. A slice's table may be dropped.
-            of_slice = table if isinstance(table, int) else None
-            tables.setdefault((timeout_us, of_slice), []).append(batch)
-        for sharing in chain.from_iterable(map(_shared, tables.values())):
-            self._send_rows(sharing)
-
-    def _send_rows(self, sharing: Sequence[_Rows]) -> None:
-        """Write *sharing* by one statement, which is atomic per partition only."""
-        statements = [statement for batch in sharing for statement in batch.items]
-        statement = statements[0] if len(statements) == 1 else batch_of(statements)
-        timeout_us, table = sharing[0].key[:2]
-        if isinstance(table, int):
-            # Events, of a slice.
-            self.tally.commit_rows.observe(len(statements))
-        done = partial(self._rows_sent, sharing, time.perf_counter())
-        self._connection.stream.send(statement, timeout_us, done)
-
-    def _rows_sent(
-        self, sharing: Sequence[_Rows], began_s: float, error: BaseException | None
-    ) -> None:
-        if isinstance(sharing[0].key[1], int):
-            self.tally.commit_seconds.observe(time.perf_counter() - began_s)
-        if isinstance(error, _OF_ONE) and len(sharing) > 1:
-            # One partition may have too few replicas, or no table: try each by itself.
-            for batch in sharing:
-                self._send_rows([batch])
-            return
-        for batch in sharing:
-            batch.end(error)
-
-    def _stamp(self) -> int:
-        """Return a write timestamp that is later than all returned before.
-
-        With the same timestamp a deletion would win over a write, even over a later one.
-        """
-        self._stamped_us = max(self._clock.now_us(), self._stamped_us + 1)
-        return self._stamped_us
 
 
 def _shared(batches: Sequence[_Rows]) -> Iterator[list[_Rows]]:
