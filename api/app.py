@@ -90,9 +90,7 @@ class Application:
         up if asked. Raises StartupError, and UnavailableError if the store stays unavailable."""
         self.health.rolls_up = rollup
         # Waiting does not repair a local store.
-        retry = StartupRetry(
-            0 if self.store.capabilities.transactional else self.settings.start_timeout
-        )
+        retry = StartupRetry(0 if self.store.capabilities.embedded else self.settings.start_timeout)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.tracing.close)
             await retry.run(self.store.open)
@@ -105,7 +103,7 @@ class Application:
                 asyncio.create_task(self.keys.run(stop)),
                 asyncio.create_task(self.guard.run(stop)),
             ]
-            if not self.store.capabilities.transactional:
+            if not self.store.capabilities.embedded:
                 tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
             if rollup:
                 tasks.append(
@@ -161,7 +159,7 @@ class Application:
         If a slice costs a table, the worker creates the others: after a long stop thousands may be
         missing."""
         maintenance = self.worker.maintenance
-        if self.store.capabilities.transactional:
+        if self.store.capabilities.embedded:
             await maintenance.run_once()
             return
         now_us = self.clock.now_us()

@@ -53,7 +53,7 @@ class ControlPlane(Protocol):
     async def datasets(self) -> Sequence[Dataset]: ...
 
     async def read_clock(self) -> ClockReading:
-        """How far the store's clock is ahead of this process's. A transactional store has none of
+        """How far the store's clock is ahead of this process's. An embedded store has none of
         its own: how far the latest time in it is ahead, 0 if it is not."""
         ...
 
@@ -443,6 +443,9 @@ class Capabilities:
     #: One transaction holds mark and event, checks the event's age and its decision itself, and
     #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
     transactional: bool = False
+    #: Only one process opens the store: it knows all that is written, and the store's clock is its
+    #: own.
+    embedded: bool = False
     #: None if a partition cannot become too large.
     partition_sizes: PartitionSizeStore | None = None
     #: None if events are not kept in order of time.

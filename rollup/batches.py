@@ -86,7 +86,7 @@ class BatchRoller:
         if not dirty:
             return 0
         # A store in one file reads a window's events in one pass, for all counters at once.
-        size = len(dirty) if self.store.capabilities.transactional else self.batch_counters
+        size = len(dirty) if self.store.capabilities.embedded else self.batch_counters
         items = iter(dirty.items())
         groups = [dict(islice(items, size)) for _ in range(0, len(dirty), size)]
         with self.tracing.part("rollup.batch", namespace=namespace.name, counters=len(dirty)):

@@ -77,7 +77,7 @@ class Maintenance:
         from_us = max(first_us, slice_start(now_us - dataset.retention_us, size_us))
         span = (from_us, this_us + (SLICES_AHEAD + 1) * size_us)
         # Several processes that make such long slices could create overlapping ones.
-        whole_before_us = open_us if self._store.capabilities.transactional else 0
+        whole_before_us = open_us if self._store.capabilities.embedded else 0
         missing = list(_missing(slices, span, size_us, whole_before_us))
         past = [each for each in missing if each[1] <= open_us]
         last = slices[-1] if slices else None

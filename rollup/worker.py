@@ -100,10 +100,8 @@ class RollupWorker:
     ) -> None:
         """At most *concurrency* counters are read or written at once; in a store of one file
         only one batch, because more would make adds wait longer behind its one writer."""
-        batch = batch_counters or (
-            _BATCH_TRANSACTIONAL if store.capabilities.transactional else _BATCH
-        )
-        groups = 1 if store.capabilities.transactional else max(1, concurrency // batch)
+        batch = batch_counters or (_BATCH_TRANSACTIONAL if store.capabilities.embedded else _BATCH)
+        groups = 1 if store.capabilities.embedded else max(1, concurrency // batch)
         self._store = store
         self._clock = clock
         self._namespaces = namespaces
@@ -112,9 +110,7 @@ class RollupWorker:
         #: Audits that run beside the rollup; set by the caller.
         self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
-        self._lanes = asyncio.Semaphore(
-            1 if store.capabilities.transactional else _SHARDS_AT_ONCE_MAX
-        )
+        self._lanes = asyncio.Semaphore(1 if store.capabilities.embedded else _SHARDS_AT_ONCE_MAX)
         #: Passes that wait for a lane.
         self._waiting = 0
         self.partitions = Partitions(store, clock)
@@ -209,7 +205,7 @@ class RollupWorker:
 
         Raises the first failure, after everything else is done.
         """
-        if not self._store.capabilities.transactional:
+        if not self._store.capabilities.embedded:
             await self._namespaces.refresh()
         done: list[int | Exception] = []
         if self._holds(MAINTENANCE):

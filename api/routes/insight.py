@@ -49,7 +49,7 @@ class InsightRoutes:
     ) -> ShardsAnswer:
         """How far the rollup of each shard has come, and who does it."""
         watermarks = await self.store.rollups.watermarks(namespace)
-        is_alone = self.store.capabilities.transactional
+        is_alone = self.store.capabilities.embedded
         alone = self.name if is_alone and self.health.rolls_up else None
         owners = {} if is_alone else owners_of(await self.store.leases.workers())
         now_us = self.clock.now_us()

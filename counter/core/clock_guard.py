@@ -360,9 +360,7 @@ class StepGuard(ClockGuard):
 def guard_of(store: Store, clock: Clock) -> ClockGuard:
     """Return the guard that a process with *store* needs."""
     return (
-        StepGuard(store, clock)
-        if store.capabilities.transactional
-        else ClockGuard(store.control, clock)
+        StepGuard(store, clock) if store.capabilities.embedded else ClockGuard(store.control, clock)
     )
 
 

@@ -73,9 +73,7 @@ class Namespaces:
     @property
     def is_fresh(self) -> bool:
         """Return whether this copy is young enough to admit an add or to close a window."""
-        return self._store.capabilities.transactional or self._is_fresh_at(
-            self._clock.boottime_us()
-        )
+        return self._store.capabilities.embedded or self._is_fresh_at(self._clock.boottime_us())
 
     def _is_fresh_at(self, boottime_us: int) -> bool:
         read_us = self._read_at_us
@@ -83,7 +81,7 @@ class Namespaces:
 
     def doubts(self, name: str, *, writes: bool) -> bool:
         """Return whether the directory should be read before a request for *name* is handled."""
-        if self._store.capabilities.transactional:
+        if self._store.capabilities.embedded:
             return False
         namespace = self._by_name.get(name)
         if namespace is None:
@@ -97,7 +95,7 @@ class Namespaces:
 
     async def look(self) -> None:
         """Read the directory again; calls while a read is scheduled share it."""
-        if self._store.capabilities.transactional:
+        if self._store.capabilities.embedded:
             return
         if self._look is None:
             self._look = asyncio.create_task(self._look_soon())

@@ -436,7 +436,7 @@ class CounterService:
         try:
             async with self._resolving:
                 outcome = await self.resolver.resolve(namespace, events)
-            if not self._store.capabilities.transactional:
+            if not self._store.capabilities.embedded:
                 # A resolution may take long, and the namespace may have been deleted meanwhile.
                 self.namespaces.current(namespace, self._clock.boottime_us())
         except TokenConflictError:

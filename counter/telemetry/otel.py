@@ -59,7 +59,7 @@ class SpanTracing(Tracing):
         self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
 
     def watched(self, store: Store) -> Store:
-        kind = SpanKind.INTERNAL if store.capabilities.transactional else SpanKind.CLIENT
+        kind = SpanKind.INTERNAL if store.capabilities.embedded else SpanKind.CLIENT
 
         def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
             return _watched(name, call, self._tracer, self._system, kind)

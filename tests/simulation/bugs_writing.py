@@ -8,7 +8,7 @@ from counter.core import write as writing
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import SECOND
-from counter.storage.cassandra import base
+from counter.storage.cassandra import session
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
 from tests.simulation.bugs import Bug
@@ -259,7 +259,7 @@ BUGS = (
     Bug(
         "name-free-early",
         "a deleted namespace's name is free after 2 s",
-        (Swap(base, "settling_time", lambda _: 2 * SECOND),),
+        (Swap(session, "settling_time", lambda _: 2 * SECOND),),
     ),
     Bug(
         "directory-checked-at-the-door",

@@ -214,7 +214,7 @@ async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int |
             namespaces,
             Auditor(store),
             Resolver(store, clock, guard),
-            roller_for(store, clock, namespaces) if store.capabilities.transactional else None,
+            roller_for(store, clock, namespaces) if store.capabilities.embedded else None,
             0 if last_us is None else clock.now_us() - last_us,
             Pace(clock, rate),
             AdminLog(settings.audit_log, clock),

@@ -42,7 +42,9 @@ class SqliteStore:
         # In memory, because only one process holds the directory.
         self.leases = MemoryLeases(clock)
         self.keys = SqliteKeys(directory)
-        self.capabilities = Capabilities(transactional=True, busiest=self.events.busiest)
+        self.capabilities = Capabilities(
+            transactional=True, embedded=True, busiest=self.events.busiest
+        )
         self.tally = database.tally
         self.queues, self.close, self.ping = database.queues, database.close, database.ping
 
