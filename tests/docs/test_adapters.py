@@ -1,0 +1,17 @@
+"""The page for authors of stores names everything that a store consists of."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from counter.ports import PARTS, Capabilities
+from tests.contracts import suites
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+NAMES = (*PARTS, *(each.name for each in fields(Capabilities)), *suites.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_each_part_capability_and_suite(name: str) -> None:
+    assert f"`{name}`" in PAGE.read_text()
