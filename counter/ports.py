@@ -1,8 +1,7 @@
-"""What the core needs of the outside. Every call takes a batch; adapters are in counter.storage.
+"""Define what the core needs of stores, caches and clocks. Adapters are in counter.storage.
 
-What processes agree on by it (namespaces, slices, leases, keys) is in counter.ports.
-
-The rules that adapters keep (tests/contracts holds each of them to these):
+A store consists of parts, and every call takes a batch: docs/adapters.md says how to write one. The
+rules of all parts (tests/contracts checks them for each store):
 
 * A call that returns has made its writes durable. One that raises StoreUnavailableError or
   WriteTimeoutError may have made them, or may make them later.
@@ -48,7 +47,10 @@ Counted = Callable[[str, int, int], None]
 
 
 class ControlPlane(Protocol):
-    """Namespaces, datasets and slices."""
+    """Namespaces, datasets, slices, token numbers and the store's clock.
+
+    A namespace changes by compare-and-set of its version. Ids and token numbers are never issued
+    twice, not even after a restore. Nothing may be lost."""
 
     async def datasets(self) -> Sequence[Dataset]: ...
 
@@ -121,8 +123,8 @@ class ControlPlane(Protocol):
 
 
 class LeaseStore(Protocol):
-    """Which workers live: each has one lease, a row that expires. Leases only spare duplicate work:
-    nothing that is written depends on them."""
+    """Which workers live: each has one lease, a row that expires. All may be lost:
+    leases only spare duplicate work, and nothing that is written depends on them."""
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:
         """Say that *worker* lives for another *ttl_us*."""
@@ -185,7 +187,10 @@ class Clock(Protocol):
 
 
 class EventStore(Protocol):
-    """The event log. A missing slice raises SliceMissingError, never answers "not found"; a write
+    """The event log. Each event is atomic by itself, and an atomic add is all or nothing, at the
+    latest once its mark was resolved. No acknowledged event may be lost.
+
+    A missing slice raises SliceMissingError, never answers "not found"; a write
     that raises it has written nothing."""
 
     async def append(
@@ -267,7 +272,10 @@ class EventStore(Protocol):
 
 
 class RollupStore(Protocol):
-    """Marks, watermarks and the ``counts`` partitions."""
+    """Marks, watermarks and the ``counts`` partitions.
+
+    Each counter's update is atomic. Watermarks only move forward. All but the watermarks, the
+    marks after them and the recounts can be rebuilt from the events while these are kept."""
 
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
@@ -366,6 +374,8 @@ class RollupStore(Protocol):
 
 class DecisionStore(Protocol):
     """Compare-and-set tables: what was decided about late tokens, and the times of keys.
+
+    The first decision about a token stays for as long as its event could exist.
 
     The token of *events* is (counter, event time, event id); where they are the items of an atomic
     add (``atom`` is set), it is (event time, event id) whatever the items.
