@@ -3,10 +3,10 @@
 A store consists of parts, and every call takes a batch: docs/adapters.md says how to write one. The
 rules of all parts (tests/contracts checks them for each store):
 
-* A call that returns has made its writes durable. One that raises StoreUnavailableError or
-  WriteTimeoutError may have made them, or may make them later.
+* When a call returns, its writes are durable. If it raises StoreUnavailableError or
+  WriteTimeoutError, they may have been made, or may be made later.
 * Reads see every write that returned before they began.
-* Results come in the order of the arguments.
+* Results are in the order of the arguments.
 """
 
 from __future__ import annotations
@@ -55,52 +55,53 @@ class ControlPlane(Protocol):
     async def datasets(self) -> Sequence[Dataset]: ...
 
     async def read_clock(self) -> ClockReading:
-        """How far the store's clock is ahead of this process's. An embedded store has none of
-        its own: how far the latest time in it is ahead, 0 if it is not."""
+        """Return how far the store's clock is ahead of this process's. An embedded store has no
+        clock: return how far the latest time in it is ahead, or 0."""
         ...
 
     async def namespaces(self) -> Sequence[Namespace]:
-        """All namespaces, by name."""
+        """Return all namespaces, by name."""
         ...
 
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        """The new namespace; None if the name is taken. Its shards' watermarks are laid at
-        :func:`counter.windows.first_watermark`. Raises UnavailableError while another process may
-        acknowledge adds for a deleted namespace of that name."""
+        """Create a namespace and return it; None if the name is in use. Its shards' watermarks
+        begin at :func:`counter.windows.first_watermark`. Raises UnavailableError while another
+        process may acknowledge adds to a deleted namespace of that name."""
         ...
 
     async def update_namespace(
         self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
     ) -> Namespace | None:
-        """The namespace with *settings*, the accept limit holding from *era_from_us* in place of
-        any that was to hold from then or later; None if its version is no longer *namespace*'s."""
+        """Change the settings and return the namespace; None if its version is no longer
+        *namespace*'s. The accept limit applies from *era_from_us* and replaces all later ones."""
         ...
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
-        """Forget the namespace; its data follow in the background. False if the version moved.
-        From then on its adds and reads of its watermarks raise NamespaceUnknownError."""
+        """Delete the namespace; its data is purged in the background. Return False if the version
+        has changed. Afterwards its adds and reads of its watermarks raise NamespaceUnknownError."""
         ...
 
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
-        """Names of counters in code point order, after *after*: all that were ever written."""
+        """Return names of counters in code point order, after *after*: all that were ever
+        written."""
         ...
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        """The slices that are not dropped, earliest first."""
+        """Return the slices that are not dropped, earliest first."""
         ...
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        """Make those of *slices*, and their tables, that do not exist, all together where the store
-        has transactions. One that ends at or before ``dropped_before`` is not made again: it would
+        """Create missing *slices* and their tables, in one transaction if the store has them. A
+        slice that ends at or before ``dropped_before`` is not created again, because it would
         answer "not found"."""
         ...
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
-        """Note the instant at which every watermark had passed the slice's end; the first stays."""
+        """Record when every watermark had passed the slice's end; the first record stays."""
         ...
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
@@ -108,81 +109,81 @@ class ControlPlane(Protocol):
         ...
 
     async def dropped_before(self, dataset: Dataset) -> int:
-        """Events earlier than this instant are gone; 0 while none is."""
+        """Return the instant before which events are dropped; 0 if none are."""
         ...
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
-        """*count* sequence numbers that are leased to nobody else, ever: later leases are higher,
-        and their time is *now_us*, or that of the latest lease where this is later."""
+        """Lease *count* unique sequence numbers. Later leases have higher numbers; the time of a
+        lease is *now_us*, or that of the latest lease if that is later."""
         ...
 
     async def purge(self, now_us: int) -> bool:
-        """Delete a bounded amount of what nobody can ask for any more: data of deleted namespaces,
-        expired keys, resolutions that outlived their events. True if there is more to do."""
+        """Delete a bounded amount of unreachable data: of deleted namespaces, expired keys,
+        decisions that outlived their events. Return True if there is more."""
         ...
 
 
 class LeaseStore(Protocol):
-    """Which workers live: each has one lease, a row that expires. All may be lost:
-    leases only spare duplicate work, and nothing that is written depends on them."""
+    """Live workers: each has one lease, a row that expires. All may be lost: leases only avoid
+    duplicate work, and no write depends on them."""
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:
-        """Say that *worker* lives for another *ttl_us*."""
+        """Renew the lease of *worker* for *ttl_us*."""
         ...
 
     async def leave(self, worker: str) -> None:
-        """Forget *worker*, as if its time were over."""
+        """Delete the lease of *worker*."""
         ...
 
     async def workers(self) -> Sequence[str]:
-        """All workers that live, in order."""
+        """Return all live workers, in order."""
         ...
 
 
 class KeyStore(Protocol):
-    """API keys. One that was made stays on record when it is revoked or expires, until it is
-    forgotten; each changes by compare-and-set."""
+    """API keys. A key stays stored when it is revoked or expires, until it is deleted; keys are
+    changed by compare-and-set."""
 
     async def api_keys(self) -> Sequence[ApiKey]:
-        """All keys on record, by (made at, id)."""
+        """Return all stored keys, by (made at, id)."""
         ...
 
     async def create_api_key(self, key: ApiKey) -> bool:
-        """Put *key* on record; False if its id is taken. When it was last used is not taken."""
+        """Store *key* without its last use; return False if its id is in use."""
         ...
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
-        """Replace *old* by *new*, of the same id; False if what is on record is not *old* any more.
-        When they were last used is neither compared nor changed."""
+        """Replace *old* by *new*, of the same id; return False if the stored key is not *old*. Last
+        uses are neither compared nor changed."""
         ...
 
     async def forget_api_key(self, key: ApiKey) -> bool:
-        """Take *key* off the record; False if what is there is not *key*."""
+        """Delete *key*; return False if the stored key differs."""
         ...
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
-        """Note of each (id, instant) that the key was used then; an earlier instant changes
-        nothing, and neither does an id that is not on record."""
+        """Record the last use of each (id, instant); earlier instants and unknown ids change
+        nothing."""
         ...
 
 
 class Clock(Protocol):
     def now_us(self) -> int:
-        """The wall clock, microseconds since the epoch; never steps back, except to an instant that
-        :meth:`forget_after` named."""
+        """Return the wall clock in microseconds since the epoch. It never steps back, except to an
+        instant given to :meth:`forget_after`."""
         ...
 
     def wall_us(self) -> int:
-        """The wall clock as it is: it may step back."""
+        """Return the unmodified wall clock, which may step back."""
         ...
 
     def forget_after(self, time_us: int) -> None:
-        """Let ``now_us`` step back to *time_us* where the wall clock did: nothing was decided by a
-        later reading."""
+        """Let ``now_us`` step back to *time_us* with the wall clock: no decision used a later
+        reading."""
         ...
 
     def boottime_us(self) -> int:
-        """A monotonic clock that runs while the machine is suspended."""
+        """Return a monotonic clock that also runs while the machine is suspended."""
         ...
 
 
@@ -196,29 +197,29 @@ class EventStore(Protocol):
     async def append(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
-        """Write each event on its own, under its identity: a second write collapses, within one
-        call too. What stands first stays: a CONFLICT changes nothing. A store that can fail for
-        one event alone has the error in its place."""
+        """Write each event under its identity; repeated writes collapse, also within one call. The
+        first payload stays, so a CONFLICT changes nothing. A store that can fail for one event
+        alone returns the error in its place."""
         ...
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        """Write all the events or none, one answer for all: CONFLICT if any stands with another
-        payload, REPLAYED if all stood, else NEW, or UNTOLD where the store could say so to two
-        sends of one add. Where the store is not transactional, :meth:`mark_atomic` comes first
-        and leaves its mark whatever comes of the events."""
+        """Write all the events or none, with one outcome: CONFLICT if any exists with another
+        payload, REPLAYED if all existed, else NEW, or UNTOLD if the store could report NEW to two
+        attempts of one add. If the store is not transactional, :meth:`mark_atomic` comes first, and
+        its mark stays whatever happens to the events."""
         ...
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
-        """The stored events of the same identities."""
+        """Return the stored events of the same identities."""
         ...
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Write found events again, whatever their age, so that they stand on enough replicas; or
-        an atomic add's missing ones. What stands under an identity stays."""
+        """Write found events again, whatever their age, so that enough replicas have them; or an
+        atomic add's missing ones. Existing events stay."""
         ...
 
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Make the identities invisible, writes of them that land later included."""
+        """Hide the identities, including writes of them that land later."""
         ...
 
     async def sums(
@@ -228,16 +229,16 @@ class EventStore(Protocol):
         *,
         counted: Counted | None = None,
     ) -> Sequence[Fold]:
-        """The fold of the events of each (counter, window start). A clear erases what is at or
-        before its own time; exact beyond 64 bits. A
-        store with ``partition_sizes`` calls *counted* for each that holds rows, in this order."""
+        """Return the fold of the events of each (counter, window start). A clear erases events at
+        or before its own time; sums are exact beyond 64 bits. A store with ``partition_sizes``
+        calls *counted* for each that has rows, in this order."""
         ...
 
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        """For each counter the fold of every window of ``[from_us, to_us)``, two window starts,
-        that holds an event. A span that was never sliced is empty; one that begins before
+        """Return for each counter the folds of all windows with events in ``[from_us, to_us)``, two
+        window starts. A span without slices is empty; one that begins before
         ``dropped_before`` raises SliceMissingError."""
         ...
 
@@ -248,11 +249,11 @@ class EventStore(Protocol):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """The fold of each counter's events later than an instant. The caller knows of none that is
-        acknowledged at *until_us* or later: the store need not look there. A span that was never
-        sliced is empty; one that begins before ``dropped_before`` raises SliceMissingError.
+        """Return the fold of each counter's events after an instant. No event at *until_us* or
+        later is acknowledged, so the store need not read there. A span without slices is empty; one
+        that begins before ``dropped_before`` raises SliceMissingError.
 
-        A store that can answers for one moment: an atomic add is in all of its tails or in none.
+        If the store can, it reads one snapshot: an atomic add is in all its tails or in none.
         """
         ...
 
@@ -266,7 +267,7 @@ class EventStore(Protocol):
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
-        """A counter's events of ``[from_us, to_us)`` that are still there, by (event time from the
+        """Return a counter's existing events of ``[from_us, to_us)``, by (event time from the
         latest, event id, item key), after the identity of *before* in that order."""
         ...
 
@@ -280,25 +281,24 @@ class RollupStore(Protocol):
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
-        """Leave dirty marks, and return those that may not be durable, each with the reason. One
-        that exists already is left as it is. A recount's mark is left wherever it is. Raises
-        SliceMissingError, leaving none, if no slice holds the window of another one: it could never
-        be summed."""
+        """Write dirty marks, and return those that may not be durable, each with the reason.
+        Existing marks stay unchanged. Raises SliceMissingError and writes none if no slice contains
+        the window of a mark, unless it is a recount's: such a window could never be summed."""
         ...
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Leave an atomic mark in every shard that its events' counters are in. Never for events
-        that no slice holds: nobody could ever find them."""
+        """Write an atomic mark in every shard of its events' counters. Never for events without a
+        slice, because no worker could find them."""
         ...
 
     async def fence(self) -> int:
-        """A clock reading. Where the store is transactional, no write that was admitted before it
-        is still in flight."""
+        """Return a clock reading. If the store is transactional, no write that was admitted before
+        it is still in flight."""
         ...
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
-        """Each shard's watermark: all events up to it are in the checkpoints. Raises
-        NamespaceUnknownError where the namespace is gone."""
+        """Return each shard's watermark: all events up to it are in the checkpoints. Raises
+        NamespaceUnknownError if the namespace is deleted."""
         ...
 
     async def dirty(
@@ -319,14 +319,15 @@ class RollupStore(Protocol):
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
     ) -> Sequence[AtomicMark]:
-        """The atomic marks of windows that start in ``(after_us, through_us]``, earliest first.
+        """Return the atomic marks of windows that start in ``(after_us, through_us]``, earliest
+        first.
 
-        Two item lists under one token are two marks: each names counters that the other may not.
+        Two item lists under one token are two marks, because their counters may differ.
         """
         ...
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
-        """Each counter's checkpoint, settled fold and pending recounts; None where none stands.
+        """Return each counter's checkpoint, settled fold and pending recounts; None if none exists.
 
         A checkpoint or settled fold that alone is missing reads ``Checkpoint(0, 0)``.
         """
@@ -335,7 +336,8 @@ class RollupStore(Protocol):
     async def rows(
         self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
     ) -> Sequence[Sequence[WindowRow]]:
-        """Each counter's window rows that start in ``(after_us, through_us]``, earliest first."""
+        """Return each counter's window rows that start in ``(after_us, through_us]``, earliest
+        first."""
         ...
 
     async def apply(
@@ -343,18 +345,17 @@ class RollupStore(Protocol):
     ) -> None:
         """Write each counter's update as one atomic batch up to *through_us*.
 
-        A checkpoint or settled fold older than the one that stands changes nothing of it, and a row
-        replaces none that a batch up to a later instant wrote. Rows that start at or before
-        ``settled`` are deleted, and ones that come later are not kept. ``pending_done`` are removed
-        exactly.
+        A checkpoint or settled fold does not replace a later one, and a row does not replace one
+        from a batch up to a later instant. Rows that start at or before ``settled`` are deleted,
+        and late writes of them stay hidden. Exactly ``pending_done`` are removed.
         """
         ...
 
     async def marked(
         self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
     ) -> Collection[int]:
-        """Those of *shards* that may hold marks, atomic ones too, of windows that start in
-        ``(after_us, through_us]``: all of them where one read cannot tell them apart."""
+        """Return those of *shards* that may have marks, including atomic ones, of windows that
+        start in ``(after_us, through_us]``: all of them if one read cannot distinguish them."""
         ...
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
@@ -368,45 +369,46 @@ class RollupStore(Protocol):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        """Leave pending recounts in the counters' own partitions; twice is once."""
+        """Write pending recounts to the counters' own partitions; idempotent."""
         ...
 
 
 class DecisionStore(Protocol):
-    """Compare-and-set tables: what was decided about late tokens, and the times of keys.
+    """Compare-and-set tables: decisions about late tokens, and the reserved times of keys.
 
     The first decision about a token stays for as long as its event could exist.
 
-    The token of *events* is (counter, event time, event id); where they are the items of an atomic
-    add (``atom`` is set), it is (event time, event id) whatever the items.
+    The token of *events* is (counter, event time, event id); for the items of an atomic add
+    (``atom`` is set) it is (event time, event id), whatever the items.
     """
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        """Insert if nothing stands for the token of *events*; the decision that stands after it. A
-        transactional store that finds one of them then inserts APPLIED in place of VOID."""
+        """Insert if no decision exists for the token of *events*; return the decision that then
+        exists. A transactional store that finds one of the events inserts APPLIED instead of
+        VOID."""
         ...
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        """The decision about the token of *events*: any that a caller of :meth:`decide` was given.
+        """Return the decision about the token of *events*, if :meth:`decide` has returned one.
 
-        One that no caller was given yet may be missed.
+        A decision that was not returned to any caller yet may be missed.
         """
         ...
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
-        """The generation time reserved for *nonce*: *now_us* where none stood or it had expired
-        (*now_us* is *kept_us* or more past its *expires_us*)."""
+        """Return the generation time reserved for *nonce*: *now_us* if there was none or it had
+        expired (*now_us* is *kept_us* or more past its *expires_us*)."""
         ...
 
     async def rereserve(
         self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
     ) -> int:
-        """Replace the reserved time and its expiry if it is still *old_us*, as :meth:`reserve` does
-        where none stands; the time that stands after it."""
+        """Replace the reserved time and its expiry if it is still *old_us*, or reserve one if there
+        is none; return the time that is then reserved."""
         ...
 
 
@@ -463,7 +465,7 @@ class Capabilities:
 
 
 class Store(Protocol):
-    """Everything durable, in parts. A part may be kept by itself: it is never replaced."""
+    """Everything durable, in parts. Callers may keep a part, because it is never replaced."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -496,15 +498,15 @@ class Store(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect. Raises StartupError, saying what to do, or UnavailableError: then try again."""
+        """Connect. Raises StartupError with the fix, or UnavailableError if a retry may succeed."""
         ...
 
     async def close(self) -> None:
-        """Finish what was accepted and let go."""
+        """Finish accepted work and disconnect."""
         ...
 
     async def ping(self) -> None:
-        """Raise StoreUnavailableError where a write would not succeed now."""
+        """Raise StoreUnavailableError if a write would fail now."""
         ...
 
 
@@ -534,10 +536,10 @@ class _Wrapped:
 
 class Cache(Protocol):
     """Counts with the instant they are exact as of, best-effort counters, and the guard of tokens.
-    May lose all. Where it cannot be reached, ``get_many`` knows nothing, ``put_many`` does nothing
-    and ``guard`` is untold, all within a bounded time; only best-effort counters raise."""
+    It may lose anything. If it is unreachable, ``get_many`` finds nothing, ``put_many`` does
+    nothing and ``guard`` returns UNTOLD, within a bounded time; only best-effort counters raise."""
 
-    #: What keeps the cache from being reached; None while it can be.
+    #: Why the cache is unreachable; None if it is reachable.
     trouble: str | None
 
     @property
@@ -550,19 +552,19 @@ class Cache(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect. A cache that is down is no reason not to start."""
+        """Connect. A cache that is down does not prevent startup."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
     async def ping(self) -> None:
-        """Raise CacheUnavailableError where it cannot be reached; sets ``trouble``."""
+        """Raise CacheUnavailableError if it is unreachable; sets ``trouble``."""
         ...
 
     async def guard(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Guarded]:
-        """Note each event's payload under its identity, and say what was noted there before."""
+        """Store each event's fingerprint under its identity; return what was stored before."""
         ...
 
     async def get_many(
@@ -570,24 +572,24 @@ class Cache(Protocol):
     ) -> Sequence[Checkpoint | None]: ...
 
     def peek(self, namespace: Namespace, counter: str) -> Checkpoint | None:
-        """What is known without asking anyone: an entry within the process, or None."""
+        """Return an entry that this process has in memory, or None."""
         ...
 
     async def put_many(
         self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
     ) -> None:
-        """Remember counts for the cache TTL; an older one never replaces a newer one."""
+        """Store counts for the cache TTL; an older one never replaces a newer one."""
         ...
 
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        """Add to a best-effort counter at once; its value after it. Not retry-safe. Raises
-        CacheUnavailableError, as the next two do."""
+        """Add to a best-effort counter and return its value. Not safe to retry. Raises
+        CacheUnavailableError, like the next two."""
         ...
 
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
-        """Best-effort values; 0 where none is known."""
+        """Return best-effort values; 0 for unknown ones."""
         ...
 
     async def clear(self, namespace: Namespace, counter: str) -> None:
-        """Set a best-effort counter back to 0."""
+        """Set a best-effort counter to 0."""
         ...

@@ -1,4 +1,4 @@
-"""How an event gets in: guard, mark, age check, event, deadline, in this order and no other."""
+"""Write events: guard, mark, age check, event, deadline, always in this order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from counter.windows import accept_limit_at, window_of
 
 
 class EventWriter:
-    """Writes events that are on time. What is late it leaves alone, and says so."""
+    """Write events that are not late; late ones are reported and not written."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class EventWriter:
         self._load = load
 
     def is_late(self, namespace: Namespace, time_us: int, now_us: int) -> bool:
-        """Whether a token of *time_us* is past its accept limit. Raises TokenInFutureError."""
+        """Return whether a token of *time_us* is past its accept limit. Raises
+        TokenInFutureError."""
         eras = namespace.eras
         limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
         if time_us < now_us - limit_us:
@@ -52,7 +53,7 @@ class EventWriter:
         return False
 
     def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
-        """The first and last instant of tokens that need no closer look by :meth:`is_late`."""
+        """Return the first and last instant of tokens for which :meth:`is_late` is surely False."""
         eras = namespace.eras
         shortest_us = eras[0][1] if len(eras) == 1 else min(era.accept_limit_us for era in eras)
         return now_us - shortest_us, now_us + namespace.settings.future_limit_us
@@ -81,7 +82,7 @@ class EventWriter:
     async def write_admitted(
         self, namespace: Namespace, events: Sequence[Event], *, atomic: bool = False
     ) -> Sequence[Written | UnavailableError]:
-        """Do what :meth:`write` does, for events that are counted as under way already.
+        """Do what :meth:`write` does, for events that are admitted already.
 
         This is the one place that has the safety order: guard, mark, age check again, event,
         deadline. If *atomic*, the events share one token, and one outcome.
@@ -96,7 +97,7 @@ class EventWriter:
         outcomes: list[Written | UnavailableError] = [Written.CONFLICT] * len(events)
         wanted = [at for at, seen in enumerate(guarded) if seen is not Guarded.OTHER]
         unmarked = await self._leave_marks(namespace, [events[at] for at in wanted], atomic)
-        # The deadline's clock first: a pause between the two must count against it.
+        # The deadline's clock first, so that a pause between the two counts against it.
         began_us = self._clock.boottime_us()
         namespace = self._namespaces.current(namespace, began_us)
         now_us = self._now_us(namespace)
@@ -113,8 +114,8 @@ class EventWriter:
         written = await append(namespace, [events[at] for at in fresh])
         self._check_deadline(namespace, began_us)
         for at, outcome in zip(fresh, written, strict=True):
-            # Where the store cannot tell, a token that was seen before is a replay. Seen is not
-            # written: the event was written all the same.
+            # If the store does not report it, a token that the guard knows is a replay. Its event
+            # was written anyway, because the guard does not prove that it exists.
             seen = outcome is Written.UNTOLD and guarded[at] is Guarded.SAME
             outcomes[at] = Written.REPLAYED if seen else outcome
         return outcomes
@@ -127,10 +128,10 @@ class EventWriter:
     async def _guarded(
         self, namespace: Namespace, events: Sequence[Event], atomic: bool
     ) -> Sequence[Guarded]:
-        """What the guard says of each event's token, if the store itself would not tell.
+        """Return the guard's result for each event's token, if the store itself does not report it.
 
-        A guard that was emptied may have noted the later of two payloads. So an event that it calls
-        another one is looked up: a stored event does not conflict with itself.
+        After an eviction the guard may have the later of two payloads. So a suspected conflict is
+        looked up: a stored event does not conflict with itself.
         """
         if namespace.settings.payload_check is not PayloadCheck.GUARD:
             return [Guarded.UNTOLD] * len(events)
@@ -150,8 +151,8 @@ class EventWriter:
     async def _leave_marks(
         self, namespace: Namespace, events: Sequence[Event], atomic: bool
     ) -> Sequence[UnavailableError | None]:
-        """Make the marks of *events* durable, and remember that they are; an error for each event
-        whose mark may not be."""
+        """Make the marks of *events* durable and remember them; return an error for each event
+        whose mark may not be durable."""
         size_us = namespace.settings.rollup_window_us
         if atomic and events:
             window_us = window_of(events[0].event_time_us, size_us)
@@ -167,14 +168,14 @@ class EventWriter:
         return [failed.get(mark) for mark in marks]
 
     def _now_us(self, namespace: Namespace) -> int:
-        """The clock, known to be right at this reading: it may have been set since the request
-        came. Raises ClockSkewError."""
+        """Return a checked clock reading, because the clock may have been set since the request
+        arrived. Raises ClockSkewError."""
         return checked_now_us(self._clock, self._guard, namespace.dataset)
 
     def _check_deadline(self, namespace: Namespace, began_us: int) -> None:
         """Refuse to acknowledge a write that may have landed in a closed window.
 
-        A timer alone is not enough: a suspended process wakes with its timers late.
+        A timer alone is not enough, because the timers of a suspended process are late.
         """
         timeout_us = namespace.dataset.write_timeout_us
         if self._clock.boottime_us() - began_us > timeout_us:
@@ -189,18 +190,18 @@ _REMEMBERED_MAX: Final = 100_000
 
 
 class MarkMemory:
-    """Marks whose write was acknowledged to this process. Bounded; forgetting is safe."""
+    """Marks that this process knows to be durable. Bounded; forgetting is safe."""
 
     def __init__(self) -> None:
-        # Unlike a dict, it forgets its oldest in constant time.
+        # Unlike a dict, it removes its oldest entry in constant time.
         self._known: OrderedDict[tuple[int, Mark], None] = OrderedDict()
 
     def unknown(self, namespace_id: int, marks: Sequence[Mark]) -> list[Mark]:
-        """Those of *marks* that are not known to be durable, each once."""
+        """Return those of *marks* that are not known to be durable, each once."""
         return [m for m in dict.fromkeys(marks) if (namespace_id, m) not in self._known]
 
     def remember(self, namespace_id: int, marks: Sequence[Mark]) -> None:
-        """Note that *marks* are durable; the ones noted first are forgotten first."""
+        """Record that *marks* are durable; the oldest records are removed first."""
         for mark in marks:
             self._known[(namespace_id, mark)] = None
         while len(self._known) > _REMEMBERED_MAX:
