@@ -105,11 +105,8 @@ READ_ONLY_TYPES = ("Mapping", "Sequence", "Collection", "Iterable", "AbstractSet
 #: Write returns, reports, again, no client, the caller, exists.
 UNPLAIN = re.compile(r"\b(told|tells|anew|nobody|whoever|whom|stands)\b", re.IGNORECASE)
 #: Rooms and modules whose comments and docstrings still have such words.
-NOT_PLAIN_YET = (
-    "counter/storage/memcached/lane.py",
-    *(f"counter/storage/cassandra/{name}.py" for name in ("connection", "slices", "gathering")),
-    *("counter/storage/cassandra/event_reads.py", "api/http/call.py", "api/http/middleware.py"),
-    *("api/telemetry/", "api/routes/"),
+NOT_PLAIN_YET = tuple(
+    f"counter/storage/cassandra/{name}.py" for name in ("connection", "gathering")
 )
 UNFINISHED = re.compile(r"\b(TO[D]O|FIX[M]E|XX[X])\b")
 

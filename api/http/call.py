@@ -48,11 +48,11 @@ CSV: Final = b"text/csv; charset=utf-8"
 
 
 class ClientGoneError(Exception):
-    """The client went away before its request was whole: there is nobody to answer."""
+    """The client disconnected before its request was complete: no answer can be sent."""
 
 
 class Reply(NamedTuple):
-    """An answer: its status, its body and what stands in its header."""
+    """An answer: its status, body and headers."""
 
     status: int
     body: bytes
@@ -114,7 +114,7 @@ class Call:
     room: Bounded | None = None
     held: int = 0
     #: What a log should tell of it besides.
-    told: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
     #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
     key_is_token: bool = False
 
@@ -156,7 +156,7 @@ class Call:
         """The whole body. Raises BodyTooLargeError, as soon as that is known, OverloadedError."""
         announced = int(self.header(b"content-length") or 0)
         if announced > self.body_bytes_max:
-            # Before the client is told to go on (Expect: 100-continue).
+            # Before 100 Continue is sent.
             raise self._too_large(announced)
         parts, size, is_whole = [], 0, False
         while not is_whole:
@@ -191,7 +191,7 @@ class Call:
         )
 
     def credential(self, token: Token | None) -> Credential:
-        """The token of the body, or what the Idempotency-Key header stands for; never both."""
+        """Return the token of the body or of the Idempotency-Key header; never both."""
         keys = [value for name, value in self.scope["headers"] if name == b"idempotency-key"]
         if not keys:
             return token

@@ -154,7 +154,7 @@ class Front:
         """What is wrong with a path, or a method of it, that no route has."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             # A start shows this address, and a terminal makes a link of it.
-            hint = "; /console is a page for people, and /docs tells of the API" * (path == "/")
+            hint = "; /console is a page for people, and /docs describes the API" * (path == "/")
             return NotFoundError(f"there is nothing at {path[:200]!r}{hint}")
         routes = [each for each in self.routes.values() if each.path_regex.match(scope["path"])]
         methods = [each.method for each in routes] or ["GET"]
@@ -206,7 +206,7 @@ class Front:
             else:
                 reply = await self._answer(call, *let_in)
         finally:
-            # Where it is cancelled, too: a span that does not end is never told.
+            # Also after a cancellation, because a span that does not end is never exported.
             for ended in watching:
                 ended(reply)
         return reply
@@ -220,7 +220,7 @@ class Front:
             ended(reply)
 
     def _watch(self, call: Call) -> list[Ended]:
-        """Whom to tell how *call* ends, the last one to look on first."""
+        """Return the functions to call at the end of *call*, the last observer's first."""
         began = [each.began(call) for each in self._observers]
         return [ended for ended in reversed(began) if ended is not None]
 
@@ -286,7 +286,7 @@ class Front:
         if again.id == known.id:
             return error
         return UnavailableError(
-            f"namespace {call.namespace!r} was created anew just now; send the request again",
+            f"namespace {call.namespace!r} was created again just now; send the request again",
             retry_after_us=SECOND,
         )
 

@@ -121,7 +121,7 @@ class CounterRoutes:
         if events is not None:
             self._check_items(len(events), "items")
             call.charge(len(events))
-            results = call.told["results"] = await self.service.add_events(namespace, events)
+            results = call.logged["results"] = await self.service.add_events(namespace, events)
             return _results(added_texts(namespace, results))
         items = self._batch_items(body, ndjson)
         call.charge(len(items))
@@ -130,7 +130,7 @@ class CounterRoutes:
         if len(adds) < len(items):
             left = iter(outcomes)
             outcomes = [next(left) if isinstance(item, Add) else item for item in items]
-        call.told["results"] = outcomes
+        call.logged["results"] = outcomes
         texts = added_texts(namespace, outcomes)
         if ndjson:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
@@ -161,9 +161,9 @@ class CounterRoutes:
 
     async def _add(self, call: Call, namespace: Namespace, body: AddBody) -> Added:
         credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = LoggedWrite(namespace, "add", call.counter, credential)
+        call.logged["of"] = LoggedWrite(namespace, "add", call.counter, credential)
         added = await self.service.add(namespace, call.counter, body.delta, credential)
-        call.told["results"] = (added,)
+        call.logged["results"] = (added,)
         return added
 
     @route("POST", f"{NAMESPACE}/atomic/add", Scope.WRITE, tag="batches", **_KEYED)
@@ -174,8 +174,8 @@ class CounterRoutes:
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
         call.charge(len(items))
-        call.told["of"] = LoggedWrite(namespace, "atomic", "", credential)
-        added = call.told["results"] = await self.service.add_atomic(namespace, items, credential)
+        call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
+        added = call.logged["results"] = await self.service.add_atomic(namespace, items, credential)
         reply = _results(added_text(namespace, each) for each in added)
         return reply._replace(headers=added_reply(namespace, added[0]).headers)
 
@@ -185,9 +185,9 @@ class CounterRoutes:
     ) -> Annotated[Reply, ClearAnswer]:
         """Set a counter to 0 as of the token's time."""
         credential = call.credential(token_of(body.idempotency_token))
-        call.told["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
+        call.logged["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
         cleared = await self.service.clear(namespace, call.counter, credential)
-        call.told["results"] = (cleared,)
+        call.logged["results"] = (cleared,)
         return cleared_reply(namespace, cleared)
 
     def _batch_items(self, body: bytes, ndjson: bool) -> list[Add | CounterError]:

@@ -33,7 +33,7 @@ from counter.types import Namespace, Scope
 
 _log = logging.getLogger("counter.api")
 _HEARTBEAT_S: Final = 15.0
-#: A count that stays the same is told so often, for its instant.
+#: An unchanged count is sent again after this time, for its instant.
 _AGAIN_S: Final = 5.0
 _BEAT: Final = b": still here\n\n"
 _EVENT: Final[Mapping[str, Any]] = {
@@ -53,7 +53,7 @@ def _future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """One counter that is looked at for whoever watches it."""
+    """One counter that is polled for all its streams."""
 
     namespace: Namespace
     counter: str
@@ -165,7 +165,7 @@ class LiveRoutes:
                 watch.task.cancel()
 
     async def _look(self, watch: _Watch) -> None:
-        """Look at the counter again and again, until nobody watches it."""
+        """Poll the counter until it has no streams."""
         while True:
             await asyncio.sleep(self.look_s)
             try:
@@ -184,14 +184,14 @@ class LiveRoutes:
 
     async def _pieces(self, call: Call, watch: _Watch) -> AsyncGenerator[bytes, None]:
         """The events of one stream."""
-        told: tuple[object, ...] = ()
-        told_s = beat_s = began_s = self._now_s()
+        sent: tuple[object, ...] = ()
+        sent_s = beat_s = began_s = self._now_s()
         while not self._is_closed:
             found, looked, now_s = self._seen(call, watch), watch.looked, self._now_s()
             what = _what(found)
-            again = now_s - told_s >= _AGAIN_S and not isinstance(found, CounterError)
-            if what != told or again:
-                told, told_s, beat_s = what, now_s, now_s
+            again = now_s - sent_s >= _AGAIN_S and not isinstance(found, CounterError)
+            if what != sent or again:
+                sent, sent_s, beat_s = what, now_s, now_s
                 yield _event(watch.namespace.name, found)
             elif now_s - beat_s >= _HEARTBEAT_S:
                 beat_s = now_s
@@ -222,7 +222,7 @@ def _wake(watch: _Watch) -> None:
 
 
 def _what(found: Count | CounterError) -> tuple[object, ...]:
-    """What is told anew as soon as it is another."""
+    """Return what is sent again as soon as it differs."""
     if isinstance(found, CounterError):
         return (found.code,)
     return found.count, found.accuracy

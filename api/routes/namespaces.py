@@ -147,7 +147,7 @@ class NamespaceRoutes:
         before: NamespaceSettings | None,
         after: NamespaceSettings | None,
     ) -> AsyncIterator[None]:
-        """Around what the audit log tells."""
+        """Log the act in the block in the audit log."""
         async with self.admin_log.act(what, call.who, namespace=call.namespace) as act:
             act.changed(before, after)
             yield
@@ -223,15 +223,15 @@ def _changes(body: NamespaceBody) -> dict[str, Any]:
     return {f"{name}_us" if name in _DURATIONS else name: value for name, value in given.items()}
 
 
-def _clients(told: ClientsBody | None) -> Clients | None:
-    """What a body tells of a namespace's clients."""
-    if told is None:
+def _clients(body: ClientsBody | None) -> Clients | None:
+    """Return a body's description of a namespace's clients."""
+    if body is None:
         return None
-    hottest = told.hottest_per_s
+    hottest = body.hottest_per_s
     return Clients(
-        retry_us=told.retry,
-        clock_us=told.clock,
-        max_staleness_us=told.max_staleness,
+        retry_us=body.retry,
+        clock_us=body.clock,
+        max_staleness_us=body.max_staleness,
         hottest_per_s=None if hottest is None else Fraction(hottest),
     )
 

@@ -1,4 +1,4 @@
-"""The routes that show a counter's past: events, history, listing; and have it counted anew."""
+"""The routes of a counter's past: events, history, listing; and the recount."""
 
 from __future__ import annotations
 

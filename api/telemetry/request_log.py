@@ -84,7 +84,7 @@ class RequestLog:
         def ended(reply: Reply | None) -> None:
             if self.wants_all or (self._failures and reply is not None and _failed(reply)):
                 writes = call.route is not None and call.route.writes
-                line = _of_call(call) | end_of(reply, writes, call.told)
+                line = _of_call(call) | end_of(reply, writes, call.logged)
                 line["took_ms"] = round((self._now_s() - began_s) * 1_000, 3)
                 self._write(line)
             # Not reset by token: a cancelled task may be closed from another context.
@@ -138,10 +138,10 @@ def _of_call(call: Call) -> dict[str, Any]:
     }
 
 
-def end_of(reply: Reply | None, writes: bool, told: dict[str, Any]) -> dict[str, Any]:
+def end_of(reply: Reply | None, writes: bool, logged: dict[str, Any]) -> dict[str, Any]:
     """Return how a request ended and the outcome of its adds."""
     found: dict[str, Any] = {"status": None if reply is None else reply.status}
-    of = told.get("of")
+    of = logged.get("of")
     if isinstance(of, LoggedWrite):
         found |= of.fields()
     problem = {} if reply is None else problem_in(reply)
@@ -149,8 +149,8 @@ def end_of(reply: Reply | None, writes: bool, told: dict[str, Any]) -> dict[str,
         found["code"] = problem["code"]
         if writes and reply is not None:
             found["outcome"] = outcome_of(problem["code"], problem["applied"], reply.status)
-    elif "results" in told:
-        found |= _results(told["results"])
+    elif "results" in logged:
+        found |= _results(logged["results"])
     return found
 
 

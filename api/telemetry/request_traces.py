@@ -44,7 +44,7 @@ class RequestSpans:
 
         def ended(reply: Reply | None) -> None:
             writes = call.route is not None and call.route.writes
-            for name, value in end_of(reply, writes, call.told).items():
+            for name, value in end_of(reply, writes, call.logged).items():
                 if name == "status" and value is not None:
                     span.set_attribute("http.response.status_code", value)
                 elif isinstance(value, str):

@@ -105,7 +105,7 @@ class EventScans:
         limit: int,
     ) -> Sequence[Event]:
         dataset = namespace.dataset
-        # Nobody takes an event from farther ahead than a slice.
+        # No event is accepted from farther ahead than a slice.
         reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
         shelf = await self._session.shelf_until(dataset, min(to_us, reach_us))
         after: _Identity | None = before[1:4] if before is not None else None
@@ -257,7 +257,7 @@ _EVENTS: Final = (
     f" WHERE {SPAN_IS}"
 )
 
-#: As :data:`_FEW`, with what tells windows apart.
+#: As :data:`_FEW`, with the columns that distinguish windows.
 _FEW_IN_TIME: Final = (
     "SELECT counter, time_bucket, event_bucket, event_time, delta, clear"
     f" FROM {{keyspace}}.{{table}} WHERE {SPAN_IS} PER PARTITION LIMIT ?"

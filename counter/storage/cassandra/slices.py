@@ -1,9 +1,9 @@
 """Slices of time: tables, rows in the control keyspace, sizes of partitions; and the purge.
-The rows of a dataset's slices and its ``dropped_before`` lie in one partition, so that one
-compare-and-set decides over both: no row appears once ``dropped_before`` has passed its end. Tables
-cannot take part in that. So a table is there before its row is: a row without a table would make
-requests fail, a table without a row harms nobody. And a table goes before its row does: a row that
-``dropped_before`` has passed is no slice any more, and tells who comes next what is left to do.
+The rows of a dataset's slices and its ``dropped_before`` are in one partition, so that one
+compare-and-set covers both: no row appears after ``dropped_before`` has passed its end. Tables
+cannot be part of that. So a table is created before its row: a row without a table would make
+requests fail, and a table without a row is harmless. And a table is dropped before its row: a row
+that ``dropped_before`` has passed is not a slice, and records unfinished work.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CassandraSlices:
                 raise StoreUnavailableError(
                     f"dataset {dataset.name!r} is made by half: run `counter schema apply`"
                 )
-            # Dropped by another process meanwhile, its table perhaps before this one made it anew.
+            # Dropped by another process meanwhile, maybe before this one created the table again.
             await self.drop_table(shelf, each.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
@@ -112,7 +112,7 @@ class CassandraSlices:
             earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
             invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
             end_us = shelf.slices[0].end_us
-            # It only moves forward: whoever moved it this far, or farther, has done this.
+            # It only moves forward: another process may have moved it as far, or farther.
             await self._session.control.compare(
                 _DROP,
                 (end_us, dataset.id, end_us),
@@ -121,14 +121,14 @@ class CassandraSlices:
                 at=1,
             )
             shelf = await self._session.reload_slices(dataset)
-        # In any case: whoever moved it may not have come any further.
+        # In any case, because the process that moved it may have crashed afterwards.
         await self._sweep(shelf)
 
     async def _sweep(self, shelf: DatasetState) -> None:
         """Drop every table that ``dropped_before`` has passed, and then its row.
 
-        Tables without a row are found too: of a process that made one anew while another dropped
-        it, and came no further.
+        Tables without a row are found, too: a process may create one again while another drops it,
+        and crash.
         """
         number, size_us = shelf.dataset.id, shelf.dataset.slice_us
         passed = {
@@ -158,7 +158,7 @@ class CassandraSlices:
 
 #: Partitions that one call deletes, at most.
 _PARTITIONS_MAX: Final = 1_000
-#: A deletion that was begun so long ago, of a namespace that stands, was given up.
+#: After this time, an unfinished deletion of an existing namespace counts as abandoned.
 _GIVEN_UP_US: Final = HOUR
 
 _DEPART: Final = "INSERT INTO {control}.departed (id, document) VALUES (?, ?) USING TIMESTAMP ?"
@@ -352,7 +352,7 @@ class CassandraCrowds:
     async def _largest_partitions(self, keyspace: str) -> Mapping[str, int]:
         """At least how large the largest partition of each table is, in bytes, by some nodes.
 
-        Raises the first failure where no node tells: a user may lack the right to ask.
+        Raises the first failure if no node answers: the user may lack the permission.
         """
         nodes = self._session.connection.near_nodes()
         first = self._nodes_asked % len(nodes) if nodes else 0

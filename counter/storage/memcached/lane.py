@@ -26,7 +26,7 @@ RETRY_AFTER_US: Final = limits.SECOND
 _BATCH_ITEMS: Final = 1_000
 _WAITING_MAX: Final = 50_000
 #: A batch may take several round trips and one look-up of a name, which no time-out of a socket
-#: bounds: past so many time-outs nobody waits for its thread any longer.
+#: bounds: after this many time-outs, callers stop waiting for its thread.
 _TIMEOUTS_PER_BATCH: Final = 10
 _OVERDUE: Final = "it does not answer at all"
 
@@ -35,7 +35,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Unreachable:
-    """Stands for an answer that did not come. ``sent``: what was asked may have been done."""
+    """Takes the place of a missing answer. ``sent``: the request may have been processed."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         self.reason = reason
