@@ -296,7 +296,7 @@ def known_error(error: Exception) -> CounterError:
     if isinstance(error, CounterError):
         return error
     _log.error("a request failed unexpectedly", exc_info=error)
-    return CounterError("the service met a fault of its own; see its log")
+    return CounterError("internal error; see the server log")
 
 
 def _without_body(send: Send) -> Send:

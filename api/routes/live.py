@@ -179,7 +179,7 @@ class LiveRoutes:
                 watch.latest = error
             except Exception:
                 _log.exception("a counter was looked at in a way that should not fail")
-                watch.latest = CounterError("the service met a fault of its own; see its log")
+                watch.latest = CounterError("internal error; see the server log")
             _wake(watch)
 
     async def _pieces(self, call: Call, watch: _Watch) -> AsyncGenerator[bytes, None]:

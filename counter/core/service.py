@@ -510,7 +510,7 @@ class Turns:
 def _unexpected(error: Exception) -> CounterError:
     """Return what to answer for an *error* that no code expects."""
     _log.error("a write of adds failed unexpectedly", exc_info=error)
-    fault = CounterError("the service met a fault of its own; see its log")
+    fault = CounterError("internal error; see the server log")
     fault.__cause__ = error
     return fault
 
