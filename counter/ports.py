@@ -313,7 +313,8 @@ class RollupStore(Protocol):
     ) -> Sequence[Mark]:
         """Marks of windows that start in ``(after_us, through_us]``, by (window, counter, recount),
         later than *start* in that order. Windows come in order; counters and recounts within one
-        in an order of the store's own."""
+        in an order of the store's own. A transactional store has those of adds from its log: they
+        are of windows after the watermark, and one that is read in pages must be closed."""
         ...
 
     async def dirty_atomic(
@@ -363,7 +364,8 @@ class RollupStore(Protocol):
         ...
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
-        """Forget the marks, atomic ones too, of windows that start at or before *through_us*."""
+        """Forget the marks, atomic ones too, of windows that start at or before *through_us*,
+        which the watermark has passed."""
         ...
 
     async def leave_pending(
@@ -452,8 +454,9 @@ class CountEvents(Protocol):
 class Capabilities:
     """What only some stores can do."""
 
-    #: One transaction holds mark and event, checks the event's age and its decision itself, and
-    #: nothing of it lands later. Then ``mark`` and the deadline after the write are not needed.
+    #: One transaction writes the event, checks its age and its decision itself, and nothing of it
+    #: lands later. The log shows what is dirty: ``dirty`` and ``marked`` need no mark of an add,
+    #: ``mark`` leaves none but those of recounts, and no deadline is needed after the write.
     transactional: bool = False
     #: Only one process opens the store: it knows all that is written, and the store's clock is its
     #: own.

@@ -79,7 +79,7 @@ class Written(Enum):
 
 
 class Mark(NamedTuple):
-    """A durable note that *window* of *counter* has new events.
+    """A durable note that *window* of *counter* has new events; in SQLite the events are the note.
 
     ``recount_us`` is 0 for the mark of an add, otherwise the start of the window to recount.
     """

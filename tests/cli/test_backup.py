@@ -312,7 +312,7 @@ def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
         assert run(["backup", f"new-{number}", f"--data={of}"]) == 0
         restored = f"restored-{number}"
         assert run(["restore", f"new-{number}", f"--data={restored}", "--without-keys"]) == 0
-    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(2,)]
+    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(3,)]
 
 
 def test_a_database_of_a_newer_program_is_not_restored(

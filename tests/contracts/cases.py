@@ -171,6 +171,15 @@ async def tail(
     return fold
 
 
+async def dirtied(store: Store, namespace: Namespace, marks: Sequence[Mark]) -> None:
+    """Make *marks* what a worker finds: by an event each, or by a request for a recount."""
+    for each in marks:
+        if each.recount_us:
+            await store.rollups.mark(namespace, [each])
+        else:
+            await written(store, namespace, [add(each.counter, each.window_us)])
+
+
 async def marks(
     store: Store,
     namespace: Namespace,

@@ -1,8 +1,12 @@
 """The SQLite adapter keeps the contracts."""
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
 
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
@@ -17,6 +21,13 @@ class OnSqlite:
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         return SqliteStore(directory, clock, [DATASET])
+
+
+@pytest.fixture
+def no_tail() -> Iterator[None]:
+    """Have the live tail hold nothing."""
+    with patch("counter.storage.sqlite.live._SUMS_MAX", 0):
+        yield
 
 
 class TestEvents(OnSqlite, suites.EventCases):
@@ -41,6 +52,11 @@ class TestViews(OnSqlite, suites.ViewCases):
 
 class TestMarks(OnSqlite, suites.MarkCases):
     """Dirty marks."""
+
+
+@pytest.mark.usefixtures("no_tail")
+class TestMarksOfTheLog(OnSqlite, suites.MarkCases):
+    """Dirty marks where the log must be read for them."""
 
 
 class TestWatermarks(OnSqlite, suites.WatermarkCases):
@@ -89,6 +105,11 @@ class TestPurge(OnSqlite, suites.PurgeCases):
 
 class TestTransactional(OnSqlite, suites.TransactionalCases):
     """What one transaction does."""
+
+
+@pytest.mark.usefixtures("no_tail")
+class TestTransactionalOverTheLog(OnSqlite, suites.TransactionalCases):
+    """The same where the log must be read for what is dirty."""
 
 
 async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ import pytest
 
 from counter.errors import TokenPendingError
 from counter.limits import MINUTE, SECOND
+from counter.storage.sqlite.live import LiveTail
+from counter.storage.sqlite.rollups import SqliteRollups
 from tests.evidence.mortal import STEPS_MAX, DeathError, Place, Process, until_told
 from tests.simulation.bugs import all_bugs
+from tests.simulation.mutate import Edit, planted
+from tests.support.app import bounds_of_a_few
 
 Work = Callable[[Process], Awaitable[Any]]
 Prepare = Callable[[Place], Awaitable[Work]]
@@ -224,6 +228,12 @@ async def test_a_rollup(storage: str, fast_dir: Path) -> None:
     await dies_everywhere(storage, fast_dir, prepare, check)
 
 
+async def test_a_rollup_of_more_than_the_tail_holds(storage: str, fast_dir: Path) -> None:
+    """What is dirty is read from the log then, and is the same."""
+    with bounds_of_a_few():
+        await test_a_rollup(storage, fast_dir)
+
+
 async def test_a_rollup_that_settles_and_drops_slices(storage: str, fast_dir: Path) -> None:
     """Events end with their retention, and what they came to stays."""
 
@@ -281,3 +291,32 @@ async def test_a_planted_bug_is_caught(
 ) -> None:
     with all_bugs()[bug].plant(), pytest.raises(AssertionError):
         await test("memory", fast_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "test"),
+    [
+        (
+            # The dirty counters of the log are forgotten: only recounts are rolled up.
+            Edit(SqliteRollups._dirty_walk, "if window_us <= since_us:", "if True:"),
+            test_a_rollup,
+        ),
+        (
+            # Shards without recounts are taken for idle.
+            Edit(SqliteRollups.marked, "found = set(", "return set("),
+            test_a_rollup,
+        ),
+        (
+            # What the live tail lost is taken for clean.
+            Edit(LiveTail.counters, "window_of(after_us, size_us) + size_us < held_us", "False"),
+            test_a_rollup_of_more_than_the_tail_holds,
+        ),
+    ],
+    ids=["log-forgotten", "idle-without-recounts", "lost-tail-is-clean"],
+)
+async def test_a_bug_planted_in_the_log_is_caught(
+    fast_dir: Path, change: Edit, test: Callable[[str, Path], Awaitable[None]]
+) -> None:
+    """The simulation runs over Cassandra, which has marks; these are bugs of a store without."""
+    with planted((change,)), pytest.raises(AssertionError):
+        await test("sqlite", fast_dir)

@@ -94,6 +94,26 @@ async def test_a_deletion_whose_commit_fails_is_done_or_not_and_known(
             await desk.store.rollups.watermarks(desk.namespace)
 
 
+async def test_all_of_a_namespace_that_could_not_be_deleted_is_dirty(desk: Desk) -> None:
+    """Its tail was dropped for the deletion: what it notes later is not all that there is."""
+    store, namespace = desk.store, desk.namespace
+    await desk.add(1)
+    desk.fail("COMMIT")
+    with pytest.raises(StoreUnavailableError):
+        await store.control.delete_namespace(namespace)
+    now_us = desk.clock.now_us()
+    await store.events.append(namespace, [Event("later", now_us, bytes(16), 0, 1)])
+    await store.rollups.advance(namespace, [0], min(await store.rollups.watermarks(namespace)))
+    found = [
+        mark.counter
+        for shard in range(namespace.settings.shards)
+        for mark in await store.rollups.dirty(
+            namespace, shard, after_us=0, through_us=now_us, start=None, limit=10
+        )
+    ]
+    assert sorted(found) == ["c", "later"]
+
+
 async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> None:
     dataset = desk.namespace.dataset
     [first, *_] = before = list(await desk.store.control.slices(dataset))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from counter.errors import StoreUnavailableError, invariant
 from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
 from counter.storage.sqlite.database import Database
-from counter.storage.sqlite.events import latest_event, tail_rows
+from counter.storage.sqlite.events import latest_event, namespaces_since, tail_rows
 from counter.storage.sqlite.schema import (
     EVENTS_DDL,
     events_table,
@@ -109,12 +109,16 @@ class SqliteControl:
     def _load_tail(self, connection: sqlite3.Connection) -> None:
         """Sum the events that no checkpoint includes: few, unless the rollup was far behind."""
         for dataset_id in self._db.datasets:
+            rows = connection.execute(
+                "SELECT id, settings FROM namespaces WHERE name IS NOT NULL AND dataset = ?",
+                (dataset_id,),
+            )
+            settings = {namespace_id: _settings_of(text) for namespace_id, text in rows}
+            # Best-effort counters have no events, and their watermarks never move.
             sizes = {
-                namespace_id: _settings_of(settings).rollup_window_us
-                for namespace_id, settings in connection.execute(
-                    "SELECT id, settings FROM namespaces WHERE name IS NOT NULL AND dataset = ?",
-                    (dataset_id,),
-                )
+                namespace_id: each.rollup_window_us
+                for namespace_id, each in settings.items()
+                if each.counter_type is not CounterType.BEST_EFFORT
             }
             held_us = {each: min(self._db.watermarks[each]) + 1 for each in sizes}
             from_us = min(held_us.values(), default=0)
@@ -129,10 +133,13 @@ class SqliteControl:
                 for row in tail_rows(connection, table, from_us, _TAIL_EVENTS_MAX)
             ]
             if len(tail) >= _TAIL_EVENTS_MAX:
-                # Reads sum the events themselves until all of them are rolled up.
+                # Reads and the rollup go to the log until all of these events are rolled up, except
+                # for namespaces without any: a worker must not search the log for each of them.
                 _log.info("dataset %d has a long tail", dataset_id)
                 latest_us = max(latest_event(connection, table) for table in tables)
-                held_us = {each: window_of(latest_us, sizes[each]) + sizes[each] for each in sizes}
+                busy = namespaces_since(connection, tables, from_us) if len(sizes) > 1 else sizes
+                for each in sizes.keys() & busy:
+                    held_us[each] = window_of(latest_us, sizes[each]) + sizes[each]
                 tail = []
             for namespace_id, since_us in held_us.items():
                 self._db.live.begin(namespace_id, since_us)

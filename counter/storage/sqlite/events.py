@@ -1,6 +1,6 @@
 """Store the event log in SQLite: a table per slice, clustered by (counter, time, id, item).
 
-An append rejects late events, creates counters and marks, and inserts all events of its batch; each
+An append rejects late events, creates counters, and inserts all events of its batch; each
 step is one set-based statement.
 """
 
@@ -25,7 +25,7 @@ from counter.storage.sqlite.database import (
 )
 from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
 from counter.types import Event, Fold, Namespace, Outcome, Slice, Written
-from counter.windows import accept_limit_at, window_of
+from counter.windows import accept_limit_at
 
 Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
 #: Further counters of one table that are considered if a time span covers two tables.
@@ -368,30 +368,13 @@ class SqliteEvents:
         namespace: Namespace,
         events: Sequence[Event],
     ) -> list[Row]:
-        """Return the row of each event; create missing counters and marks."""
+        """Return the row of each event; create missing counters."""
         ids = self._ids_of(connection, namespace, events)
-        window_us = namespace.settings.rollup_window_us
-        prepared: list[Row] = []
-        marks: dict[tuple[int, int, int, int, int], None] = {}
-        marked: Mapping[str, int | None] = {}
-        start_us = end_us = 0
-        for name, time_us, event_id, item, delta, clear, atom in events:
-            if not start_us <= time_us < end_us:
-                start_us = window_of(time_us, window_us)
-                end_us = start_us + window_us
-                marked = self._db.live.window(namespace.id, start_us)
-            counter_id = ids[name]
-            if name not in marked:
-                shard = shard_of(name, namespace.settings.shards)
-                marks[(namespace.id, shard, start_us, counter_id, 0)] = None
-            # The payload of a clear does not include its delta.
-            worth = 0 if clear else delta
-            prepared.append((counter_id, time_us, event_id, item, worth, clear or None, atom))
-        if marks:
-            self._db.tally.marks["dirty"] += len(marks)
-            begin(connection)
-            bulk(connection, "INSERT OR IGNORE INTO marks", list(marks))
-        return prepared
+        # The payload of a clear does not include its delta.
+        return [
+            (ids[name], time_us, event_id, item, 0 if clear else delta, clear or None, atom)
+            for name, time_us, event_id, item, delta, clear, atom in events
+        ]
 
     def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
         """Return the tables of *events*, usually one. Raises SliceMissingError."""
@@ -473,6 +456,18 @@ def counter_ids(
     """Return ids of the counters of *names* that exist."""
     sql = f"SELECT json_group_array(json_array(c.name, c.id)) {_COUNTERS_OF}"
     return dict(one_json(connection, sql, (to_json(names), namespace_id)))
+
+
+def counter_names(
+    connection: sqlite3.Connection, namespace_id: int, ids: Sequence[int]
+) -> list[tuple[int, str]]:
+    """Return id and name of the counters of *ids* that are in a namespace, in this order."""
+    sql = (
+        "SELECT json_group_array(json_array(c.id, c.name)) FROM json_each(?) j"
+        " CROSS JOIN counters c ON c.id = j.value AND c.namespace = ?"
+    )
+    rows = one_json(connection, sql, (to_json(ids), namespace_id))
+    return [(counter_id, name) for counter_id, name in rows]
 
 
 def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]) -> None:
@@ -562,11 +557,15 @@ def fold_rows_of(
         "SELECT json_group_array(json_array(counter, clears, high, low)) FROM ("
         " SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
         f" sum(delta & 4294967295) AS low FROM {table} WHERE event_time BETWEEN ? AND ?"
+        # Most events are those of other counters: a comparison is cheaper than a look-up.
+        " AND counter BETWEEN ? AND ?"
         " AND counter IN (SELECT value FROM json_each(?)) GROUP BY counter)"
     )
     names = {counter_id: name for name, counter_id in ids.items()}
     folds: dict[str, Fold] = {}
-    parameters = (first_us, last_us, to_json(names))
+    if not names:
+        return folds
+    parameters = (first_us, last_us, min(names), max(names), to_json(names))
     for counter_id, clears, high, low in one_json(connection, sql, parameters):
         name = names[counter_id]
         folds[name] = to_fold(clears, high, low)
@@ -645,6 +644,26 @@ def busiest_of(
     return from_us, order[:limit]
 
 
+def counters_between(
+    connection: sqlite3.Connection, table: str, first_us: int, last_us: int
+) -> list[int]:
+    """Return the ids of the counters with events in ``[first, last]``, of all namespaces, in
+    order."""
+    sql = (
+        f"SELECT json_group_array(counter) FROM (SELECT counter FROM {table}"
+        " WHERE event_time BETWEEN ? AND ? GROUP BY counter)"
+    )
+    found: list[int] = one_json(connection, sql, (first_us, last_us))
+    return found
+
+
+def first_event(connection: sqlite3.Connection, table: str, from_us: int) -> int | None:
+    """Return the time of the first event at or after an instant; None if there is none."""
+    sql = f"SELECT min(event_time) FROM {table} WHERE event_time >= ?"
+    time_us: int | None = connection.execute(sql, (from_us,)).fetchone()[0]
+    return time_us
+
+
 def _latest_clear(
     connection: sqlite3.Connection, table: str, counter_id: int, first_us: int, last_us: int
 ) -> int:
@@ -721,6 +740,20 @@ def tail_rows(
         (namespace_id, Event(name, time_us, b"", 0, delta, bool(clear)))
         for namespace_id, name, time_us, delta, clear in one_json(connection, sql, (from_us, limit))
     ]
+
+
+def namespaces_since(
+    connection: sqlite3.Connection, tables: Sequence[str], from_us: int
+) -> set[int]:
+    """Return the ids of the namespaces with events at or after an instant."""
+    sql = (
+        "SELECT json_group_array(DISTINCT c.namespace) FROM (SELECT counter FROM {table}"
+        " WHERE event_time >= ? GROUP BY counter) e CROSS JOIN counters c ON c.id = e.counter"
+    )
+    found: set[int] = set()
+    for table in tables:
+        found.update(one_json(connection, sql.format(table=table), (from_us,)))
+    return found
 
 
 def latest_event(connection: sqlite3.Connection, table: str) -> int:

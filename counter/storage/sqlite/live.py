@@ -19,7 +19,6 @@ from counter.windows import window_of
 
 _IDS_MAX: Final = 50_000
 _SUMS_MAX: Final = 100_000
-_NONE: Final[Mapping[str, int | None]] = {}
 
 
 class Ids:
@@ -54,7 +53,8 @@ class Ids:
 class LiveTail:
     """Sums of committed events by namespace, window and counter; None if a clear is among them.
 
-    A counter with a sum in a window has its mark there, too.
+    The rollup finds the dirty counters of a window here. So a window that may lack a counter must
+    be forgotten: then they are read from the log.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,21 @@ class LiveTail:
             self._held_from[namespace_id] = from_us
             self._windows.setdefault(namespace_id, {})
 
-    def window(self, namespace_id: int, window_us: int) -> Mapping[str, int | None]:
-        """Return the sums of a window, complete or not; for the writer's thread, which changes
-        it."""
-        return self._windows.get(namespace_id, {}).get(window_us, _NONE)
+    def counters(
+        self, namespace_id: int, size_us: int, after_us: int, through_us: int
+    ) -> dict[int, list[str]] | None:
+        """Return the counters with events in each window that starts in ``(after, through]``, all
+        as of one commit; None if they must be read from the log."""
+        with self._lock:
+            held_us = self._held_from.get(namespace_id)
+            if held_us is None or window_of(after_us, size_us) + size_us < held_us:
+                return None
+            windows = self._windows.get(namespace_id, {})
+            return {
+                start_us: list(sums)
+                for start_us, sums in windows.items()
+                if after_us < start_us <= through_us
+            }
 
     def expect(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Note that *events* are about to be written; :meth:`note` then gets the new ones of
@@ -88,11 +99,15 @@ class LiveTail:
 
     def commit(self) -> None:
         """Add all events of the transaction, in one step for readers."""
-        with self._lock:
-            for namespace, events in self._fresh:
-                self._add(namespace.id, namespace.settings.rollup_window_us, events)
-            while self._count > _SUMS_MAX:
-                self._drop_largest()
+        try:
+            with self._lock:
+                for namespace, events in self._fresh:
+                    self._add(namespace.id, namespace.settings.rollup_window_us, events)
+                while self._count > _SUMS_MAX:
+                    self._drop_largest()
+        except BaseException:
+            self.rollback()
+            raise
         self._fresh, self._expected = [], []
 
     def rollback(self) -> None:
@@ -157,7 +172,8 @@ class LiveTail:
         windows = self._windows.get(namespace_id)
         if windows is None:
             return
-        self._held_from[namespace_id] = max(self._held_from.get(namespace_id, 0), through_us + 1)
+        if namespace_id in self._held_from:
+            self._held_from[namespace_id] = max(self._held_from[namespace_id], through_us + 1)
         for window_us in [start_us for start_us in windows if start_us <= through_us]:
             self._count -= len(windows.pop(window_us))
 

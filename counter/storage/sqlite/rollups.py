@@ -3,21 +3,33 @@
 A counter's checkpoint and settled fold are in its row of ``counters``; its window rows and pending
 recounts are in their own tables. One transaction writes them together.
 
-Marks contain counters' ids, and the rollup reads by id: with many counters each look-up by name
-costs a page of the index, and there would be four of them for each counter of a batch.
+An add leaves no mark: the log is in time order, so the events after a shard's watermark show which
+counters are dirty. The live tail has their names in memory; the log is read if it does not hold
+all of them. Marks are left for recounts only.
+
+The rollup reads by id: with many counters each look-up by name costs a page of the index, and
+there would be four of them for each counter of a batch.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import chain, dropwhile, groupby, islice
+from typing import Any, Final, NamedTuple
 
 from counter.errors import NamespaceUnknownError, UnavailableError
-from counter.partitions import shard_of
+from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.database import Database, bulk
-from counter.storage.sqlite.events import counter_ids, make_counters
-from counter.storage.sqlite.schema import one_json, to_cell, to_json
+from counter.storage.sqlite.events import (
+    counter_ids,
+    counter_names,
+    counters_between,
+    first_event,
+    make_counters,
+)
+from counter.storage.sqlite.schema import events_table, one_json, to_cell, to_json
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -28,7 +40,10 @@ from counter.types import (
     Pending,
     WindowRow,
 )
+from counter.windows import window_of
 
+#: Names or ids of counters that one statement looks up.
+_LOOKED_UP_AT_ONCE: Final = 1_000
 _BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
 _BY_ID: Final = "c.id = j.value"
 _COUNTERS_OF_ROWS: Final = (
@@ -51,6 +66,8 @@ class SqliteRollups:
         #: The counters of the marks that were read last: namespace, name, id. It is replaced and
         #: never modified, because all threads read it. Missing counters are looked up by name.
         self._marked: Mapping[int, Mapping[str, int]] = {}
+        #: The walk over dirty windows that the last page left unfinished, and what continues it.
+        self._walk: tuple[tuple[Any, ...], Iterator[_Dirty]] | None = None
 
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
@@ -64,6 +81,8 @@ class SqliteRollups:
     def _leave_marks(
         self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]
     ) -> None:
+        # Dirty windows are found in the log: only requests for a recount are stored.
+        marks = [mark for mark in marks if mark.recount_us]
         names = list(dict.fromkeys(mark.counter for mark in marks))
         make_counters(connection, namespace.id, names)
         ids = counter_ids(connection, namespace.id, names)
@@ -91,10 +110,13 @@ class SqliteRollups:
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         """Return the watermarks of the last commit, from memory."""
+        return tuple(self._through(namespace))
+
+    def _through(self, namespace: Namespace) -> Sequence[int]:
         through = self._db.watermarks.get(namespace.id)
         if through is None:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-        return tuple(through)
+        return through
 
     async def dirty(
         self,
@@ -106,26 +128,127 @@ class SqliteRollups:
         start: Mark | None,
         limit: int,
     ) -> Sequence[Mark]:
-        def query(connection: sqlite3.Connection) -> list[Mark]:
-            where, parameters = "", [namespace.id, shard, after_us, through_us]
+        span = (after_us, through_us)
+        result: Sequence[Mark] = await self._db.scan(
+            lambda connection: self._dirty_page(connection, namespace, shard, span, start, limit)
+        )
+        return result
+
+    def _dirty_page(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        shard: int,
+        span: tuple[int, int],
+        start: Mark | None,
+        limit: int,
+    ) -> list[Mark]:
+        """Return the next page; a walk that *start* continues goes on where it was."""
+        walk, self._walk = self._walk, None
+        key = (namespace.id, shard, *span, start)
+        if start is None or walk is None or walk[0] != key:
+            entries = self._dirty_walk(connection, namespace, shard, span)
             if start is not None:
                 ids = counter_ids(connection, namespace.id, [start.counter])
-                where = " AND (m.start, m.counter, m.recount) > (?, ?, ?)"
-                parameters += [start.window_us, ids[start.counter], start.recount_us]
-            sql = (
-                "SELECT json_group_array(json_array(start, name, recount, counter)) FROM ("
-                " SELECT m.start, c.name, m.recount, m.counter FROM marks m"
-                " JOIN counters c ON c.id = m.counter"
-                f" WHERE m.namespace = ? AND m.shard = ? AND m.start > ? AND m.start <= ?{where}"
-                " ORDER BY m.start, m.counter, m.recount LIMIT ?)"
-            )
-            found: list[tuple[int, str, int, int]]
-            found = one_json(connection, sql, (*parameters, limit))
-            self._marked = {namespace.id: {name: number for _, name, _, number in found}}
-            return [Mark(*each[:3]) for each in found]
+                last = _Dirty.of(start, ids[start.counter])
+                entries = dropwhile(lambda each: each <= last, entries)
+        else:
+            entries = walk[1]
+        found = list(islice(entries, limit))
+        marks = [Mark(each.window_us, each.counter, each.recount_us) for each in found]
+        self._marked = {namespace.id: {each.counter: each.counter_id for each in found}}
+        if len(found) == limit:
+            self._walk = ((*key[:4], marks[-1]), entries)
+        return marks
 
-        result: Sequence[Mark] = await self._db.scan(query)
-        return result
+    def _dirty_walk(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        shard: int,
+        span: tuple[int, int],
+    ) -> Iterator[_Dirty]:
+        """Yield what is dirty in a span of windows, in order: of each window first the counters
+        that are to be recounted, then those with events that no checkpoint includes."""
+        after_us, through_us = span
+        where = "FROM marks m WHERE m.namespace = ? AND m.shard = ? AND m.start"
+        recounted: list[int] = one_json(
+            connection,
+            f"SELECT json_group_array(DISTINCT m.start) {where} > ? AND m.start <= ?",
+            (namespace.id, shard, *span),
+        )
+        since_us = max(after_us, self._through(namespace)[shard])
+        held = self._db.live.counters(
+            namespace.id, namespace.settings.rollup_window_us, since_us, through_us
+        )
+        logged = self._log_windows(connection, namespace, (since_us, through_us))
+        windows = merge(sorted(recounted), logged if held is None else sorted(held))
+        for window_us, _ in groupby(windows):
+            rows = one_json(
+                connection,
+                "SELECT json_group_array(json_array(counter, recount, name)) FROM (SELECT"
+                " m.counter, m.recount, (SELECT name FROM counters WHERE id = m.counter) AS name"
+                f" {where} = ? ORDER BY m.counter, m.recount)",
+                (namespace.id, shard, window_us),
+            )
+            for counter_id, recount_us, name in rows:
+                yield _Dirty(window_us, False, counter_id, recount_us, name)
+            if window_us <= since_us:
+                continue
+            for counter_id, name in (
+                self._log_counters(connection, namespace, shard, window_us)
+                if held is None
+                else self._held_counters(connection, namespace, shard, held.get(window_us, ()))
+            ):
+                yield _Dirty(window_us, True, counter_id, 0, name)
+
+    def _log_windows(
+        self, connection: sqlite3.Connection, namespace: Namespace, span: tuple[int, int]
+    ) -> Iterator[int]:
+        """Yield the windows that start in ``(after, through]`` with events of any namespace."""
+        size_us = namespace.settings.rollup_window_us
+        at_us, until_us = (window_of(each_us, size_us) + size_us for each_us in span)
+        for each in self._db.slices[namespace.dataset.id]:
+            table = events_table(namespace.dataset.id, each.start_us)
+            while max(at_us, each.start_us) < min(until_us, each.end_us):
+                first_us = first_event(connection, table, at_us)
+                if first_us is None or first_us >= until_us:
+                    break
+                yield window_of(first_us, size_us)
+                at_us = window_of(first_us, size_us) + size_us
+
+    def _log_counters(
+        self, connection: sqlite3.Connection, namespace: Namespace, shard: int, window_us: int
+    ) -> Iterator[tuple[int, str]]:
+        """Yield id and name of a shard's counters with events in a window, in one pass over it."""
+        each = slice_of(self._db.slices[namespace.dataset.id], window_us)
+        table = events_table(namespace.dataset.id, each.start_us)
+        last_us = window_us + namespace.settings.rollup_window_us - 1
+        ids = counters_between(connection, table, window_us, last_us)
+        for at in range(0, len(ids), _LOOKED_UP_AT_ONCE):
+            part = ids[at : at + _LOOKED_UP_AT_ONCE]
+            for counter_id, name in counter_names(connection, namespace.id, part):
+                if shard_of(name, namespace.settings.shards) == shard:
+                    yield counter_id, name
+
+    def _held_counters(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        shard: int,
+        names: Sequence[str],
+    ) -> Iterator[tuple[int, str]]:
+        """Yield id and name of a shard's counters among *names*, by id: counters that were made
+        together share pages."""
+        ours = [name for name in names if shard_of(name, namespace.settings.shards) == shard]
+        known = self._db.ids.of(namespace.id)
+        found = {known[name]: name for name in ours if name in known}
+        unknown = [name for name in ours if name not in known]
+        for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
+            ids = counter_ids(connection, namespace.id, unknown[at : at + _LOOKED_UP_AT_ONCE])
+            found.update((counter_id, name) for name, counter_id in ids.items())
+        for counter_id in sorted(found):
+            yield counter_id, found[counter_id]
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
@@ -136,15 +259,30 @@ class SqliteRollups:
     async def marked(
         self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
     ) -> Collection[int]:
-        # One search of the index for each shard, however many marks there are.
+        # One search of the index for each shard, however many recounts there are.
         sql = (
             "SELECT json_group_array(j.value) FROM json_each(?) j WHERE EXISTS (SELECT 1"
             " FROM marks WHERE namespace = ? AND shard = j.value AND start > ? AND start <= ?)"
         )
         parameters = (to_json(shards), namespace.id, after_us, through_us)
-        found: Collection[int] = await self._db.scan(
-            lambda connection: one_json(connection, sql, parameters)
-        )
+
+        def query(connection: sqlite3.Connection) -> Collection[int]:
+            found = set(one_json(connection, sql, parameters))
+            watermarks = self._through(namespace)
+            since_us = max(after_us, min(watermarks[shard] for shard in shards))
+            held = self._db.live.counters(
+                namespace.id, namespace.settings.rollup_window_us, since_us, through_us
+            )
+            if held is None:
+                logged = self._log_windows(connection, namespace, (since_us, through_us))
+                return found if next(logged, None) is None else shards
+            for name in chain.from_iterable(held.values()):
+                found.add(shard_of(name, len(watermarks)))
+                if len(found) == len(watermarks):
+                    break
+            return found.intersection(shards)
+
+        found: Collection[int] = await self._db.scan(query)
         return found
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
@@ -286,6 +424,23 @@ class SqliteRollups:
             bulk(connection, "INSERT OR IGNORE INTO pending", rows)
 
         await self._db.write(change)
+
+
+class _Dirty(NamedTuple):
+    """A dirty window of a counter, in the order of a walk."""
+
+    window_us: int
+    #: False if a recount is requested.
+    has_events: bool
+    counter_id: int
+    recount_us: int
+    counter: str
+
+    @staticmethod
+    def of(mark: Mark, counter_id: int) -> _Dirty:
+        return _Dirty(
+            mark.window_us, not mark.recount_us, counter_id, mark.recount_us, mark.counter
+        )
 
 
 def _select_heads(

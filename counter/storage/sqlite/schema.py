@@ -18,7 +18,7 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
@@ -87,7 +87,11 @@ CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """
 
 #: The statement that upgrades a database from each version to the next.
-UPGRADES: Mapping[int, str] = {1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;"}
+UPGRADES: Mapping[int, str] = {
+    1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;",
+    # Dirty windows are found in the log. A program that looks for their marks must not open it.
+    2: "DELETE FROM marks WHERE recount = 0;",
+}
 
 EVENTS_DDL: Final = """
 CREATE TABLE IF NOT EXISTS {table} (

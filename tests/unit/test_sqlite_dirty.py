@@ -1,0 +1,176 @@
+"""Which counters are dirty is read off the log: adds write no marks, and nothing is forgotten."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from counter.errors import NamespaceUnknownError, StoreUnavailableError
+from counter.storage.sqlite import SqliteStore
+from counter.storage.sqlite.live import LiveTail
+from counter.types import CounterType, Fold, Mark
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    T0,
+    WINDOW,
+    add,
+    atomic,
+    dirty_counters,
+    make_namespace,
+    marks,
+    slice_at,
+    total,
+    write,
+)
+from tests.support.clock import FakeClock
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
+    """A store in *directory*, with the slices of the tests."""
+    store = SqliteStore(directory, FakeClock(NOW), [DATASET])
+    await store.open()
+    (dataset,) = await store.control.datasets()
+    await store.control.make_slices(dataset, *map(slice_at, range(FIRST_SLICE, SLICES_END, SLICE)))
+    yield store
+    await store.close()
+
+
+def rows_of(directory: Path, sql: str) -> list[tuple[Any, ...]]:
+    """What another program reads in the database of *directory*."""
+    with closing(sqlite3.connect(directory / "counter.db")) as connection:
+        return connection.execute(sql).fetchall()
+
+
+async def test_an_add_writes_no_mark(tmp_path: Path) -> None:
+    """The log shows what is dirty; only a recount is marked."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        await write(store, namespace, *(add(name, number=1) for name in "abc"))
+        await store.events.append_atomic(namespace, atomic(("a", 1), ("d", 1)))
+        await store.rollups.mark(namespace, [Mark(NOW, "a"), Mark(NOW, "a", T0)])
+        assert await dirty_counters(store, namespace) == set("abcd")
+        assert rows_of(tmp_path, "SELECT start, recount FROM marks") == [(NOW, T0)]
+
+
+async def test_what_is_dirty_is_known_again_after_a_start(tmp_path: Path) -> None:
+    """From the log past the watermark, however long it is; nothing at or before it."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        idle = await make_namespace(store, "idle", shards=2)
+        await write(store, namespace, add("old", T0), *(add(name) for name in "ba"))
+        await store.rollups.advance(namespace, [0], T0 + WINDOW - 1)
+        recount = Mark(T0, "old", T0 - WINDOW)
+        await store.rollups.mark(namespace, [recount])
+    for events_max in (500_000, 2):
+        with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", events_max):
+            async with opened(tmp_path) as store:
+                found = await marks(store, namespace)
+                assert found[0] == recount
+                assert set(found[1:]) == {Mark(NOW, "a"), Mark(NOW, "b")}
+                assert len(found) == 3
+                for each, expected in ((namespace, {0}), (idle, set())):
+                    shards = range(each.settings.shards)
+                    dirty = await store.rollups.marked(
+                        each, shards, after_us=0, through_us=SLICES_END
+                    )
+                    assert set(dirty) == expected
+
+
+async def test_a_best_effort_namespace_does_not_make_the_tail_long(tmp_path: Path) -> None:
+    """Its watermark never moves: each start would read all events since it was created."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        loose = replace(SETTINGS, counter_type=CounterType.BEST_EFFORT)
+        assert await store.control.create_namespace("loose", loose, T0 - SLICE)
+        await write(store, namespace, *(add("old", T0, number) for number in range(5)))
+        await write(store, namespace, add("new"))
+        await store.rollups.advance(namespace, [0], T0 + WINDOW - 1)
+    with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", 5):
+        async with opened(tmp_path) as store:
+            after_us = T0 + WINDOW - 1
+            assert store.database.live.tails(namespace.id, WINDOW, [("new", after_us)]) == [
+                Fold(False, 1)
+            ]
+
+
+async def test_a_page_that_fails_is_read_again(tmp_path: Path) -> None:
+    """A walk that an error ended is not taken for one that is at its end."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        await write(store, namespace, *(add("c", T0 + n * WINDOW) for n in range(3)))
+
+        async def page(start: Mark | None) -> Sequence[Mark]:
+            return await store.rollups.dirty(
+                namespace, 0, after_us=T0 - 1, through_us=SLICES_END, start=start, limit=1
+            )
+
+        (first,) = await page(None)
+        broken = patch(
+            "counter.storage.sqlite.rollups.counter_ids", side_effect=sqlite3.OperationalError
+        )
+        unknown = patch.object(store.database.ids, "of", return_value={})
+        with broken, unknown, pytest.raises(StoreUnavailableError):
+            await page(first)
+        assert await page(first) == [Mark(T0 + WINDOW, "c")]
+
+
+async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
+    """What its marks named is found in its log; requests for recounts stay."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        await write(store, namespace, add("a"), add("b", NOW + WINDOW))
+        await store.rollups.mark(namespace, [Mark(NOW + WINDOW, "a", T0)])
+        before = await marks(store, namespace)
+    with closing(sqlite3.connect(tmp_path / "counter.db")) as connection:
+        connection.execute(
+            "INSERT INTO marks SELECT ?, 0, ? + ? * (name = 'b'), id, 0 FROM counters",
+            (namespace.id, NOW, WINDOW),
+        )
+        connection.execute("PRAGMA user_version = 2")
+        connection.commit()
+    assert len(rows_of(tmp_path, "SELECT * FROM marks")) == 3
+    async with opened(tmp_path) as store:
+        assert await marks(store, namespace) == before
+        assert len(before) == 3
+    assert rows_of(tmp_path, "SELECT start, recount FROM marks") == [(NOW + WINDOW, T0)]
+    assert rows_of(tmp_path, "PRAGMA user_version") == [(3,)]
+
+
+async def test_what_the_tail_could_not_note_is_found_in_the_log(tmp_path: Path) -> None:
+    """The events are committed: a tail without them would have their counters never rolled up."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        works = LiveTail._add
+
+        def fails_after_it(*arguments: Any) -> None:
+            works(*arguments)
+            raise MemoryError
+
+        with patch.object(LiveTail, "_add", fails_after_it), pytest.raises(MemoryError):
+            await store.events.append(namespace, [add("a")])
+        await write(store, namespace, add("b"))
+        assert await dirty_counters(store, namespace) == {"a", "b"}
+        assert [await total(store, namespace, name) for name in "ab"] == [1, 1]
+
+
+async def test_nothing_is_clean_while_its_namespace_is_deleted(tmp_path: Path) -> None:
+    """The deletion may fail yet, and a watermark that moved meanwhile would stay where it is."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        await write(store, namespace, add("a"))
+        await store.control.delete_namespace(namespace)
+        with pytest.raises(NamespaceUnknownError):
+            await marks(store, namespace)
+        with pytest.raises(NamespaceUnknownError):
+            await store.rollups.marked(namespace, [0], after_us=0, through_us=SLICES_END)
