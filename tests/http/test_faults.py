@@ -309,7 +309,7 @@ async def test_a_write_that_is_cut_off_anywhere_leaves_nothing_half_known(fast_d
 @contextmanager
 def cut_off_after(app: App, steps: int) -> Iterator[None]:
     """Interrupt the writer once, after so many steps of SQLite's machine."""
-    connection = app.store._writing
+    connection = app.store.database._writing
     countdown = iter(range(steps))
     connection.set_progress_handler(lambda: next(countdown, None) == steps - 1, 1)
     yield
@@ -319,7 +319,7 @@ def cut_off_after(app: App, steps: int) -> Iterator[None]:
 @contextmanager
 def without_room(app: App) -> Iterator[None]:
     """Allow the database no page more than it has."""
-    connection = app.store._writing
+    connection = app.store.database._writing
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (most,) = connection.execute("PRAGMA max_page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
