@@ -29,7 +29,6 @@ from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
-from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.service import CounterService
@@ -40,7 +39,7 @@ from counter.ports import Cache, Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
 from counter.security.keys import KeyRing
-from counter.storage import open_cache, open_store
+from counter.storage import clock_of, open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry import open_tracing
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
@@ -178,7 +177,7 @@ class Application:
                 first = not await self.store.control.slices(each)
         namespaces = self.service.namespaces
         missing = all(each.name != "default" for each in namespaces.all())
-        if missing and (first or self.settings.store == "cassandra"):
+        if missing and (first or self.settings.store != "sqlite"):
             settings = await namespaces.fitted(self.settings.default_namespace())
             try:
                 await namespaces.create("default", settings)
@@ -210,7 +209,7 @@ def create_app(
 
     The lifespan opens the store and the cache; with ``rollup=False`` the worker does not run.
     """
-    clock = clock or SystemClock()
+    clock = clock or clock_of(settings)
     tracing = tracing or open_tracing(settings)
     store = tracing.watched(store or open_store(settings, clock))
     cache = cache or open_cache(settings, clock)
@@ -288,7 +287,7 @@ def _worker(
 ) -> tuple[RollupWorker, Leases | None]:
     """Return the rollup worker, with leases if other processes may roll up too."""
     leases = None
-    if settings.store == "cassandra":
+    if settings.store != "sqlite":
         leases = Leases(
             store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
         )

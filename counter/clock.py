@@ -48,6 +48,27 @@ class SystemClock:
         return time.clock_gettime_ns(_BOOTTIME) // 1_000
 
 
+class StoreClock(SystemClock):
+    """An estimate of the store's clock: the boot clock, set by each measurement.
+
+    The machine's wall clock is used only until the first one, so setting it has no effect.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at_boot_us: int | None = None
+
+    def wall_us(self) -> int:
+        """Return microseconds since the epoch, UTC, as the store's clock would show."""
+        if self._at_boot_us is None:
+            return super().wall_us()
+        return self._at_boot_us + self.boottime_us()
+
+    def follow(self, offset_us: int) -> None:
+        """Move this clock ahead by *offset_us*, or back if that is negative."""
+        self._at_boot_us = self.wall_us() + offset_us - self.boottime_us()
+
+
 def to_us(moment: datetime) -> int:
     """Return the exact microseconds since the epoch of an aware *moment*."""
     span = moment - _EPOCH

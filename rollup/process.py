@@ -25,7 +25,6 @@ from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
@@ -34,7 +33,7 @@ from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.host_rule import HostRule
-from counter.storage import open_cache, open_store
+from counter.storage import clock_of, open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry import open_tracing
 from counter.telemetry.families import Exposition
@@ -201,7 +200,7 @@ def run(settings: Settings) -> int:
     if settings.store == "sqlite":
         raise StartupError(
             "store is sqlite, whose data directory one process holds: `counter serve` rolls up in"
-            " its own; give --store cassandra"
+            " its own; give --store postgresql or --store cassandra"
         )
     if "log_level" not in settings.model_fields_set:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
@@ -222,7 +221,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _run(settings: Settings) -> int:
-    clock = SystemClock()
+    clock = clock_of(settings)
     tracing = open_tracing(settings)
     store, cache = tracing.watched(open_store(settings, clock)), open_cache(settings, clock)
     async with AsyncExitStack() as stack:

@@ -14,10 +14,10 @@ from counter.config.settings import DatasetSettings, Settings
 
 _DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 #: Secrets are never flags, because process lists show flags.
-_NO_FLAG: Final = frozenset({"cassandra_password", "extra_datasets"})
+_NO_FLAG: Final = frozenset({"cassandra_password", "dsn", "extra_datasets"})
 _ROW: Final = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 #: A link to another page of docs/, which lies a folder above this one.
-_LINK: Final = re.compile(r"\]\((\w[\w-]*\.md)")
+_LINK: Final = re.compile(r"\]\((\w[\w/-]*\.md)")
 _PART: Final = re.compile(r"^## (.*)$", re.MULTILINE)
 _HEAD: Final = """# Every setting
 

@@ -10,6 +10,7 @@ install_packages() {
     command -v memcached >/dev/null || missing+=(memcached)
     command -v chromium >/dev/null || missing+=(chromium)
     # For promtool, which comes with the server that is never started.
+    has_postgresql || missing+=(postgresql)
     command -v promtool >/dev/null || missing+=(prometheus)
     install_missing "${missing[@]}"
 }
@@ -19,9 +20,13 @@ install_bench_packages() {
     local missing=()
     command -v wrk >/dev/null || missing+=(wrk)
     command -v redis-server >/dev/null || missing+=(redis-server)
-    command -v postgres >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null ||
-        missing+=(postgresql)
+    has_postgresql || missing+=(postgresql)
     install_missing "${missing[@]}"
+}
+
+# Debian's package puts the server's programs beside the path.
+has_postgresql() {
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null
 }
 
 install_missing() {

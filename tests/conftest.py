@@ -22,6 +22,7 @@ from tests.support.cluster import (
 )
 from tests.support.needs import in_ci
 from tests.support.peak_memory import PeakMemory
+from tests.support.postgresql import postgresql
 from tests.support.rest import Rest
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "cassandra",
     "cassandra_with_passwords",
     "memcached",
+    "postgresql",
     "three_nodes",
 ]
 

@@ -32,7 +32,7 @@ SDK = "counter/client"
 SPOOL = "counter/client/spool.py"
 
 FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
-DRIVERS = ("sqlite3", "_sqlite3", "cassandra", "pymemcache")
+DRIVERS = ("sqlite3", "_sqlite3", "asyncpg", "cassandra", "pymemcache")
 #: The words of the core that the SDK uses too, and may.
 SHARED_WITH_THE_SDK = (
     *("counter.clock", "counter.errors", "counter.limits", "counter.names", "counter.tokens"),
@@ -57,10 +57,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/storage/cassandra": (
         *("counter", "counter/config", "counter/telemetry", "counter/storage/shared"),
     ),
+    "counter/storage/postgresql": ("counter", "counter/config", "counter/storage/shared"),
     "counter/storage": (
         *("counter", "counter/core", "counter/config", "counter/storage/shared"),
         *("counter/storage/memory", "counter/storage/sqlite"),
-        *("counter/storage/cassandra", "counter/storage/memcached"),
+        *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memcached"),
     ),
     "counter/ops": (
         *("counter", "counter/client", "counter/core", "counter/config", "counter/storage"),
@@ -92,7 +93,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/cli/commands": (
         *("counter", "counter/client", "counter/core", "counter/config", "counter/telemetry"),
         *("counter/security", "counter/ops", "counter/storage", "counter/storage/shared"),
-        *("counter/storage/cassandra", "counter/storage/memory", "counter/cli", "rollup", "api"),
+        *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memory"),
+        *("counter/cli", "rollup", "api"),
     ),
 }
 #: ``python -m`` begins with the command line.

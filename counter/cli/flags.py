@@ -16,7 +16,13 @@ from counter.telemetry.logs import log_to_stderr
 #: The settings that say where the store is.
 STORE: Final = (
     *("config", "log_level", "log_format", "audit_log", "store", "data", "wal_bytes_max"),
-    *("contact_points", "local_datacenter", "single_datacenter", "keyspace"),
+    *(
+        "postgresql_connections",
+        "contact_points",
+        "local_datacenter",
+        "single_datacenter",
+        "keyspace",
+    ),
     *("cassandra_username", "cassandra_password_file"),
     *("tls_ca", "tls_cert", "tls_key", "tls_check_host", "start_timeout"),
     # A dataset is the same for each process that creates it, writes it or rolls it up.
@@ -28,7 +34,7 @@ _ROLLUP: Final = (
     "traces",
 )
 #: A secret does not belong on a command line, and tables do not fit there.
-_NO_FLAGS: Final = ("cassandra_password", "extra_datasets")
+_NO_FLAGS: Final = ("cassandra_password", "dsn", "extra_datasets")
 
 
 def _flags(settings: Iterable[str]) -> Callable[[type], Any]:

@@ -143,7 +143,7 @@ def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
         known = DatasetSettings.model_fields if rest else Settings.model_fields
         close = difflib.get_close_matches((rest or [name])[-1], known, 1)
         return f"there is no such setting{f'; is it {close[0]}?' if close else ''}"
-    if name == "cassandra_password":
+    if name in ("cassandra_password", "dsn"):
         return message
     value = str(each["input"])[:_SHOWN_CHARS_MAX]
     return message if value in message else f"{message} (it is {value!r})"

@@ -222,13 +222,21 @@ class Settings(BaseSettings):
         description="The lowest level that is logged",
     )
 
-    store: StoreKind = Field("sqlite", description="Where counts are kept: sqlite or cassandra")
+    store: StoreKind = Field(
+        "sqlite", description="Where counts are kept: sqlite, postgresql or cassandra"
+    )
     data: Path = Field(Path("data"), description="The data directory of SQLite")
     wal_bytes_max: int = Field(
         limits.WAL_BYTES_MAX,
         ge=4 * limits.WAL_BYTES_KEPT,
         le=limits.INT64_MAX,
         description="The size of SQLite's write-ahead log, in bytes, at which writes are rejected",
+    )
+    dsn: SecretStr | None = Field(
+        None, description="Where PostgreSQL is: postgresql://user:password@host:port/database"
+    )
+    postgresql_connections: Annotated[int, Field(ge=2, le=1_000)] = Field(
+        8, description="Connections that each process keeps to PostgreSQL, at most"
     )
     contact_points: ContactPoints = Field(
         (), description="Cassandra nodes to connect to: host[:port],host[:port]"
@@ -240,7 +248,7 @@ class Settings(BaseSettings):
     keyspace: str = Field(
         "counter",
         pattern="^[a-z][a-z0-9_]{0,30}$",
-        description="Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
+        description="PostgreSQL's schema, or Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
     )
     cassandra_username: str | None = Field(None, description="The user that logs in to Cassandra")
     cassandra_password_file: ReadableFile | None = Field(
@@ -475,7 +483,7 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         settings.default_namespace(),
         settings.dataset(),
         lease_time_us=settings.lease_time,
-        shared=settings.store == "cassandra",
+        shared=settings.store != "sqlite",
     )
     if settings.store == "sqlite":
         return
@@ -484,6 +492,8 @@ def warnings_of(settings: Settings) -> Iterator[str]:
             "cache is memory: each process has its own BEST_EFFORT counts, and conflicts of tokens"
             " are detected only if payload_check is strict; use memcached://host:port"
         )
+    if settings.store != "cassandra":
+        return
     for name, placement in settings.placements().items():
         copies = [number for _, number in placement.replication]
         if max(copies) == 1:
@@ -500,16 +510,25 @@ def _store_problems(settings: Settings) -> Iterator[str]:
                 "store is cassandra and contact_points is empty:"
                 " give --contact-points host[:port],host[:port]"
             )
-        return
-    if settings.contact_points:
+    elif settings.contact_points:
         yield (
-            f"contact_points is {','.join(settings.contact_points)} and store is sqlite, which"
-            " has none: add --store cassandra, or omit contact_points"
+            f"contact_points is {','.join(settings.contact_points)} and store is {settings.store},"
+            " which has none: add --store cassandra, or omit contact_points"
         )
-    if settings.workers > 1:
+    if settings.store == "postgresql" and settings.dsn is None:
+        yield (
+            "store is postgresql and dsn is missing: set COUNTER_DSN to"
+            " postgresql://user:password@host:port/database"
+        )
+    if settings.store != "postgresql" and settings.dsn is not None:
+        yield (
+            f"dsn is set and store is {settings.store}, which has none: add --store postgresql, or"
+            " omit dsn"
+        )
+    if settings.store == "sqlite" and settings.workers > 1:
         yield (
             f"workers is {settings.workers} and store is sqlite, whose data directory only one"
-            " process can use: use --workers 1, or --store cassandra"
+            " process can use: use --workers 1, --store postgresql or --store cassandra"
         )
 
 

@@ -28,7 +28,7 @@ _ORIGIN: Final = re.compile(
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 _Item = TypeVar("_Item")
-StoreKind = Literal["sqlite", "cassandra"]
+StoreKind = Literal["sqlite", "postgresql", "cassandra"]
 WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
 ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
 

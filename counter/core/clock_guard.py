@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from counter.background import every
+from counter.clock import StoreClock
 from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError
 from counter.limits import (
@@ -236,6 +237,30 @@ class ClockGuard:
         self._was_wrong = trouble is not None
 
 
+class StoreClockGuard(ClockGuard):
+    """The guard of a clock that follows the store's: it sets it by each measurement.
+
+    The store itself decides by its own clock, so a small error here has no effect.
+    """
+
+    def __init__(self, store: ClockSource, clock: StoreClock) -> None:
+        super().__init__(store, clock)
+        self._store_clock = clock
+
+    def _take(self, new: _Measured) -> None:
+        super()._take(new)
+        if self._measured is new:
+            self._store_clock.follow(new.offset_us)
+            self._measured = new._replace(offset_us=0, at=self._surest_pair())
+
+    def _trouble(self, bound_us: int | None) -> str | None:
+        if self._measured is None:
+            return "the store's clock was not read yet"
+        if self._failures >= _FAILURES_MAX:
+            return f"the store's clock could not be read {self._failures} times in a row"
+        return None
+
+
 class StepGuard(ClockGuard):
     """The guard for a store without a clock of its own: it compares with the boot clock.
 
@@ -359,9 +384,11 @@ class StepGuard(ClockGuard):
 
 def guard_of(store: Store, clock: Clock) -> ClockGuard:
     """Return the guard that a process with *store* needs."""
-    return (
-        StepGuard(store, clock) if store.capabilities.embedded else ClockGuard(store.control, clock)
-    )
+    if store.capabilities.embedded:
+        return StepGuard(store, clock)
+    if isinstance(clock, StoreClock):
+        return StoreClockGuard(store.control, clock)
+    return ClockGuard(store.control, clock)
 
 
 def checked_now_us(clock: Clock, guard: ClockGuard | None, dataset: Dataset | None = None) -> int:

@@ -25,7 +25,7 @@ from counter.client.addresses import direct
 from counter.client.transport import read_body
 from counter.config.report import Loaded
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard
+from counter.core.clock_guard import guard_of
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
@@ -58,6 +58,16 @@ class Finding:
     do: str = ""
 
 
+#: The name of each server, what to do if it cannot be opened, and where to look if it fails.
+_SERVERS: Mapping[str, tuple[str, str, str]] = {
+    "postgresql": ("PostgreSQL", "set dsn right, start PostgreSQL", "look at PostgreSQL's log"),
+    "cassandra": (
+        *("Cassandra", "set --contact-points right, start Cassandra"),
+        "look at Cassandra's nodes: nodetool status",
+    ),
+}
+
+
 def _ok(part: str, detail: str) -> Finding:
     return Finding(part, "ok", detail)
 
@@ -76,38 +86,39 @@ async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     if settings.store == "sqlite":
         found += [*_directory(settings, clock), *_disk(settings.data)]
     else:
-        found += [each async for each in _cassandra(settings, clock)]
+        found += [each async for each in _server(settings, clock)]
     found.append(await _cache(settings, clock))
     found += [each async for each in _keys(settings, clock)]
     return found
 
 
-async def _cassandra(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+    """Check a store that is a server."""
+    name, start, look = _SERVERS[settings.store]
     try:
         store = open_store(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
     except (CounterError, StartupError) as error:
-        do = "set --contact-points right, start Cassandra, or run counter schema apply as it says"
-        yield _wrong("store", _text(error), do)
+        yield _wrong("store", _text(error), f"{start}, or run counter schema apply as it says")
         return
     try:
         datasets = [each.name for each in await store.control.datasets()]
         namespaces = await store.control.namespaces()
         yield _ok(
             "store",
-            f"Cassandra answers; keyspace {settings.keyspace} has the schema of this version,"
+            f"{name} answers; {settings.keyspace} has the schema of this version,"
             f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
         )
-        guard = ClockGuard(store.control, clock)
+        guard = guard_of(store, clock)
         await guard.measure()
         if guard.trouble is not None:
-            do = "synchronize the clocks of this machine and of Cassandra's nodes with NTP"
+            do = f"synchronize the clocks of this machine and of {name}'s with NTP"
             yield _wrong("clock", guard.trouble, do)
             return
-        apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from Cassandra's"
+        apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from {name}'s"
         yield _ok("clock", f"{apart}; clock_skew_max is {format_duration(guard.bound_us)}")
     except CounterError as error:
-        yield _wrong("store", error.detail, "look at Cassandra's nodes: nodetool status")
+        yield _wrong("store", error.detail, look)
     finally:
         await store.close()
 

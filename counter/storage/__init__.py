@@ -9,12 +9,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from counter.core.clock_guard import ClockGuard
+from counter.clock import StoreClock, SystemClock
+from counter.core.clock_guard import ClockGuard, guard_of
 from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
     from counter.ports import Cache, Clock, KeyStore, Store
+
+
+def clock_of(settings: Settings) -> Clock:
+    """Return the clock of a process: the machine's, or one that follows the store's."""
+    return StoreClock() if settings.store == "postgresql" else SystemClock()
 
 
 def open_store(settings: Settings, clock: Clock) -> Store:
@@ -23,6 +29,10 @@ def open_store(settings: Settings, clock: Clock) -> Store:
         from counter.storage.cassandra import CassandraStore, options_of
 
         return CassandraStore(options_of(settings), clock)
+    if settings.store == "postgresql":
+        from counter.storage.postgresql import PostgresqlStore, postgresql_options
+
+        return PostgresqlStore(postgresql_options(settings), clock)
     from counter.storage.sqlite import SqliteStore
 
     wal_bytes_max = settings.wal_bytes_max
@@ -46,6 +56,16 @@ async def opened_keys(
             yield alone.keys, ClockGuard(alone.session, clock)
         finally:
             await alone.close()
+        return
+    if settings.store == "postgresql":
+        from counter.storage.postgresql import PostgresqlStore, postgresql_options
+
+        store = PostgresqlStore(postgresql_options(settings), clock)
+        await StartupRetry(settings.start_timeout).run(store.open)
+        try:
+            yield store.keys, guard_of(store, clock)
+        finally:
+            await store.close()
         return
     from counter.storage.sqlite import SqliteKeys
 

@@ -155,7 +155,7 @@ def test_every_extra_of_the_service_can_serve(installed: Installed) -> None:
         extra: {each.name for each in needed(installed.metadata, extra)}
         for extra in installed.metadata.get_all("Provides-Extra", [])
     }
-    assert set(extras) == {"cli", "server", "cassandra", "memcached", "otel"}
+    assert set(extras) == {"cli", "server", "postgresql", "cassandra", "memcached", "otel"}
     assert extras["cli"] < extras["server"]
     assert extras["server"] == extras["cassandra"] & extras["memcached"]
 

@@ -16,7 +16,6 @@ from counter.cli.commands.serve import Roller, roller_for
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
 from counter.cli.terminal import Json, exit_on_error, flag, print_answer, remark
-from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
@@ -37,7 +36,7 @@ from counter.ops.audit import (
 from counter.ports import Clock, Store
 from counter.quantities import parse_rate
 from counter.security.audit_log import AdminLog, os_user
-from counter.storage import open_store
+from counter.storage import clock_of, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import CounterType, Namespace
 from counter.windows import closes_at
@@ -196,7 +195,7 @@ def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> No
 
 
 async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int | None) -> int:
-    clock = SystemClock()
+    clock = clock_of(settings)
     store = open_store(settings, clock)
     async with AsyncExitStack() as stack:
         await _open(store, settings)

@@ -12,10 +12,10 @@ from typing import Annotated, Final
 from counter.cli.client import key_of
 from counter.cli.flags import ServeFlags, given
 from counter.cli.terminal import Json, exit_on_error, flag, print_answer
-from counter.clock import SystemClock
 from counter.config.report import load
 from counter.errors import StartupError
 from counter.ops.doctor import Finding, check_service, examine
+from counter.storage import clock_of
 
 #: The exit code if something is wrong.
 EXIT_WRONG: Final = 1
@@ -44,7 +44,7 @@ def doctor(
             do = "docs/configuration.md has each setting, and counter config check all of them"
             found += [Finding("settings", "wrong", line, do) for line in str(error).splitlines()]
         else:
-            found += asyncio.run(examine(loaded, SystemClock()))
+            found += asyncio.run(examine(loaded, clock_of(loaded.settings)))
         for each in filter(None, (url or "").split(",")):
             found += check_service(each.strip(), api_key, metadata.version("distributed-counter"))
         wrong = sum(each.state == "wrong" for each in found)

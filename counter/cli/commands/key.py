@@ -30,7 +30,7 @@ from counter.quantities import format_number, parse_rate
 from counter.security.audit_log import AdminLog, os_user
 from counter.security.key_admin import LIMITS, Issued, KeyAdmin, Rights, check_rights
 from counter.security.keys import RING_AGE_MAX_US
-from counter.storage import opened_keys
+from counter.storage import clock_of, opened_keys
 from counter.types import ApiKey, Scope
 
 #: The exit code if the stored keys do not allow it, and nothing was done.
@@ -183,7 +183,7 @@ def _ended() -> Iterator[None]:
 
 def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Value]]) -> _Value:
     """Return the result of *work* on the keys that *settings* lead to."""
-    clock = SystemClock()
+    clock = clock_of(settings)
 
     async def within() -> _Value:
         log = AdminLog(settings.audit_log, clock)

@@ -50,13 +50,13 @@ def serve_one(
 
 
 def rollup(flags: RollupFlags | None = None) -> None:
-    """Roll up what API processes wrote to Cassandra."""
+    """Roll up what API processes wrote to PostgreSQL or Cassandra."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError(
                 "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
-                " in its own; give --store cassandra"
+                " in its own; give --store postgresql or --store cassandra"
             )
         from rollup.process import run
 
@@ -64,7 +64,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
 
 
 def apply(flags: StoreFlags | None = None, *, json: Json = False) -> None:
-    """Create or update the Cassandra schema."""
+    """Create or update the schema of PostgreSQL or Cassandra."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
@@ -78,8 +78,11 @@ async def _applied(settings: Settings) -> list[str]:
     """Apply the schema, record that in the audit log, and return what was done."""
     from counter.clock import SystemClock
     from counter.security.audit_log import AdminLog, os_user
-    from counter.storage.cassandra.schema import apply_schema
 
+    if settings.store == "postgresql":
+        from counter.storage.postgresql.schema import apply_for as apply_schema
+    else:
+        from counter.storage.cassandra.schema import apply_schema
     log = AdminLog(settings.audit_log, SystemClock())
     async with log.act("schema.apply", os_user(), keyspace=settings.keyspace) as act:
         done = act.to["did"] = list(await apply_schema(settings))

@@ -1,0 +1,153 @@
+"""Connect to PostgreSQL, run statements, and convert its errors to the service's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import asyncpg
+
+from counter.errors import (
+    NamespaceUnknownError,
+    SliceMissingError,
+    StartupError,
+    StoreUnavailableError,
+)
+from counter.limits import SECOND
+
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+
+_T = TypeVar("_T")
+#: Deadlocks and failed serializations: the server undid the statement, and it can be run again.
+_ATTEMPTS_MAX: Final = 5
+_UNDONE: Final = ("40P01", "40001")
+#: The schema or a part of it is missing.
+_NO_SCHEMA: Final = ("3F000", "42P01", "42883")
+_NAMESPACE_DELETED: Final = "CN001"
+_NO_PARTITION: Final = "23514"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresqlOptions:
+    """Where the database is. *timeout_us* bounds each statement, on the server too."""
+
+    dsn: str = field(repr=False)
+    schema: str = "counter"
+    connections_max: int = 8
+    timeout_us: int = 10 * SECOND
+
+
+def postgresql_options(settings: Settings) -> PostgresqlOptions:
+    """Return what *settings* say about PostgreSQL."""
+    return PostgresqlOptions(
+        dsn="" if settings.dsn is None else settings.dsn.get_secret_value(),
+        schema=settings.keyspace,
+        connections_max=settings.postgresql_connections,
+    )
+
+
+class Database:
+    """A pool of connections. Each call runs one statement, which is a transaction of its own."""
+
+    def __init__(self, options: PostgresqlOptions) -> None:
+        self.options = options
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        """Connect. Raises StartupError and StoreUnavailableError."""
+        timeout_s = self.options.timeout_us / SECOND
+        try:
+            self._pool = await asyncpg.create_pool(
+                self.options.dsn,
+                min_size=1,
+                max_size=self.options.connections_max,
+                timeout=timeout_s,
+                command_timeout=timeout_s,
+                # A pooler in transaction mode may run each statement over another connection.
+                statement_cache_size=0,
+            )
+        except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as e:
+            raise StartupError(f"PostgreSQL refuses to log in: {e}") from e
+        except asyncpg.InvalidCatalogNameError as error:
+            raise StartupError(f"PostgreSQL: {error}: create the database first") from error
+        except (ValueError, asyncpg.ClientConfigurationError) as error:
+            raise StartupError(f"the DSN of PostgreSQL cannot be used: {error}") from error
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unavailable(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+
+    async def rows(self, sql: str, *arguments: Any) -> Sequence[Any]:
+        """Return the rows of *sql*, in which ``{s}`` is the schema."""
+        return await self._run(
+            lambda pool: pool.fetch(sql.replace("{s}", self.options.schema), *arguments)
+        )
+
+    async def row(self, sql: str, *arguments: Any) -> Any:
+        """Return the first row; None if there is none."""
+        rows = await self.rows(sql, *arguments)
+        return rows[0] if rows else None
+
+    async def value(self, sql: str, *arguments: Any) -> Any:
+        """Return the first column of the first row; None if there is none."""
+        row = await self.row(sql, *arguments)
+        return None if row is None else row[0]
+
+    async def transaction(self, work: Callable[[asyncpg.Connection], Awaitable[_T]]) -> _T:
+        """Return the result of *work*, which runs in a transaction and may be run again."""
+
+        async def run(pool: asyncpg.Pool) -> _T:
+            async with pool.acquire() as connection, connection.transaction():
+                return await work(connection)
+
+        return await self._run(run)
+
+    async def _run(self, work: Callable[[asyncpg.Pool], Awaitable[_T]]) -> _T:
+        pool = self._pool
+        if pool is None:
+            raise StoreUnavailableError("PostgreSQL: not connected", retry_after_us=SECOND)
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                return await work(pool)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in _UNDONE or attempt == _ATTEMPTS_MAX - 1:
+                    raise _converted(error) from error
+            except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+                raise unavailable(error) from error
+            await asyncio.sleep(0)
+        raise AssertionError  # The last attempt returns or raises.
+
+
+def _converted(error: asyncpg.PostgresError) -> Exception:
+    if error.sqlstate == _NAMESPACE_DELETED:
+        return NamespaceUnknownError(str(error))
+    if error.sqlstate == _NO_PARTITION:
+        return SliceMissingError(
+            "no time slice holds an event; slices are made ahead by the maintenance task, and"
+            " dropped after retention",
+            retry_after_us=SECOND,
+        )
+    return unavailable(error)
+
+
+def unavailable(error: BaseException) -> StoreUnavailableError:
+    """Convert *error*, with the fix if that is known."""
+    text = str(error) or type(error).__name__
+    hint = ""
+    state = getattr(error, "sqlstate", "")
+    if state in _NO_SCHEMA:
+        hint = ": run `counter schema apply`"
+    elif state == "25006":
+        hint = ": this server is a standby; add target_session_attrs=read-write to the DSN"
+    elif state == "53300":
+        hint = ": raise max_connections, or lower postgresql_connections"
+    elif state == "42501":
+        hint = ": give the service's role the rights that docs/how-to/use-postgresql.md lists"
+    return StoreUnavailableError(f"PostgreSQL: {text}{hint}", retry_after_us=SECOND)

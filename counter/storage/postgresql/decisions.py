@@ -1,0 +1,98 @@
+"""Store decisions about late tokens, and the times reserved for keys, in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.events import token_of
+from counter.storage.postgresql.fence import wait_for_appends
+from counter.types import Decision, Event, Namespace, Outcome
+
+_WHERE: Final = "namespace = $1 AND event_time = $2 AND event_id = $3 AND scope = $4"
+
+
+class PostgresqlDecisions:
+    """See :class:`counter.ports.DecisionStore`.
+
+    A decision that an event may contradict is noted as open first: later appends see it and refuse
+    the token. After the appends that were under way then have ended, what is found is final. Any
+    later caller continues an open decision that a crash left.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def decide(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """Do as the port says; VOID only if no event is found behind the fence."""
+        token = token_of(namespace, events[0])
+        outcome, fingerprint = await self._database.row(
+            "WITH noted AS (INSERT INTO {s}.resolutions VALUES ($1, $2, $3, $4, $5, $6)"
+            " ON CONFLICT (namespace, event_time, event_id, scope)"
+            " DO UPDATE SET fingerprint = resolutions.fingerprint RETURNING outcome, fingerprint),"
+            " seen AS (UPDATE {s}.datasets SET resolved_through = $2 WHERE id = $7"
+            " AND resolved_through < $2) SELECT outcome, fingerprint FROM noted",
+            *token,
+            decision.outcome if decision.outcome is Outcome.APPLIED else None,
+            decision.fingerprint,
+            namespace.dataset.id,
+        )
+        if outcome is None:
+            await wait_for_appends(self._database, namespace.dataset.id)
+            outcome = await self._settle(namespace, events)
+        return Decision(Outcome(outcome), fingerprint)
+
+    async def _settle(self, namespace: Namespace, events: Sequence[Event]) -> str:
+        """Close the open decision about the token of *events*; return its outcome."""
+        await self._database.rows(
+            "UPDATE {s}.resolutions r SET outcome = CASE WHEN EXISTS (SELECT FROM {s}.events e"
+            " JOIN unnest($6::text[], $7::integer[]) k (counter, item)"
+            " ON e.counter = k.counter AND e.item = k.item WHERE e.dataset = $5"
+            " AND e.namespace = $1 AND e.event_time = $2 AND e.event_id = $3)"
+            f" THEN 'applied' ELSE 'void' END WHERE {_WHERE} AND outcome IS NULL",
+            *token_of(namespace, events[0]),
+            namespace.dataset.id,
+            [event.counter for event in events],
+            [event.item_key for event in events],
+        )
+        outcome: str = await self._database.value(
+            f"SELECT outcome FROM {{s}}.resolutions WHERE {_WHERE}",
+            *token_of(namespace, events[0]),
+        )
+        return outcome
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        row = await self._database.row(
+            f"SELECT outcome, fingerprint FROM {{s}}.resolutions WHERE {_WHERE}"
+            " AND outcome IS NOT NULL",
+            *token_of(namespace, events[0]),
+        )
+        return None if row is None else Decision(Outcome(row[0]), row[1])
+
+    async def reserve(
+        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+    ) -> int:
+        time_us: int = await self._database.value(
+            "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
+            " ON CONFLICT (namespace, nonce) DO UPDATE SET"
+            " time = CASE WHEN r.expires > $3 - $5::bigint THEN r.time ELSE $3 END,"
+            " expires = CASE WHEN r.expires > $3 - $5::bigint THEN r.expires ELSE $4 END"
+            " RETURNING time",
+            *(namespace.id, nonce, now_us, expires_us, kept_us),
+        )
+        return time_us
+
+    async def rereserve(
+        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
+    ) -> int:
+        time_us: int = await self._database.value(
+            "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
+            " ON CONFLICT (namespace, nonce) DO UPDATE SET"
+            " time = CASE r.time WHEN $5::bigint THEN $3 ELSE r.time END,"
+            " expires = CASE r.time WHEN $5::bigint THEN $4 ELSE r.expires END RETURNING time",
+            *(namespace.id, nonce, now_us, expires_us, old_us),
+        )
+        return time_us

@@ -1,0 +1,276 @@
+"""Store the event log in PostgreSQL: a partition per slice; marks of recounts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from counter.errors import SliceMissingError, UnavailableError
+from counter.limits import SECOND
+from counter.partitions import shard_of
+from counter.ports import Counted
+from counter.storage.postgresql.database import Database
+from counter.types import Event, Fold, Namespace, Written
+
+_OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
+_KNOWN_MAX: Final = 100_000
+_NO_FOLD: Final = Fold(False, 0)
+#: The fold of a counter's events in a span: what follows its last clear, which has its own index.
+_FOLD: Final = (
+    " LEFT JOIN LATERAL (SELECT max(e.event_time) AS at FROM {s}.events e WHERE e.dataset = $1"
+    " AND e.namespace = $2 AND e.counter = k.counter AND e.event_time BETWEEN k.first AND k.last"
+    " AND e.clear) c ON true"
+    " CROSS JOIN LATERAL (SELECT sum(e.delta) AS total FROM {s}.events e WHERE e.dataset = $1"
+    " AND e.namespace = $2 AND e.counter = k.counter"
+    " AND e.event_time BETWEEN coalesce(c.at + 1, k.first) AND k.last) t"
+)
+_TAILS: Final = (
+    "SELECT c.at IS NOT NULL, t.total, d.dropped_before > k.first"
+    " FROM unnest($3::text[], $4::bigint[]) WITH ORDINALITY k (counter, first, place)"
+    " CROSS JOIN LATERAL (SELECT 9223372036854775807 AS last) l"
+    " CROSS JOIN {s}.datasets d" + _FOLD.replace("k.last", "l.last")
+    + " WHERE d.id = $1 ORDER BY k.place"
+)  # fmt: skip
+_SUMS: Final = (
+    "SELECT c.at IS NOT NULL, t.total, NOT EXISTS (SELECT FROM {s}.slices s WHERE s.dataset = $1"
+    " AND s.start <= k.first AND s.until > k.first)"
+    " FROM unnest($3::text[], $4::bigint[], $5::bigint[])"
+    " WITH ORDINALITY k (counter, first, last, place)" + _FOLD + " ORDER BY k.place"
+)
+_WINDOWS: Final = (
+    "SELECT w.counter, w.start, max(w.clear_at) IS NOT NULL AS cleared,"
+    " coalesce(sum(w.delta) FILTER (WHERE w.clear_at IS NULL OR w.event_time > w.clear_at), 0)"
+    " FROM (SELECT e.counter, e.event_time, e.event_time - e.event_time % $6 AS start, e.delta,"
+    " max(e.event_time) FILTER (WHERE e.clear) OVER (PARTITION BY e.counter,"
+    " e.event_time - e.event_time % $6) AS clear_at"
+    " FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2 AND e.counter = ANY($3::text[])"
+    " AND e.event_time >= $4 AND e.event_time < $5) w GROUP BY w.counter, w.start"
+)
+_FIND: Final = (
+    "SELECT e.event_id IS NOT NULL, e.delta, e.clear, e.atom, EXISTS (SELECT FROM {s}.slices s"
+    " WHERE s.dataset = $1 AND s.start <= k.time AND s.until > k.time)"
+    " FROM unnest($3::text[], $4::bigint[], $5::bytea[], $6::integer[])"
+    " WITH ORDINALITY k (counter, time, id, item, place)"
+    " LEFT JOIN LATERAL (SELECT * FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2"
+    " AND e.counter = k.counter AND e.event_time = k.time AND e.event_id = k.id"
+    " AND e.item = k.item) e ON true ORDER BY k.place"
+)
+_SCAN: Final = (
+    "SELECT event_time, event_id, item, delta, clear, atom FROM {s}.events WHERE dataset = $1"
+    " AND namespace = $2 AND counter = $3 AND event_time >= $4 AND event_time < $5"
+    " AND ($6::bigint IS NULL OR event_time < $6 OR (event_time = $6 AND (event_id, item)"
+    " > ($7::bytea, $8::integer))) ORDER BY event_time DESC, event_id, item LIMIT $9"
+)
+_BUSIEST: Final = (
+    "SELECT counter, count(*) AS n FROM {s}.events WHERE dataset = $1 AND namespace = $2"
+    " AND event_time >= $3 AND event_time < $4 AND item >= 0 AND counter <> ''"
+    " GROUP BY counter ORDER BY n DESC, counter LIMIT $5"
+)
+_BUSIEST_FROM: Final = (
+    "SELECT event_time + 1 FROM {s}.events WHERE dataset = $1 AND event_time >= $2"
+    " AND event_time < $3 ORDER BY event_time DESC LIMIT 1 OFFSET $4"
+)
+
+
+class PostgresqlEvents:
+    """See :class:`counter.ports.EventStore`. The append itself checks age and decisions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        #: Counters that are known to exist, by namespace and name; forgetting one is safe.
+        self._known: OrderedDict[tuple[int, str], None] = OrderedDict()
+
+    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+        if not events:
+            return ()
+        names = dict.fromkeys((namespace.id, event[0]) for event in events)
+        new = [key for key in names if key not in self._known]
+        counters, times, ids, items, deltas, clears, atoms = zip(*events, strict=True)
+        outcomes = await self._database.value(
+            "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            namespace.dataset.id,
+            namespace.id,
+            [name for _, name in new],
+            counters,
+            times,
+            ids,
+            items,
+            # The payload of a clear does not include its delta.
+            [0 if clear else delta for delta, clear in zip(deltas, clears, strict=True)],
+            self._shards(namespace, counters),
+            clears,
+            atoms,
+        )
+        if outcomes is None:
+            self._learn(new)
+            return [Written.NEW] * len(events)
+        return [_OUTCOMES[each] for each in outcomes]
+
+    async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
+        counters, times, ids, items, deltas, _, _ = zip(*events, strict=True)
+        try:
+            outcome = await self._database.value(
+                "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                namespace.dataset.id,
+                namespace.id,
+                *(counters, times, ids, items, deltas),
+                self._shards(namespace, counters),
+                events[0].atom,
+            )
+        except UnavailableError as error:
+            cause = error.__cause__
+            if isinstance(cause, asyncpg.PostgresError) and cause.sqlstate == "CN003":
+                return Written.CONFLICT
+            raise
+        return _OUTCOMES[outcome]
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Do nothing: found events are committed."""
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Do nothing: every later append of a voided token is refused."""
+
+    async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        rows = await self._database.rows(
+            _FIND,
+            namespace.dataset.id,
+            namespace.id,
+            [event.counter for event in events],
+            [event.event_time_us for event in events],
+            [event.event_id for event in events],
+            [event.item_key for event in events],
+        )
+        for event, row in zip(events, rows, strict=True):
+            if not row[4]:
+                raise _missing(event.event_time_us)
+        return [
+            event._replace(delta=row[1], clear=row[2], atom=row[3]) if row[0] else None
+            for event, row in zip(events, rows, strict=True)
+        ]
+
+    async def sums(
+        self,
+        namespace: Namespace,
+        windows: Sequence[tuple[str, int]],
+        *,
+        counted: Counted | None = None,
+    ) -> Sequence[Fold]:
+        size_us = namespace.settings.rollup_window_us
+        rows = await self._database.rows(
+            _SUMS,
+            namespace.dataset.id,
+            namespace.id,
+            [name for name, _ in windows],
+            [start_us for _, start_us in windows],
+            [start_us + size_us - 1 for _, start_us in windows],
+        )
+        for (_, start_us), row in zip(windows, rows, strict=True):
+            if row[2]:
+                raise _missing(start_us)
+        return [Fold(row[0], int(row[1] or 0)) for row in rows]
+
+    async def window_folds(
+        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+    ) -> Sequence[Mapping[int, Fold]]:
+        await self._check_dropped(namespace, from_us)
+        found: dict[str, dict[int, Fold]] = {name: {} for name in counters}
+        for name, start_us, cleared, total in await self._database.rows(
+            _WINDOWS,
+            namespace.dataset.id,
+            namespace.id,
+            list(found),
+            from_us,
+            to_us,
+            namespace.settings.rollup_window_us,
+        ):
+            found[name][start_us] = Fold(cleared, int(total))
+        # A slice that was dropped meanwhile had no rows left to find.
+        await self._check_dropped(namespace, from_us)
+        return [found[name] for name in counters]
+
+    async def tails(
+        self,
+        namespace: Namespace,
+        after: Sequence[tuple[str, int]],
+        *,
+        until_us: int | None = None,
+    ) -> Sequence[Fold]:
+        """Return all tails as of one moment: one statement reads them."""
+        rows = await self._database.rows(
+            _TAILS,
+            namespace.dataset.id,
+            namespace.id,
+            [name for name, _ in after],
+            [after_us + 1 for _, after_us in after],
+        )
+        for (_, after_us), row in zip(after, rows, strict=True):
+            if row[2]:
+                raise _dropped(after_us + 1)
+        return [Fold(row[0], int(row[1] or 0)) for row in rows]
+
+    async def scan(
+        self,
+        namespace: Namespace,
+        counter: str,
+        *,
+        from_us: int,
+        to_us: int,
+        before: Event | None,
+        limit: int,
+    ) -> Sequence[Event]:
+        key = (None, None, None) if before is None else before[1:4]
+        rows = await self._database.rows(
+            _SCAN, namespace.dataset.id, namespace.id, counter, from_us, to_us, *key, limit
+        )
+        return [Event(counter, *row) for row in rows]
+
+    async def busiest(
+        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+    ) -> tuple[int, Sequence[tuple[str, int]]]:
+        """See :class:`counter.core.hot_counters.BusyStore`."""
+        dataset = namespace.dataset.id
+        cut = await self._database.value(_BUSIEST_FROM, dataset, from_us, to_us, events_max)
+        from_us = from_us if cut is None else min(to_us, cut)
+        rows = await self._database.rows(_BUSIEST, dataset, namespace.id, from_us, to_us, limit)
+        return from_us, [(name, events) for name, events in rows]
+
+    async def _check_dropped(self, namespace: Namespace, from_us: int) -> None:
+        dropped_us = await self._database.value(
+            "SELECT dropped_before FROM {s}.datasets WHERE id = $1", namespace.dataset.id
+        )
+        if from_us < dropped_us:
+            raise _dropped(from_us)
+
+    def _shards(self, namespace: Namespace, counters: Sequence[str]) -> list[int]:
+        shards = namespace.settings.shards
+        if shards == 1:
+            return [0] * len(counters)
+        return [shard_of(name, shards) for name in counters]
+
+    def _learn(self, names: Sequence[tuple[int, str]]) -> None:
+        self._known.update(dict.fromkeys(names))
+        while len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
+
+
+def _missing(time_us: int) -> SliceMissingError:
+    return SliceMissingError(f"no time slice holds the instant {time_us} µs", retry_after_us=SECOND)
+
+
+def _dropped(time_us: int) -> SliceMissingError:
+    return SliceMissingError(
+        f"the events at {time_us} µs were dropped with their slice", retry_after_us=1_000
+    )
+
+
+def scope_of(event: Event) -> str:
+    """Return a token's scope besides time and nonce: the counter, or "" for an atomic add."""
+    return event.counter if event.item_key == 0 else ""
+
+
+def token_of(namespace: Namespace, event: Event) -> tuple[Any, ...]:
+    """Return the key of *event*'s token in ``resolutions``."""
+    return namespace.id, event.event_time_us, event.event_id, scope_of(event)

@@ -1,0 +1,208 @@
+"""Store marks, watermarks and counts in PostgreSQL. What adds made dirty is read off the events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from counter.errors import NamespaceUnknownError, UnavailableError
+from counter.partitions import shard_of
+from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.fence import pass_fence
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    CounterUpdate,
+    Head,
+    Mark,
+    Namespace,
+    Pending,
+    WindowRow,
+)
+from counter.windows import window_of
+
+_DIRTY: Final = (
+    "SELECT start, counter, recount FROM (SELECT DISTINCT e.event_time - e.event_time % $6 AS"
+    " start, e.counter, 0::bigint AS recount FROM {s}.events e WHERE e.dataset = $1"
+    " AND e.namespace = $2 AND e.shard = $3 AND e.event_time > $4 AND e.event_time < $5 + $6"
+    " AND e.event_time > (SELECT through FROM {s}.watermarks WHERE namespace = $2 AND shard = $3)"
+    " UNION ALL SELECT start, counter, recount FROM {s}.marks WHERE namespace = $2 AND shard = $3"
+    ") m WHERE start > $4 AND start <= $5 AND ($7::bigint IS NULL OR (start, counter, recount)"
+    ' > ($7, $8::text COLLATE "C", $9::bigint)) ORDER BY start, counter, recount LIMIT $10'
+)
+_MARKED: Final = (
+    "SELECT shard FROM unnest($3::integer[]) s (shard) WHERE EXISTS (SELECT FROM {s}.marks m"
+    " WHERE m.namespace = $2 AND m.shard = s.shard AND m.start > $4 AND m.start <= $5)"
+    " OR EXISTS (SELECT FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2"
+    " AND e.shard = s.shard AND e.event_time >= $6 AND e.event_time < $7)"
+)
+_HEADS: Final = (
+    "SELECT c.checkpoint_at, c.checkpoint, c.settled_at, c.settled, ARRAY(SELECT ARRAY[p.recount,"
+    " p.start] FROM {s}.pending p WHERE p.namespace = $1 AND p.counter = k.name"
+    " ORDER BY 1) FROM unnest($2::text[]) WITH ORDINALITY k (name, place)"
+    " LEFT JOIN {s}.counters c ON c.namespace = $1 AND c.name = k.name ORDER BY k.place"
+)
+
+
+class PostgresqlRollups:
+    """See :class:`counter.ports.RollupStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def fence(self) -> int:
+        """Return the server's clock once all earlier appends have ended."""
+        return await pass_fence(self._database)
+
+    async def watermarks(self, namespace: Namespace) -> Sequence[int]:
+        through: Sequence[int] | None = await self._database.value(
+            "SELECT ARRAY(SELECT through FROM {s}.watermarks WHERE namespace = n.id ORDER BY shard)"
+            " FROM {s}.namespaces n WHERE id = $1 AND name IS NOT NULL",
+            namespace.id,
+        )
+        if through is None:
+            raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+        return through
+
+    async def mark(
+        self, namespace: Namespace, marks: Sequence[Mark]
+    ) -> Mapping[Mark, UnavailableError]:
+        shards = namespace.settings.shards
+        await self._database.rows(
+            "WITH m AS (SELECT * FROM unnest($2::integer[], $3::bigint[], $4::text[], $5::bigint[])"
+            " m (shard, start, counter, recount)), named AS (INSERT INTO {s}.counters"
+            ' (namespace, name) SELECT DISTINCT $1::bigint, m.counter COLLATE "C" FROM m'
+            " ORDER BY 2 ON CONFLICT DO NOTHING) INSERT INTO {s}.marks SELECT $1, m.* FROM m"
+            " ORDER BY 2, 3, 4, 5 ON CONFLICT DO NOTHING",
+            namespace.id,
+            [shard_of(mark.counter, shards) for mark in marks],
+            [mark.window_us for mark in marks],
+            [mark.counter for mark in marks],
+            [mark.recount_us for mark in marks],
+        )
+        return {}
+
+    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
+        """Do nothing: one transaction writes all of an atomic add or nothing."""
+
+    async def dirty(
+        self,
+        namespace: Namespace,
+        shard: int,
+        *,
+        after_us: int,
+        through_us: int,
+        start: Mark | None,
+        limit: int,
+    ) -> Sequence[Mark]:
+        rows = await self._database.rows(
+            _DIRTY,
+            namespace.dataset.id,
+            namespace.id,
+            *(shard, after_us, through_us, namespace.settings.rollup_window_us),
+            *(start or (None, None, None)),
+            limit,
+        )
+        return [Mark(*row) for row in rows]
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+    ) -> Sequence[AtomicMark]:
+        """Return no marks: one transaction writes all of an atomic add or nothing."""
+        return ()
+
+    async def marked(
+        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+    ) -> Collection[int]:
+        size_us = namespace.settings.rollup_window_us
+        rows = await self._database.rows(
+            _MARKED,
+            namespace.dataset.id,
+            namespace.id,
+            shards,
+            *(after_us, through_us),
+            # From the first window that starts after the one to the end of the last.
+            window_of(after_us, size_us) + size_us,
+            window_of(through_us, size_us) + size_us,
+        )
+        return [row[0] for row in rows]
+
+    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        rows = await self._database.rows(_HEADS, namespace.id, counters)
+        return [
+            Head(
+                Checkpoint(time_us or 0, int(count or 0)),
+                Checkpoint(settled_us or 0, int(settled or 0)),
+                tuple(Pending(*each) for each in pending),
+            )
+            if time_us is not None or pending
+            else None
+            for time_us, count, settled_us, settled, pending in rows
+        ]
+
+    async def rows(
+        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+    ) -> Sequence[Sequence[WindowRow]]:
+        found: dict[str, list[WindowRow]] = {name: [] for name in counters}
+        for name, start_us, cleared, total in await self._database.rows(
+            "SELECT counter, start, cleared, total FROM {s}.windows WHERE namespace = $1"
+            " AND counter = ANY($2::text[]) AND start > $3 AND start <= $4 ORDER BY start",
+            namespace.id,
+            list(found),
+            after_us,
+            through_us,
+        ):
+            found[name].append(WindowRow(start_us, cleared, int(total)))
+        return [found[name] for name in counters]
+
+    async def apply(
+        self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
+    ) -> None:
+        settled = [each.settled or (None, None) for each in updates]
+        rows = [(each.counter, *row) for each in updates for row in each.rows]
+        done = [(each.counter, *pending) for each in updates for pending in each.pending_done]
+        await self._database.rows(
+            "SELECT {s}.apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            namespace.id,
+            through_us,
+            [each.counter for each in updates],
+            [each.checkpoint.time_us for each in updates],
+            [each.checkpoint.count for each in updates],
+            [each[0] for each in settled],
+            [each[1] for each in settled],
+            *([row[column] for row in rows] for column in range(4)),
+            *([row[column] for row in done] for column in range(3)),
+        )
+
+    async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        await self._database.rows(
+            "WITH moved AS (UPDATE {s}.watermarks SET through = $3 WHERE namespace = $1"
+            " AND shard = ANY($2::integer[]) AND through < $3) UPDATE {s}.namespaces"
+            " SET passed = $3 WHERE id = $1 AND passed < $3",
+            namespace.id,
+            shards,
+            through_us,
+        )
+
+    async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
+        await self._database.rows(
+            "DELETE FROM {s}.marks WHERE namespace = $1 AND shard = $2 AND start <= $3",
+            namespace.id,
+            shard,
+            through_us,
+        )
+
+    async def leave_pending(
+        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+    ) -> None:
+        await self._database.rows(
+            "WITH p AS (SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[])"
+            " p (counter, recount, start)), named AS (INSERT INTO {s}.counters (namespace, name)"
+            ' SELECT DISTINCT $1::bigint, p.counter COLLATE "C" FROM p ORDER BY 2'
+            " ON CONFLICT DO NOTHING) INSERT INTO {s}.pending SELECT $1, p.* FROM p"
+            " ORDER BY 2, 3, 4 ON CONFLICT DO NOTHING",
+            namespace.id,
+            [name for name, _ in recounts],
+            [pending.recount_us for _, pending in recounts],
+            [pending.window_us for _, pending in recounts],
+        )

@@ -1,0 +1,413 @@
+-- The tables and functions of one schema. `counter schema apply` runs this with search_path set to
+-- that schema. All times are microseconds since the epoch.
+
+CREATE TABLE meta (version integer NOT NULL);
+
+CREATE TABLE datasets (
+    id integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    name text COLLATE "C" NOT NULL UNIQUE,
+    body jsonb NOT NULL,
+    -- Events earlier than this are dropped.
+    dropped_before bigint NOT NULL DEFAULT 0,
+    -- No append decides by an earlier clock than this.
+    fence bigint NOT NULL DEFAULT 0,
+    -- The latest event time of a decision: later events need no look at resolutions.
+    resolved_through bigint NOT NULL DEFAULT -1
+);
+
+CREATE TABLE slices (
+    dataset integer NOT NULL REFERENCES datasets,
+    start bigint NOT NULL,
+    until bigint NOT NULL,
+    time_bucket bigint NOT NULL,
+    event_buckets integer NOT NULL,
+    retired_at bigint,
+    PRIMARY KEY (dataset, start)
+);
+
+CREATE TABLE namespaces (
+    id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    -- NULL once the namespace is deleted, until it is purged.
+    name text COLLATE "C" UNIQUE,
+    dataset integer NOT NULL REFERENCES datasets,
+    settings jsonb NOT NULL,
+    -- Accept limits, and the instants from which they hold, in order.
+    era_from bigint[] NOT NULL,
+    era_limit bigint[] NOT NULL,
+    created_at bigint NOT NULL,
+    version bigint NOT NULL DEFAULT 1,
+    -- The latest watermark of any shard.
+    passed bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE watermarks (
+    namespace bigint NOT NULL,
+    shard integer NOT NULL,
+    through bigint NOT NULL,
+    PRIMARY KEY (namespace, shard)
+) WITH (fillfactor = 50);
+
+CREATE TABLE counters (
+    namespace bigint NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    checkpoint_at bigint,
+    checkpoint numeric,
+    settled_at bigint,
+    settled numeric,
+    PRIMARY KEY (namespace, name)
+) WITH (fillfactor = 70);
+
+CREATE TABLE windows (
+    namespace bigint NOT NULL,
+    counter text COLLATE "C" NOT NULL,
+    start bigint NOT NULL,
+    cleared boolean NOT NULL,
+    total numeric NOT NULL,
+    PRIMARY KEY (namespace, counter, start)
+);
+
+CREATE TABLE pending (
+    namespace bigint NOT NULL,
+    counter text COLLATE "C" NOT NULL,
+    recount bigint NOT NULL,
+    start bigint NOT NULL,
+    PRIMARY KEY (namespace, counter, recount, start)
+);
+
+-- Marks of recounts. What adds made dirty is read from the events, which lie in time order.
+CREATE TABLE marks (
+    namespace bigint NOT NULL,
+    shard integer NOT NULL,
+    start bigint NOT NULL,
+    counter text COLLATE "C" NOT NULL,
+    recount bigint NOT NULL,
+    PRIMARY KEY (namespace, shard, start, counter, recount)
+);
+
+CREATE TABLE resolutions (
+    namespace bigint NOT NULL,
+    event_time bigint NOT NULL,
+    event_id bytea NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    -- NULL while the decision waits for the appends that it may have overlooked.
+    outcome text,
+    fingerprint bytea NOT NULL,
+    PRIMARY KEY (namespace, event_time, event_id, scope)
+);
+CREATE INDEX resolutions_by_time ON resolutions (event_time);
+
+CREATE TABLE reservations (
+    namespace bigint NOT NULL,
+    nonce bytea NOT NULL,
+    time bigint NOT NULL,
+    expires bigint NOT NULL,
+    PRIMARY KEY (namespace, nonce)
+);
+CREATE INDEX reservations_by_expiry ON reservations (expires);
+
+CREATE TABLE tokens (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    issuer bytea NOT NULL,
+    next bigint NOT NULL DEFAULT 0,
+    time bigint NOT NULL DEFAULT 0
+);
+INSERT INTO tokens (issuer) VALUES (substring(uuid_send(gen_random_uuid()) FROM 1 FOR 8));
+
+CREATE TABLE leases (worker text COLLATE "C" PRIMARY KEY, expires bigint NOT NULL);
+
+CREATE TABLE api_keys (
+    id text COLLATE "C" PRIMARY KEY,
+    document text NOT NULL,
+    used bigint
+);
+
+-- One partition for each dataset, and in it one for each slice. Item key 0 with an atom is the
+-- header of an atomic add: it makes a second one under the same token a conflict.
+CREATE TABLE events (
+    dataset integer NOT NULL,
+    namespace bigint NOT NULL,
+    counter text COLLATE "C" NOT NULL,
+    event_time bigint NOT NULL,
+    event_id bytea NOT NULL,
+    item integer NOT NULL,
+    delta bigint NOT NULL,
+    shard integer NOT NULL,
+    clear boolean NOT NULL,
+    atom bytea,
+    PRIMARY KEY (dataset, namespace, counter, event_time, event_id, item)
+) PARTITION BY LIST (dataset);
+
+-- Appends lie in time order, so a few bytes for each run of pages find a span.
+CREATE INDEX events_by_time ON events USING brin (event_time)
+    WITH (pages_per_range = 16, autosummarize = on);
+CREATE INDEX events_clears ON events (namespace, counter, event_time) WHERE clear;
+
+CREATE FUNCTION clock_us() RETURNS bigint LANGUAGE sql VOLATILE
+RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- Which events may not be written: too old, in a window that was rolled up, or decided otherwise.
+-- NULL if all may be. Takes the lock that a fence waits for, and holds it until the transaction ends.
+--
+-- The lock comes before the clock: who waits for the lock's holders then knows that every append
+-- that comes later reads a later clock. A procedural function keeps the order of its statements,
+-- and each has a snapshot of its own. Raises CN001 if the namespace is deleted.
+CREATE FUNCTION late(
+    p_dataset integer, p_namespace bigint,
+    p_counter text[], p_time bigint[], p_id bytea[], p_item integer[]
+) RETURNS boolean[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    d datasets%ROWTYPE;
+    n namespaces%ROWTYPE;
+    now_us bigint;
+    earliest bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'appends need read committed, not %',
+            current_setting('transaction_isolation') USING ERRCODE = 'CN002';
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(('datasets'::regclass::oid::bigint << 32) | p_dataset);
+    SELECT * INTO d FROM datasets WHERE id = p_dataset;
+    SELECT * INTO n FROM namespaces WHERE id = p_namespace AND name IS NOT NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'namespace % is deleted', p_namespace USING ERRCODE = 'CN001';
+    END IF;
+    now_us := greatest(clock_us(), d.fence);
+    earliest := (SELECT min(t) FROM unnest(p_time) t);
+    IF earliest > n.passed AND earliest > d.resolved_through
+        AND earliest >= now_us - (SELECT min(l) FROM unnest(n.era_limit) l)
+    THEN
+        RETURN NULL;
+    END IF;
+    RETURN (
+        SELECT array_agg(
+            e.time <= n.passed
+            OR e.time < now_us - coalesce((
+                SELECT era.accept_limit
+                FROM unnest(n.era_from, n.era_limit) era (since, accept_limit)
+                WHERE era.since <= e.time ORDER BY era.since DESC LIMIT 1), n.era_limit[1])
+            OR EXISTS (
+                SELECT FROM resolutions r
+                WHERE r.namespace = p_namespace AND r.event_time = e.time AND r.event_id = e.id
+                AND r.scope = CASE e.item WHEN 0 THEN e.counter ELSE '' END
+                AND r.outcome IS DISTINCT FROM 'applied')
+            ORDER BY e.place)
+        FROM unnest(p_counter, p_time, p_id, p_item)
+            WITH ORDINALITY e (counter, time, id, item, place));
+END $$;
+
+-- Writes each event on its own. The outcomes in order: 0 new, 1 replayed, 2 conflict, 3 late; NULL
+-- if all are new. Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is
+-- written.
+CREATE FUNCTION append(
+    p_dataset integer, p_namespace bigint, p_new_counters text[],
+    p_counter text[], p_time bigint[], p_id bytea[], p_item integer[], p_delta bigint[],
+    p_shard integer[], p_clear boolean[], p_atom bytea[]
+) RETURNS smallint[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    is_late boolean[] := late(p_dataset, p_namespace, p_counter, p_time, p_id, p_item);
+    inserted integer;
+BEGIN
+    INSERT INTO counters (namespace, name)
+        SELECT p_namespace, c.name FROM unnest(p_new_counters) c (name)
+        WHERE is_late IS NULL OR EXISTS (
+            SELECT FROM unnest(p_counter, is_late) e (counter, is_late)
+            WHERE e.counter = c.name AND NOT e.is_late)
+        ORDER BY c.name COLLATE "C" ON CONFLICT DO NOTHING;
+    -- In the order of identities: two appends of the same events cannot wait for each other.
+    INSERT INTO events
+        (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
+        SELECT p_dataset, p_namespace, e.counter, e.time, e.id, e.item, e.delta, e.shard, e.clear,
+            e.atom
+        FROM unnest(p_counter, p_time, p_id, p_item, p_delta, p_shard, p_clear, p_atom)
+            WITH ORDINALITY e (counter, time, id, item, delta, shard, clear, atom, place)
+        WHERE is_late IS NULL OR NOT is_late[e.place]
+        ORDER BY e.counter COLLATE "C", e.time, e.id, e.item, e.place
+        ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS inserted = ROW_COUNT;
+    IF inserted = cardinality(p_time) THEN
+        RETURN NULL;
+    END IF;
+    RETURN (
+        SELECT array_agg(CASE
+            WHEN is_late[e.place] THEN 3
+            WHEN s.is_ours AND e.time_of_identity = 1 THEN 0
+            WHEN s.clear = e.clear AND (e.clear OR s.delta = e.delta)
+                AND s.atom IS NOT DISTINCT FROM e.atom THEN 1
+            ELSE 2
+            END::smallint ORDER BY e.place)
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY counter, time, id, item ORDER BY place)
+                AS time_of_identity
+            FROM unnest(p_counter, p_time, p_id, p_item, p_delta, p_clear, p_atom)
+                WITH ORDINALITY w (counter, time, id, item, delta, clear, atom, place)
+        ) e
+        LEFT JOIN LATERAL (
+            SELECT s.*, s.xmin = pg_current_xact_id()::xid AS is_ours FROM events s
+            WHERE s.dataset = p_dataset AND s.namespace = p_namespace AND s.counter = e.counter
+            AND s.event_time = e.time AND s.event_id = e.id AND s.item = e.item
+        ) s ON true);
+END $$;
+
+-- Writes the events of one token or none; one outcome as append() has it. CN003 is a conflict, too.
+CREATE FUNCTION append_atomic(
+    p_dataset integer, p_namespace bigint,
+    p_counter text[], p_time bigint[], p_id bytea[], p_item integer[], p_delta bigint[],
+    p_shard integer[], p_atom bytea
+) RETURNS smallint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    is_late boolean[] := late(p_dataset, p_namespace, p_counter, p_time, p_id, p_item);
+    inserted integer;
+BEGIN
+    IF is_late[1] THEN
+        RETURN 3;
+    END IF;
+    INSERT INTO events
+        (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
+        VALUES (p_dataset, p_namespace, '', p_time[1], p_id[1], 0, 0, -1, false, p_atom)
+        ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN (
+            SELECT CASE s.atom WHEN p_atom THEN 1 ELSE 2 END FROM events s
+            WHERE s.dataset = p_dataset AND s.namespace = p_namespace AND s.counter = ''
+            AND s.event_time = p_time[1] AND s.event_id = p_id[1] AND s.item = 0);
+    END IF;
+    INSERT INTO counters (namespace, name)
+        SELECT DISTINCT p_namespace, c.name COLLATE "C" FROM unnest(p_counter) c (name) ORDER BY 2
+        ON CONFLICT DO NOTHING;
+    INSERT INTO events
+        (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
+        SELECT p_dataset, p_namespace, e.counter, e.time, e.id, e.item, e.delta, e.shard, false,
+            p_atom
+        FROM unnest(p_counter, p_time, p_id, p_item, p_delta, p_shard)
+            e (counter, time, id, item, delta, shard)
+        ORDER BY e.counter COLLATE "C", e.item
+        ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS inserted = ROW_COUNT;
+    IF inserted < cardinality(p_time) THEN
+        RAISE EXCEPTION 'an event of another payload is there' USING ERRCODE = 'CN003';
+    END IF;
+    RETURN 0;
+END $$;
+
+-- What follows runs with the owner's rights: the service's role makes and drops no table otherwise.
+
+CREATE FUNCTION make_dataset(p_name text, p_body jsonb) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    made integer;
+BEGIN
+    IF EXISTS (SELECT FROM datasets WHERE name = p_name) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO datasets (name, body) VALUES (p_name, p_body) ON CONFLICT DO NOTHING
+        RETURNING id INTO made;
+    IF made IS NOT NULL THEN
+        EXECUTE format('CREATE TABLE events_%s PARTITION OF events FOR VALUES IN (%s)'
+            ' PARTITION BY RANGE (event_time)', made, made);
+    END IF;
+    RETURN made IS NOT NULL;
+END $$;
+
+CREATE FUNCTION make_slice(
+    p_dataset integer, p_start bigint, p_until bigint, p_time_bucket bigint, p_event_buckets integer
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO slices SELECT p_dataset, p_start, p_until, p_time_bucket, p_event_buckets, NULL
+        FROM datasets WHERE id = p_dataset AND dropped_before < p_until
+        ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        -- Attached when it is there: that lets appends to other slices go on.
+        EXECUTE format('CREATE TABLE events_%s_%s (LIKE events_%s)', p_dataset, p_start, p_dataset);
+        EXECUTE format('ALTER TABLE events_%s ATTACH PARTITION events_%s_%s FOR VALUES FROM (%s)'
+            ' TO (%s)', p_dataset, p_dataset, p_start, p_start, p_until);
+    END IF;
+END $$;
+
+CREATE FUNCTION drop_slice(p_dataset integer, p_start bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    ended bigint;
+BEGIN
+    DELETE FROM slices WHERE dataset = p_dataset AND start = p_start RETURNING until INTO ended;
+    IF FOUND THEN
+        UPDATE datasets SET dropped_before = greatest(dropped_before, ended) WHERE id = p_dataset;
+        EXECUTE format('DROP TABLE events_%s_%s', p_dataset, p_start);
+    END IF;
+END $$;
+
+-- Writes one batch of a rollup. A head, or a row, that is older than what is there changes nothing
+-- of it; rows up to the settled instant are dropped.
+CREATE FUNCTION apply(
+    p_namespace bigint, p_through bigint,
+    p_counter text[], p_at bigint[], p_count numeric[], p_settled_at bigint[], p_settled numeric[],
+    r_counter text[], r_start bigint[], r_cleared boolean[], r_total numeric[],
+    d_counter text[], d_recount bigint[], d_start bigint[]
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    -- This locks the counters in order, those too that are not changed.
+    INSERT INTO counters AS c (namespace, name, checkpoint_at, checkpoint, settled_at, settled)
+        SELECT p_namespace, u.* FROM unnest(p_counter, p_at, p_count, p_settled_at, p_settled)
+            u (name, at, count, settled_at, settled) ORDER BY u.name COLLATE "C"
+        ON CONFLICT (namespace, name) DO UPDATE SET
+            checkpoint_at = greatest(c.checkpoint_at, excluded.checkpoint_at),
+            checkpoint = CASE WHEN excluded.checkpoint_at >= coalesce(c.checkpoint_at, 0)
+                THEN excluded.checkpoint ELSE c.checkpoint END,
+            settled_at = greatest(c.settled_at, excluded.settled_at),
+            settled = CASE WHEN excluded.settled_at >= coalesce(c.settled_at, 0)
+                THEN excluded.settled ELSE c.settled END;
+    INSERT INTO windows AS w (namespace, counter, start, cleared, total)
+        SELECT p_namespace, r.counter, r.start, r.cleared, r.total
+        FROM unnest(r_counter, r_start, r_cleared, r_total) r (counter, start, cleared, total)
+        JOIN counters c ON c.namespace = p_namespace AND c.name = r.counter
+        JOIN unnest(p_counter, p_at) u (name, at) ON u.name = r.counter
+        WHERE c.checkpoint_at <= u.at AND r.start > coalesce(c.settled_at, 0)
+        ON CONFLICT (namespace, counter, start)
+            DO UPDATE SET cleared = excluded.cleared, total = excluded.total;
+    DELETE FROM windows w USING counters c
+        WHERE c.namespace = p_namespace AND c.name = ANY (p_counter) AND c.settled_at IS NOT NULL
+        AND w.namespace = p_namespace AND w.counter = c.name AND w.start <= c.settled_at;
+    DELETE FROM pending p USING unnest(d_counter, d_recount, d_start) d (counter, recount, start)
+        WHERE p.namespace = p_namespace AND p.counter = d.counter AND p.recount = d.recount
+        AND p.start = d.start;
+END $$;
+
+-- Deletes a bounded amount of what cannot be asked for any more; whether there is more.
+CREATE FUNCTION purge(p_now bigint, p_horizon bigint, p_rows integer) RETURNS boolean
+    LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    gone bigint;
+    deleted integer;
+    more boolean;
+BEGIN
+    DELETE FROM reservations WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM reservations WHERE expires <= p_now LIMIT p_rows));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := deleted = p_rows;
+    DELETE FROM resolutions WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM resolutions WHERE event_time < p_horizon LIMIT p_rows));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := more OR deleted = p_rows;
+    DELETE FROM leases WHERE expires <= clock_us();
+    -- Events of a deleted namespace are dropped with their slices: its id is never used again.
+    SELECT id INTO gone FROM namespaces WHERE name IS NULL LIMIT 1;
+    IF gone IS NULL THEN
+        RETURN more;
+    END IF;
+    DELETE FROM windows WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM windows WHERE namespace = gone LIMIT p_rows));
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    DELETE FROM counters WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM counters WHERE namespace = gone LIMIT p_rows));
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    DELETE FROM pending WHERE namespace = gone;
+    DELETE FROM marks WHERE namespace = gone;
+    DELETE FROM watermarks WHERE namespace = gone;
+    DELETE FROM resolutions WHERE namespace = gone;
+    DELETE FROM reservations WHERE namespace = gone;
+    DELETE FROM namespaces WHERE id = gone;
+    RETURN true;
+END $$;

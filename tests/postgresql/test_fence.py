@@ -1,0 +1,208 @@
+"""What a worker has summed, and what was decided, no append changes: with real transactions in
+between, and seen to fail with each part of the fence taken away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from unittest.mock import AsyncMock, patch
+
+import asyncpg
+import pytest
+
+from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.fence import pass_fence
+from counter.types import Decision, Event, Namespace, Outcome, Written
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    WINDOW,
+    add,
+    slice_at,
+)
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore, PostgresqlServer
+
+VOID = Decision(Outcome.VOID, b"fingerprint")
+LIMIT = 2 * WINDOW
+
+
+class World:
+    """A store whose server's clock the test holds, and what an append is as one statement."""
+
+    def __init__(self, store: FreshStore, clock: FakeClock, dsn: str) -> None:
+        self.store, self.clock, self.dsn = store, clock, dsn
+        self.database = store._database
+
+    async def begin(self) -> None:
+        (dataset,) = await self.store.control.datasets()
+        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+            await self.store.control.make_slices(dataset, slice_at(start_us))
+        settings = replace(SETTINGS, accept_limit_us=LIMIT)
+        namespace = await self.store.control.create_namespace("tests", settings, NOW)
+        assert namespace is not None
+        self.namespace: Namespace = namespace
+
+    async def stalled(self, event: Event) -> tuple[asyncpg.Connection, asyncpg.transaction]:
+        """An append of *event* that has done everything but commit."""
+        connection = await asyncpg.connect(self.dsn)
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.fetch(
+            "SELECT counter.append($1, $2, $3, $3, $4, $5, ARRAY[0], ARRAY[1::bigint], ARRAY[0],"
+            " ARRAY[false], ARRAY[NULL::bytea])",
+            *(self.namespace.dataset.id, self.namespace.id, [event.counter]),
+            *([event.event_time_us], [event.event_id]),
+        )
+        return connection, transaction
+
+    async def until(self, sql: str) -> None:
+        """Wait until *sql* counts anything."""
+        for _ in range(10_000):
+            if await self.database.value(sql):
+                return
+        raise AssertionError(sql)
+
+    async def breaks(self, old: str, new: str) -> None:
+        """Plant a bug in the function that admits appends."""
+        text = await self.database.value("SELECT pg_get_functiondef('{s}.late'::regproc)")
+        assert old in text
+        await self.database.rows(text.replace(old, new))
+
+
+@pytest.fixture
+async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
+    clock = FakeClock(NOW)
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), clock, [DATASET])
+    await store.open()
+    world = World(store, clock, postgresql.dsn())
+    await world.begin()
+    yield world
+    await store.close()
+
+
+async def _sum_is_final(world: World) -> bool:
+    """A worker that passed the fence sums what a stalled append, admitted before it, will write."""
+    connection, transaction = await world.stalled(add())
+    fence = asyncio.create_task(pass_fence(world.database))
+    done, _ = await asyncio.wait([fence], timeout=0.3)
+    if done:
+        await transaction.rollback()
+        await connection.close()
+        return False
+    await transaction.commit()
+    await connection.close()
+    await fence
+    [fold] = await world.store.events.sums(world.namespace, [("c", NOW)])
+    return fold.total == 1
+
+
+async def _a_late_lock_reads_a_late_clock(world: World) -> bool:
+    """An append that waits for its lock until the event is too old is refused."""
+    blocker = await asyncpg.connect(world.dsn)
+    key = "('counter.datasets'::regclass::oid::bigint << 32) | $1"
+    await blocker.fetch(f"SELECT pg_advisory_lock({key})", world.namespace.dataset.id)
+    append = asyncio.create_task(world.store.events.append(world.namespace, [add()]))
+    await world.until("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    world.clock.advance(LIMIT + 1)
+    await pass_fence(world.database)
+    await blocker.fetch(f"SELECT pg_advisory_unlock({key})", world.namespace.dataset.id)
+    outcomes = await append
+    await blocker.close()
+    return list(outcomes) == [Written.LATE]
+
+
+async def _void_is_final(world: World) -> bool:
+    """A token is not void while an append of it may commit."""
+    connection, transaction = await world.stalled(add())
+    deciding = asyncio.create_task(world.store.decisions.decide(world.namespace, [add()], VOID))
+    done, _ = await asyncio.wait([deciding], timeout=0.3)
+    await transaction.commit()
+    await connection.close()
+    decision = await deciding
+    [found] = await world.store.events.find(world.namespace, [add()])
+    return not done and (decision.outcome is Outcome.APPLIED) == (found is not None)
+
+
+async def _an_open_decision_refuses(world: World) -> bool:
+    """While a decision waits for an append, another append of the token is refused."""
+    connection, transaction = await world.stalled(add("other"))
+    deciding = asyncio.create_task(world.store.decisions.decide(world.namespace, [add()], VOID))
+    await world.until("SELECT count(*) FROM {s}.resolutions")
+    outcomes = await world.store.events.append(world.namespace, [add()])
+    await transaction.commit()
+    await connection.close()
+    return list(outcomes) == [Written.LATE] and (await deciding).outcome is Outcome.VOID
+
+
+async def _a_clock_behind_admits_nothing_old(world: World) -> bool:
+    """After a failover to a server whose clock is behind, time stands still at the fence."""
+    world.clock.advance(LIMIT + 1)
+    await pass_fence(world.database)
+    world.clock.advance(-LIMIT)
+    assert await pass_fence(world.database) == NOW + LIMIT + 1
+    outcomes = await world.store.events.append(world.namespace, [add(), add(at=NOW + 1)])
+    return list(outcomes) == [Written.LATE, Written.NEW]
+
+
+async def _what_was_rolled_up_takes_nothing(world: World) -> bool:
+    """A watermark refuses events up to it, whatever their age."""
+    await world.store.rollups.advance(world.namespace, [0], NOW + WINDOW - 1)
+    events = [add(), add(at=NOW + WINDOW)]
+    outcomes = await world.store.events.append(world.namespace, events)
+    return list(outcomes) == [Written.LATE, Written.NEW]
+
+
+Scenario = Callable[[World], Awaitable[bool]]
+LOCK = "PERFORM pg_advisory_xact_lock_shared(('datasets'::regclass::oid::bigint << 32) | p_dataset)"
+SCENARIOS: list[Scenario] = [
+    _sum_is_final,
+    _a_late_lock_reads_a_late_clock,
+    _void_is_final,
+    _an_open_decision_refuses,
+    _a_clock_behind_admits_nothing_old,
+    _what_was_rolled_up_takes_nothing,
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__.strip("_"))
+async def test_it_holds(world: World, scenario: Scenario) -> None:
+    assert await scenario(world)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "old", "new"),
+    [
+        pytest.param(_sum_is_final, LOCK, "PERFORM 1", id="no lock"),
+        pytest.param(
+            _a_late_lock_reads_a_late_clock,
+            LOCK,
+            f"now_us := clock_us(); {LOCK}",
+            id="clock before lock",
+        ),
+        pytest.param(
+            _an_open_decision_refuses, "earliest > d.resolved_through", "true", id="no decision"
+        ),
+        pytest.param(
+            _a_clock_behind_admits_nothing_old, ", d.fence", "", id="failover without fence"
+        ),
+        pytest.param(
+            _what_was_rolled_up_takes_nothing, "earliest > n.passed", "true", id="no watermark"
+        ),
+    ],
+)
+async def test_a_planted_bug_is_caught(
+    world: World, scenario: Scenario, old: str, new: str
+) -> None:
+    await world.breaks(old, new)
+    if new.startswith("now_us"):
+        await world.breaks("now_us := greatest(clock_us(), d.fence)", "PERFORM 1")
+    assert not await scenario(world)
+
+
+async def test_a_void_without_the_fence_is_caught(world: World) -> None:
+    with patch("counter.storage.postgresql.decisions.wait_for_appends", AsyncMock()):
+        assert not await _void_is_final(world)

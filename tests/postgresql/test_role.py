@@ -1,0 +1,80 @@
+"""The service's role does all that the service does with the rights that the document lists."""
+
+import re
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from counter.errors import StoreUnavailableError
+from counter.limits import SECOND
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.fence import pass_fence
+from counter.types import Checkpoint, CounterUpdate, Decision, Mark, Outcome, Pending, WindowRow
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    T0,
+    WINDOW,
+    add,
+    atomic,
+    nonce,
+    slice_at,
+)
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore, PostgresqlServer
+
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/use-postgresql.md"
+
+
+@pytest.fixture
+async def granted(postgresql: PostgresqlServer) -> str:
+    """The DSN of a role that has the rights of the document."""
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    [grants] = re.findall(r"```sql\n(GRANT.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    connection = await asyncpg.connect(postgresql.dsn())
+    await connection.execute(
+        "DO $$ BEGIN CREATE ROLE counter_service LOGIN;"
+        " EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+    )
+    await connection.execute(grants)
+    await connection.close()
+    await store.close()
+    return postgresql.dsn().replace("counter@", "counter_service@")
+
+
+async def test_it_suffices(granted: str) -> None:
+    store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
+    await store.open()
+    (dataset,) = await store.control.datasets()
+    for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+        await store.control.make_slices(dataset, slice_at(start_us))
+    namespace = await store.control.create_namespace("tests", SETTINGS, NOW)
+    assert namespace is not None
+    await store.events.append(namespace, [add()])
+    await store.events.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
+    await store.rollups.mark(namespace, [Mark(T0, "c", T0)])
+    await store.rollups.leave_pending(namespace, [("c", Pending(T0, T0))])
+    await store.decisions.decide(namespace, [add("d")], Decision(Outcome.VOID, b""))
+    await store.decisions.reserve(namespace, nonce(1), NOW, NOW + SECOND)
+    update = CounterUpdate("c", (WindowRow(NOW, False, 1),), Checkpoint(NOW + WINDOW - 1, 1))
+    await store.rollups.apply(namespace, [update], through_us=NOW + WINDOW - 1)
+    await store.rollups.advance(namespace, [0], NOW + WINDOW - 1)
+    await store.rollups.drop_marks(namespace, 0, NOW)
+    await pass_fence(store._database)
+    await store.control.lease_tokens(1, NOW)
+    await store.leases.heartbeat("w", SECOND)
+    await store.control.retire_slice(dataset, FIRST_SLICE, NOW)
+    await store.control.drop_slice(dataset, FIRST_SLICE)
+    assert await store.control.delete_namespace(namespace)
+    while await store.control.purge(NOW):
+        pass
+    await store.ping()
+    with pytest.raises(StoreUnavailableError, match="docs/how-to/use-postgresql"):
+        await store._database.rows("DELETE FROM {s}.events")
+    await store.close()

@@ -1,0 +1,165 @@
+"""Several ``counter serve`` over one real PostgreSQL: killed, restarted, and exact."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.postgresql import PostgresqlServer
+from tests.support.rest import Rest
+from tests.support.server import ROOT, Server, refused
+from tests.support.waiting import eventually
+
+FLAGS = {
+    "store": "postgresql",
+    "rollup_window": "200ms",
+    "accept_limit": "2s",
+    "write_timeout": "1s",
+}
+ADDS_OF_ONE = 25
+
+
+def apply_schema() -> subprocess.CompletedProcess[str]:
+    dataset = ("--retention=1h", "--slice=10m", "--write-timeout=1s")
+    return subprocess.run(
+        [sys.executable, "-m", "counter", "schema", "apply", "--store=postgresql", *dataset],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresqlServer]:
+    """A server of the test's own, which it may kill."""
+    with tempfile.TemporaryDirectory(prefix="postgresql-") as directory:
+        server = PostgresqlServer(Path(directory))
+        server.start()
+        monkeypatch.setenv("COUNTER_DSN", server.dsn())
+        yield server
+        server.stop()
+
+
+async def added(servers: list[Server], counter: str, number: int) -> int:
+    """Add until there is a definite answer, at whichever process; what was counted."""
+    token = None
+    body: dict[str, object] = {"delta": number}
+    for attempt in range(400):
+        server = servers[(number + attempt) % len(servers)]
+        try:
+            async with httpx.AsyncClient(base_url=server.url, timeout=5, trust_env=False) as http:
+                if token is None:
+                    issued = await http.post("/v1/tokens", json={"count": 1})
+                    if issued.status_code == 200:
+                        token = body["idempotency_token"] = issued.json()["tokens"][0]
+                else:
+                    path = f"/v1/namespaces/default/counters/{counter}/add"
+                    answer = await http.post(path, json=body)
+                    if answer.status_code == 200:
+                        return number
+                    if answer.json().get("applied") is False:
+                        return 0
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{token} of {counter} got no definite answer")
+
+
+@pytest.mark.slow
+async def test_kills_under_load_lose_nothing_and_count_nothing_twice(
+    database: PostgresqlServer, tmp_path: Path
+) -> None:
+    assert apply_schema().returncode == 0
+    servers = [Server(tmp_path, tmp_path / f"logs{n}", FLAGS) for n in range(2)]
+    try:
+        await asyncio.gather(*(server.start() for server in servers))
+        expected: Counter[str] = Counter()
+
+        async def adds(counter: str) -> None:
+            for number in range(1, ADDS_OF_ONE + 1):
+                expected[counter] += await added(servers, counter, number)
+
+        loads = [asyncio.create_task(adds(f"c{n}")) for n in range(8)]
+        await asyncio.sleep(0.5)
+        servers[0].kill()
+        await servers[0].start()
+        database.stop(signal.SIGKILL)
+        database.start()
+        servers[1].kill()
+        await servers[1].start()
+        await asyncio.gather(*loads)
+        async with servers[0].client() as one, servers[1].client() as other:
+            for counter, count in expected.items():
+                assert [await one.count(counter), await other.count(counter)] == [count, count]
+
+            async def rolled_up() -> bool:
+                found = [await one.get(name, "1h") for name in expected]
+                return [each.json()["count"] for each in found] == list(expected.values())
+
+            await eventually(rolled_up, "a worker has rolled up all")
+        assert sum(expected.values()) > 0
+    finally:
+        for server in servers:
+            server.clean_up()
+
+
+@pytest.mark.slow
+async def test_processes_agree_on_tokens_conflicts_and_atomic_adds(
+    database: PostgresqlServer, tmp_path: Path
+) -> None:
+    applied = await asyncio.gather(*(asyncio.to_thread(apply_schema) for _ in range(3)))
+    assert [each.returncode for each in applied] == [0, 0, 0]
+    servers = [Server(tmp_path, tmp_path / f"logs{n}", FLAGS) for n in range(2)]
+    try:
+        await asyncio.gather(*(server.start() for server in servers))
+        async with servers[0].client() as one, servers[1].client() as other:
+            assert (await one.add("c", 5, key="k")).json()["replayed"] is False
+            assert (await other.add("c", 5, key="k")).json()["replayed"] is True
+            assert (await other.add("c", 6, key="k")).status_code == 409
+            await atomic_once(one, other)
+            assert await other.count("c") == 6
+            assert (await other.clear("c", key="clear")).status_code == 200
+            assert await one.count("c") == 0
+        assert [await server.stop() for server in servers] == [0, 0]
+    finally:
+        for server in servers:
+            server.clean_up()
+
+
+async def atomic_once(one: Rest, other: Rest) -> None:
+    """One atomic add, retried elsewhere."""
+    for rest, replayed in ((one, False), (other, True)):
+        answer = await rest.atomic_add([("c", 1), ("d", 2)], None, key="atom")
+        assert [each["replayed"] for each in answer.json()["results"]] == [replayed] * 2
+
+
+@pytest.mark.slow
+def test_a_start_without_a_schema_names_the_fix(
+    database: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = refused(tmp_path, store="postgresql", start_timeout="0s")
+    assert code == 2
+    assert "run `counter schema apply`" in said
+    monkeypatch.setenv("COUNTER_DSN", database.dsn("nowhere"))
+    code, said = refused(tmp_path, store="postgresql", start_timeout="0s")
+    assert code == 2
+    assert 'database "nowhere" does not exist' in said
+
+
+@pytest.mark.slow
+def test_a_server_that_may_lose_adds_is_refused(database: PostgresqlServer, tmp_path: Path) -> None:
+    assert apply_schema().returncode == 0
+    database.stop()
+    database.start(fsync="off")
+    code, said = refused(tmp_path, store="postgresql", start_timeout="0s")
+    assert code == 2
+    assert "fsync = off" in said
