@@ -106,10 +106,6 @@ SYNC_TYPES = "Lock RLock Condition Event Semaphore Queue SimpleQueue LifoQueue P
 READ_ONLY_TYPES = ("Mapping", "Sequence", "Collection", "Iterable", "AbstractSet")
 #: Write returns, reports, again, no client, the caller, exists.
 UNPLAIN = re.compile(r"\b(told|tells|anew|nobody|whoever|whom|stands)\b", re.IGNORECASE)
-#: Rooms and modules whose comments and docstrings still have such words.
-NOT_PLAIN_YET = tuple(
-    f"counter/storage/cassandra/{name}.py" for name in ("connection", "gathering")
-)
 UNFINISHED = re.compile(r"\b(TO[D]O|FIX[M]E|XX[X])\b")
 
 
@@ -338,7 +334,7 @@ def is_unfinished(source: Source) -> Iterator[str]:
 
 
 def is_not_plain(source: Source) -> Iterator[str]:
-    if source.path.startswith(NOT_PLAIN_YET) or not UNPLAIN.search(source.text):
+    if not UNPLAIN.search(source.text):
         return
     comments = (
         (token.start[0], token.string)

@@ -26,9 +26,10 @@ from counter.errors import (
 from counter.limits import SECOND
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import driver as driver_setup
-from counter.storage.cassandra.connection import Bridge, Connection, Gathering, let_go
+from counter.storage.cassandra.connection import Connection, Gathering, let_go
 from counter.storage.cassandra.driver import SparingSpeculation, quieten, translated, untold, within
 from counter.storage.cassandra.session import Coalesced
+from counter.storage.shared.bridge import Bridge
 from tests.support.virtual import virtually
 
 

@@ -9,8 +9,9 @@ from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BoundStatement, SimpleStatement
 
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.cassandra.connection import Bridge, Connection
+from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.shared.bridge import Bridge
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import Statement, parse, schema_of
 

@@ -35,38 +35,12 @@ from counter.metrics import Calls, StoreTally
 from counter.storage.cassandra import driver
 from counter.storage.cassandra.driver import translated, untold
 from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.shared.bridge import Bridge
 
 #: Sends a statement, from the page that the paging state names.
 Send = Callable[[Any, bytes | None], ResponseFuture]
 
 _DONE: Final = -1
-
-
-class Bridge:
-    """Calls functions in one event loop, from any thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._woken = False
-
-    def call(self, function: Callable[[Any], None], result: Any) -> None:
-        """Have *function* called with *result* in the loop. Call from any thread."""
-        self._calls.append((function, result))
-        # Appended first, then looked: either the drain under way takes it, or a new one will.
-        if not self._woken:
-            self._woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                # The loop is closed: nobody waits any more.
-                self._calls.clear()
-
-    def _drain(self) -> None:
-        self._woken = False
-        while self._calls:
-            function, result = self._calls.popleft()
-            function(result)
 
 
 class Gathering:
@@ -96,7 +70,7 @@ class Gathering:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Send all of them. Never raises: an error stands in its result's place."""
+        """Send all of them. Never raises: a failed one has its error in place of a result."""
         for index in range(len(self._statements)):
             self._ask(index, 0, None)
 
@@ -116,8 +90,8 @@ class Gathering:
     def _succeed(
         self, rows: Sequence[Any] | None, index: int, page: int, response: ResponseFuture
     ) -> None:
-        # Each page is asked for anew. The response would ask for the next one itself, but then a
-        # late answer to this page would pass for an answer to that one.
+        # Each page is requested separately. The response would ask for the next one itself, but
+        # then a late answer to this page would pass for an answer to that one.
         paging_state = response._paging_state
         let_go(response)
         with self._lock:
@@ -153,7 +127,7 @@ class Gathering:
 
 def let_go(response: ResponseFuture) -> None:
     """Have a *response* that was answered hold nothing that holds it: its timer calls it, and its
-    callbacks may know it. Else nobody but the garbage collector would ever free it, and all that
+    callbacks may know it. Otherwise only the garbage collector would free it, and all that
     it holds: at thousands of statements a second that is a good part of all work."""
     timer, response._timer = response._timer, None
     if timer is not None:
@@ -216,7 +190,7 @@ class Connection:
         try:
             self._cluster = driver.new_cluster(self._options)
         except (OSError, cassandra.DriverException) as error:
-            # Nobody was asked yet: what is wrong is here, and stays.
+            # No node was asked yet: the settings are wrong, so another try would not help.
             raise StartupError(str(driver.cannot_connect(self._options, error))) from error
         try:
             with driver.tried_again(self._has_failed):
@@ -328,7 +302,7 @@ class Connection:
     ) -> tuple[bool, _Row | None]:
         """Run a compare-and-set; whether it was applied, and the row that *settle* would show.
 
-        *statement* writes *mine*, which nobody else ever writes, into the column that *settle*, a
+        *statement* writes *mine*, which no other statement writes, into the column that *settle*, a
         SERIAL read, has at position *at*. One that timed out may have been applied: the SERIAL
         read completes what is under way. Where it does not show *mine*, the statement is run again;
         if the first one lands after all, either the second finds *mine* there, or the first finds
@@ -353,7 +327,7 @@ class Connection:
             try:
                 row = await settle()
             except UnavailableError as error:
-                # Run again, it tells as much.
+                # Running it again gives the same answer.
                 failure = failure or error
             else:
                 # Where it was refused too: the driver sends it to another node where the first
@@ -473,7 +447,7 @@ class Connection:
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
         def done(results: list[Any]) -> None:
-            # Room is made when they are back: whoever waits may have been cancelled before.
+            # Room is made when they are back: the caller may have been cancelled before.
             self._give_back(count)
             if not future.done():
                 future.set_result(results)
@@ -549,7 +523,7 @@ STREAM_IN_FLIGHT_MAX: Final = 1_024
 
 #: Begins to send a statement, which may take so many microseconds; gives the driver's response.
 SendOne = Callable[[Any, int | None], Any]
-#: Is told None when a write is done, else what became of it.
+#: Called with None when a write is done, otherwise with its error.
 Done = Callable[[BaseException | None], None]
 
 
@@ -566,7 +540,7 @@ class _Sent:
 
 
 class Stream:
-    """Sends statements, and tells the end of each in the event loop that sent it."""
+    """Sends statements, and reports the end of each in the event loop that sent it."""
 
     def __init__(self, send: SendOne, calls: Calls | None = None) -> None:
         """*calls* counts what was sent, and what of it failed."""
@@ -591,7 +565,7 @@ class Stream:
         return len(self._waiting)
 
     async def wait_until_ended(self) -> None:
-        """Wait until all that was sent has ended, and its end was told."""
+        """Wait until all that was sent has ended, and its end is reported."""
         while self._waiting or self._in_flight:
             self._all_ended = self._all_ended or asyncio.Event()
             await self._all_ended.wait()

@@ -27,8 +27,7 @@ from counter.storage.cassandra.control_keyspace import (
     namespace_of,
     namespace_text,
 )
-from counter.storage.cassandra.gathering import batch_of
-from counter.storage.cassandra.session import Coalesced, Session
+from counter.storage.cassandra.session import Coalesced, Session, batch_of
 from counter.storage.cassandra.slices import CassandraPurge, CassandraSlices
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, PayloadCheck, TokenBlock
 from counter.windows import first_watermark

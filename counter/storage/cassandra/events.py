@@ -17,9 +17,9 @@ from counter.errors import (
     WriteTimeoutError,
     invariant,
 )
+from counter.limits import PENDING_WRITES_MAX
 from counter.storage.cassandra.driver import within
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, EventFolds, EventScans
-from counter.storage.cassandra.gathering import Batch, Gatherer
 from counter.storage.cassandra.session import Lane, Session
 from counter.storage.cassandra.tables import (
     DELETE,
@@ -37,6 +37,7 @@ from counter.storage.cassandra.tables import (
     place_of,
     shown,
 )
+from counter.storage.shared.batching import Batch, Batcher
 from counter.types import Dataset, Event, Namespace, PayloadCheck, Written
 
 #: Rows that one compare-and-set inserts; if one of them exists, it is retried without that row.
@@ -84,14 +85,17 @@ class StrictWrites:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._conditional: Gatherer[Lane, _Insert, Written] = Gatherer(
-            self._begin_inserts, rows_max=_ROWS_MAX, at_once=1
+        self._conditional: Batcher[Lane, _Insert, Written | BaseException] = Batcher(
+            self._begin_inserts,
+            name="Cassandra",
+            items_max=_ROWS_MAX,
+            waiting_max=PENDING_WRITES_MAX,
         )
         self._inserting: set[asyncio.Task[None]] = set()
 
     async def insert_new(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]
-    ) -> list[Written | BaseException | None]:
+    ) -> list[Written | BaseException]:
         """Insert each event unless its identity exists; return an outcome or error for each."""
         dataset, items = namespace.dataset, []
         for place, event in zip(places, events, strict=True):
@@ -100,21 +104,23 @@ class StrictWrites:
             )
             statement = insert.bind((*key_of(place, event), *cells_of(event)))
             items.append(((dataset.write_timeout_us, *place), (event, statement)))
-        return await self._conditional.put(items)
+        return await self._conditional.put_all(items)
 
-    def _begin_inserts(self, batches: Sequence[Batch[Lane, _Insert, Written]]) -> None:
+    def _begin_inserts(
+        self, batches: Sequence[Batch[Lane, _Insert, Written | BaseException]]
+    ) -> None:
         for batch in batches:
             task = asyncio.create_task(self._insert(batch))
             self._inserting.add(task)
             task.add_done_callback(self._inserting.discard)
 
-    async def _insert(self, batch: Batch[Lane, _Insert, Written]) -> None:
+    async def _insert(self, batch: Batch[Lane, _Insert, Written | BaseException]) -> None:
         try:
             results = await self._insert_lane(batch.key[0], batch.items)
         except Exception as error:
-            batch.end(error)
+            batch.end_all(error)
         else:
-            batch.succeed(results)
+            batch.end(results)
 
     async def _insert_lane(
         self, timeout_us: int, items: Sequence[_Insert]
@@ -241,7 +247,7 @@ class CassandraEvents:
         for at, event in enumerate(events):
             firsts.setdefault(event[:4], at)
         alone = list(firsts.values())
-        results = await self._session.rows.put(
+        results = await self._session.rows.put_all(
             [await self._row_of(namespace, places[at], events[at]) for at in alone]
         )
         outcomes = [_told(result) for result in results]

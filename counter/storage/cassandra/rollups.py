@@ -18,11 +18,11 @@ from typing import Any, Final, TypeVar
 from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
 from counter.partitions import shard_of
-from counter.storage.cassandra.gathering import batch_of
 from counter.storage.cassandra.session import (
     Coalesced,
     Lane,
     Session,
+    batch_of,
     unavailable,
     unknown,
 )
@@ -288,7 +288,7 @@ class CassandraRollups:
                 lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
                 values = (namespace.id, bucket, counter, self._session.stamp())
                 names.append((lane, bound(insert, _NAME_PACKERS, values)))
-        errors = [unavailable(each) for each in await self._session.rows.put([*rows, *names])]
+        errors = [unavailable(each) for each in await self._session.rows.put_all([*rows, *names])]
         unlisted: dict[str, UnavailableError] = {}
         for counter, error in zip(new, errors[len(rows) :], strict=True):
             if error is None:

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
 from cassandra import ConsistencyLevel
+from cassandra.query import BatchStatement, BatchType
 
 from counter.errors import (
     NamespaceUnknownError,
@@ -23,15 +24,15 @@ from counter.errors import (
     StoreUnavailableError,
     UnavailableError,
 )
-from counter.limits import MILLISECOND, TIME_MAX_US
+from counter.limits import MILLISECOND, PENDING_WRITES_MAX, TIME_MAX_US
 from counter.partitions import slice_of
 from counter.ports import Clock
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import ControlKeyspace, dataset_of, slice_from
-from counter.storage.cassandra.gathering import Batch, Gatherer, batch_of
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.schema import check_version
 from counter.storage.cassandra.tables import events_table, keyspace_of
+from counter.storage.shared.batching import Batch, Batcher
 from counter.types import ClockReading, Dataset, Namespace, Placement, Slice
 from counter.windows import settling_time
 
@@ -103,7 +104,9 @@ class DatasetState:
 
 #: The time-out of a write in microseconds, and its table; the rest identifies a partition.
 Lane = tuple[Any, ...]
-_Rows = Batch[Lane, Any, None]
+_Rows = Batch[Lane, Any, BaseException | None]
+#: Rows of one batch; bounds what one slow statement delays.
+_BATCH_ROWS_MAX: Final = 100
 
 #: Small batches of one turn share a statement, because a statement costs this process and the node
 #: far more than a row. Servers warn of more than ten partitions and of 5 KiB.
@@ -131,7 +134,14 @@ class Session:
         self._seen_gone_us: dict[int, int] = {}
         self._clocks_read = 0
         #: Rows that are written, those of one partition together.
-        self.rows: Gatherer[Lane, Any, None] = Gatherer(self._write_batches)
+        # Of one partition up to four batches: a stream of rows to it does not wait for each answer.
+        self.rows: Batcher[Lane, Any, BaseException | None] = Batcher(
+            self._write_batches,
+            name="Cassandra",
+            items_max=_BATCH_ROWS_MAX,
+            waiting_max=PENDING_WRITES_MAX,
+            at_once=4,
+        )
         self._stamped_us = 0
 
     async def open(self) -> None:
@@ -317,7 +327,7 @@ class Session:
 
     async def write(self, rows: Sequence[tuple[Lane, Any]]) -> None:
         """Write bound statements, each in its lane. Raises the first error."""
-        for result in await self.rows.put(rows):
+        for result in await self.rows.put_all(rows):
             if result is not None:
                 raise result
 
@@ -353,7 +363,7 @@ class Session:
                 self._send_rows([batch])
             return
         for batch in sharing:
-            batch.end(error)
+            batch.end_all(error)
 
     def stamp(self) -> int:
         """Return a write timestamp that is later than all returned before.
@@ -385,6 +395,18 @@ def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:
 def _surely_off(reading: ClockReading) -> tuple[int, int]:
     """Return the least possible offset; among those of 0, the most precise is the largest."""
     return max(0, abs(reading.offset_us) - reading.error_us), -reading.error_us
+
+
+def batch_of(statements: Sequence[Any]) -> BatchStatement:
+    """Return bound *statements* as one that is idempotent, at the consistency of the first.
+
+    Those of one partition are done all or none; those of several are not.
+    """
+    batch = BatchStatement(BatchType.UNLOGGED, consistency_level=statements[0].consistency_level)
+    batch.is_idempotent = True
+    for statement in statements:
+        batch.add(statement)
+    return batch
 
 
 def _shared(batches: Sequence[_Rows]) -> Iterator[list[_Rows]]:

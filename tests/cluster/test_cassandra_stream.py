@@ -1,7 +1,7 @@
-"""Group commit and the stream of single writes, over a commit and a driver in the test's hand."""
+"""The stream of single writes, over a driver in the test's hand."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,125 +14,6 @@ from counter.metrics import Calls
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import connection as driver_connection
 from counter.storage.cassandra.connection import Connection, Stream
-from counter.storage.cassandra.gathering import Batch, Gatherer
-
-_Batch = Batch[str, int, str]
-_Put = Coroutine[Any, Any, list[str | BaseException | None]]
-
-
-class Commits:
-    """Batches as they were begun; the test ends them."""
-
-    def __init__(self) -> None:
-        self.begun: list[_Batch] = []
-
-    def __call__(self, batches: Sequence[_Batch]) -> None:
-        self.begun += batches
-
-    @property
-    def items(self) -> list[tuple[str, list[int]]]:
-        return [(batch.key, batch.items) for batch in self.begun]
-
-    def end_all(self) -> None:
-        begun, self.begun = self.begun, []
-        for batch in begun:
-            batch.succeed([f"{batch.key}{item}" for item in batch.items])
-
-
-@pytest.fixture
-def commits() -> Commits:
-    return Commits()
-
-
-@pytest.fixture
-def gatherer(commits: Commits) -> Gatherer[str, int, str]:
-    return Gatherer(commits, rows_max=3, at_once=2)
-
-
-async def begin(*puts: _Put) -> list[asyncio.Task[list[str | BaseException | None]]]:
-    """All *puts* in one turn of the loop, and that turn over."""
-    tasks = [asyncio.create_task(put) for put in puts]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return tasks
-
-
-async def test_items_of_one_turn_travel_together(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    """Those of one key, whoever puts them; each caller gets results for its own, in order."""
-    one, two = await begin(
-        gatherer.put([("a", 1), ("b", 2)]), gatherer.put([("b", 3), ("a", 4), ("c", 5)])
-    )
-    assert commits.items == [("a", [1, 4]), ("b", [2, 3]), ("c", [5])]
-    commits.end_all()
-    assert await one == ["a1", "b2"]
-    assert await two == ["b3", "a4", "c5"]
-
-
-async def test_what_comes_while_a_batch_is_under_way_gathers(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    """It goes when that one is back, and other keys wait for nobody."""
-    tasks = await begin(gatherer.put([("a", 1)]))
-    tasks += await begin(gatherer.put([("a", 2)]))
-    tasks += await begin(gatherer.put([("a", 3), ("b", 4)]))
-    assert commits.items == [("a", [1]), ("b", [4])]
-    assert gatherer.waiting == 2
-    commits.end_all()
-    await asyncio.sleep(0)
-    assert commits.items == [("a", [2, 3])]
-    assert gatherer.waiting == 0
-    commits.end_all()
-    assert [await task for task in tasks] == [["a1"], ["a2"], ["a3", "b4"]]
-
-
-async def test_a_full_batch_does_not_wait(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    """Up to so many are under way at once; none is larger than it may be."""
-    tasks = await begin(gatherer.put([("a", 1)]))
-    tasks += await begin(gatherer.put([("a", n) for n in range(2, 10)]))
-    assert commits.items == [("a", [1]), ("a", [2, 3, 4])]
-    commits.begun.pop(0).end(None)
-    await asyncio.sleep(0)
-    assert commits.items == [("a", [2, 3, 4]), ("a", [5, 6, 7])]
-    commits.end_all()
-    await asyncio.sleep(0)
-    assert commits.items == [("a", [8, 9])]
-    commits.end_all()
-    assert await tasks[0] == [None]
-    assert await tasks[1] == [f"a{n}" for n in range(2, 10)]
-
-
-async def test_a_failure_concerns_its_own_batch(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    """Its items have the error in place of a result, all others what they came to."""
-    (task,) = await begin(gatherer.put([("a", 1), ("b", 2), ("a", 3)]))
-    error = WriteTimeoutError("late")
-    commits.begun[0].end(error)
-    commits.begun[1].succeed(["done"])
-    assert await task == [error, "done", error]
-
-
-async def test_a_caller_that_gives_up_leaves_its_items(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    """They are committed with the others', who get their results."""
-    one, two = await begin(gatherer.put([("a", 1)]), gatherer.put([("a", 2)]))
-    one.cancel()
-    await asyncio.sleep(0)
-    commits.end_all()
-    assert await two == ["a2"]
-    assert one.cancelled()
-
-
-async def test_nothing_to_put_is_put_at_once(
-    gatherer: Gatherer[str, int, str], commits: Commits
-) -> None:
-    assert await gatherer.put([]) == []
-    assert commits.begun == []
 
 
 class Response:
