@@ -170,6 +170,10 @@ class Batcher(Generic[K, T, R]):
 
         Raises OverloadedError, before any work, as :meth:`put` does.
         """
+        if len(items) == 1:
+            # A single add: half of the time of the general way.
+            [(key, item)] = items
+            return list(await self.put(key, (item,)))
         places: dict[K, list[int]] = {}
         for place, (key, _) in enumerate(items):
             places.setdefault(key, []).append(place)
