@@ -39,8 +39,8 @@ def counters(bench: Bench) -> Report:
     by_spread = {spread: {size: next(samples) for size in sizes} for spread in spreads}
     figures: list[Figure] = []
     for spread, loads in by_spread.items():
-        # Evenly spread, nearly every add is the first of its counter in a window, and leaves a
-        # mark and a name beside the event: that is dearer, and no more than that is promised.
+        # Evenly spread, nearly every add is the first of its counter in a window, and its window
+        # must be rolled up alone: that is dearer, and no more than that is promised.
         flat = spread == "skewed"
         figures += _figures(loads, f"{sizes[-1]:,} counters, of {sizes[0]:,}; {spread}", flat=flat)
     return Report(

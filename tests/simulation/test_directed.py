@@ -53,6 +53,13 @@ def test_a_directed_test_fails_where_the_bug_is_planted(
     assert came.outcomes == ["call failed"], came.text or f"there is no {DIRECTED[name]}"
 
 
+@pytest.mark.parametrize("bug", all_bugs().values(), ids=lambda bug: bug.name)
+def test_every_bug_fits_the_source(bug: Bug) -> None:
+    """A change of the source may unplant one: it edits text."""
+    with bug.plant():
+        pass
+
+
 def test_every_bug_is_caught_in_every_run() -> None:
     assert {*QUICK, *DIRECTED} == {*all_bugs()}
     assert not {*QUICK} & {*DIRECTED}
