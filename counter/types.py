@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 class CounterType(StrEnum):
@@ -223,6 +224,13 @@ class NamespaceSettings:
     requests_per_s: int = 0
     adds_per_s: int = 0
 
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Return the settings that ``dataclasses.asdict`` made *document* of, read from JSON."""
+        counter_type = CounterType(document["counter_type"])
+        check = PayloadCheck(document["payload_check"])
+        return cls(**{**document, "counter_type": counter_type, "payload_check": check})
+
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
@@ -235,6 +243,14 @@ class Namespace:
     dataset: Dataset
     created_at_us: int
     version: int
+
+    def changed(self, settings: NamespaceSettings, era_from_us: int) -> Namespace:
+        """Return the next version, with *settings*; another accept limit holds from *era_from_us*,
+        in place of any that was to hold from then or later."""
+        eras = tuple(era for era in self.eras if era.from_us < era_from_us)
+        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
+            eras += (Era(era_from_us, settings.accept_limit_us),)
+        return replace(self, settings=settings, eras=eras, version=self.version + 1)
 
 
 class TokenBlock(NamedTuple):

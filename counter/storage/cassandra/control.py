@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from counter.consistency import strict_gap_of
@@ -154,10 +154,7 @@ class CassandraControl:
     ) -> Namespace | None:
         if settings.payload_check is not namespace.settings.payload_check:
             self._check_strict(namespace.dataset, settings)
-        eras = tuple(era for era in namespace.eras if era.from_us < era_from_us)
-        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
-            eras += (Era(era_from_us, settings.accept_limit_us),)
-        updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
+        updated = namespace.changed(settings, era_from_us)
         op = os.urandom(16)
         applied, _ = await self._session.control.compare(
             _UPDATE,

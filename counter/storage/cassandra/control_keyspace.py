@@ -16,12 +16,10 @@ from counter.errors import OverloadedError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra.connection import Connection
 from counter.types import (
-    CounterType,
     Dataset,
     Era,
     Namespace,
     NamespaceSettings,
-    PayloadCheck,
     Placement,
     Slice,
     TokenBlock,
@@ -143,13 +141,10 @@ def namespace_of(row: tuple[str, int, int, str], dataset: Dataset) -> Namespace:
     """The namespace of a row: name, id, version, document."""
     name, namespace_id, version, text = row
     body = json.loads(text)
-    settings = body["settings"]
-    settings["counter_type"] = CounterType(settings["counter_type"])
-    settings["payload_check"] = PayloadCheck(settings["payload_check"])
     return Namespace(
         id=namespace_id,
         name=name,
-        settings=NamespaceSettings(**settings),
+        settings=NamespaceSettings.from_document(body["settings"]),
         eras=tuple(Era(*era) for era in body["eras"]),
         dataset=dataset,
         created_at_us=body["created_at_us"],

@@ -67,10 +67,7 @@ class MemoryControl:
     ) -> Namespace | None:
         if not self._is_current(namespace):
             return None
-        eras = tuple(era for era in namespace.eras if era.from_us < era_from_us)
-        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
-            eras += (Era(era_from_us, settings.accept_limit_us),)
-        updated = replace(namespace, settings=settings, eras=eras, version=namespace.version + 1)
+        updated = namespace.changed(settings, era_from_us)
         self._tables.namespaces[namespace.name] = updated
         return updated
 

@@ -12,12 +12,10 @@ from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import wait_for_appends
 from counter.types import (
     ClockReading,
-    CounterType,
     Dataset,
     Era,
     Namespace,
     NamespaceSettings,
-    PayloadCheck,
     Slice,
     TokenBlock,
 )
@@ -26,7 +24,8 @@ from counter.windows import first_watermark
 _PURGE_ROWS: Final = 10_000
 _NAMESPACES: Final = (
     "SELECT n.id, n.name, n.settings, n.era_from, n.era_limit, n.created_at, n.version,"
-    " d.id, d.name, d.body FROM {n} n JOIN {s}.datasets d ON d.id = n.dataset"
+    " d.id, d.name, d.body FROM {s}.namespaces n JOIN {s}.datasets d ON d.id = n.dataset"
+    " WHERE n.name IS NOT NULL ORDER BY n.name"
 )
 
 
@@ -50,10 +49,7 @@ class PostgresqlControl:
         return [_dataset(*row) for row in rows]
 
     async def namespaces(self) -> Sequence[Namespace]:
-        rows = await self._database.rows(
-            _NAMESPACES.replace("{n}", "{s}.namespaces")
-            + " WHERE n.name IS NOT NULL ORDER BY n.name"
-        )
+        rows = await self._database.rows(_NAMESPACES)
         return [_namespace(row) for row in rows]
 
     async def create_namespace(
@@ -84,22 +80,18 @@ class PostgresqlControl:
     async def update_namespace(
         self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
     ) -> Namespace | None:
-        eras = namespace.eras
-        if settings.accept_limit_us != eras[-1].accept_limit_us:
-            eras = tuple(era for era in eras if era.from_us < era_from_us)
-            eras += (Era(era_from_us, settings.accept_limit_us),)
-        row = await self._database.row(
-            "WITH changed AS (UPDATE {s}.namespaces SET settings = $3, era_from = $4,"
-            " era_limit = $5, version = version + 1"
-            " WHERE id = $1 AND version = $2 AND name IS NOT NULL RETURNING *) "
-            + _NAMESPACES.replace("{n}", "changed"),
+        changed = namespace.changed(settings, era_from_us)
+        version = await self._database.value(
+            "UPDATE {s}.namespaces SET settings = $3, era_from = $4, era_limit = $5,"
+            " version = version + 1 WHERE id = $1 AND version = $2 AND name IS NOT NULL"
+            " RETURNING version",
             namespace.id,
             namespace.version,
             json.dumps(asdict(settings)),
-            [era.from_us for era in eras],
-            [era.accept_limit_us for era in eras],
+            [era.from_us for era in changed.eras],
+            [era.accept_limit_us for era in changed.eras],
         )
-        return None if row is None else _namespace(row)
+        return None if version is None else changed
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         """Do as the port says, and wait for the appends that may still be acknowledged."""
@@ -184,13 +176,10 @@ def _dataset(dataset_id: int, name: str, body: str) -> Dataset:
 
 def _namespace(row: Sequence[Any]) -> Namespace:
     namespace_id, name, text, era_from, era_limit, created_at_us, version, *dataset = row
-    body = json.loads(text)
-    body["counter_type"] = CounterType(body["counter_type"])
-    body["payload_check"] = PayloadCheck(body["payload_check"])
     return Namespace(
         id=namespace_id,
         name=name,
-        settings=NamespaceSettings(**body),
+        settings=NamespaceSettings.from_document(json.loads(text)),
         eras=tuple(map(Era, era_from, era_limit)),
         dataset=_dataset(*dataset),
         created_at_us=created_at_us,

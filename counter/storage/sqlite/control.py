@@ -25,7 +25,6 @@ from counter.types import (
     Era,
     Namespace,
     NamespaceSettings,
-    PayloadCheck,
     Slice,
     TokenBlock,
 )
@@ -196,21 +195,18 @@ class SqliteControl:
     async def update_namespace(
         self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
     ) -> Namespace | None:
-        eras = namespace.eras
-        if settings.accept_limit_us != eras[-1].accept_limit_us:
-            eras = tuple(era for era in eras if era.from_us < era_from_us)
-            eras += (Era(era_from_us, settings.accept_limit_us),)
+        changed = namespace.changed(settings, era_from_us)
+        values = (_settings_json(settings), json.dumps(changed.eras))
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> Namespace | None:
-            row = connection.execute(
+        def change(connection: sqlite3.Connection, _now_us: int) -> bool:
+            cursor = connection.execute(
                 "UPDATE namespaces SET settings = ?, eras = ?, version = version + 1"
-                " WHERE id = ? AND name IS NOT NULL AND version = ? RETURNING *",
-                (_settings_json(settings), json.dumps(eras), namespace.id, namespace.version),
-            ).fetchone()
-            return None if row is None else self._namespace(row)
+                " WHERE id = ? AND name IS NOT NULL AND version = ?",
+                (*values, namespace.id, namespace.version),
+            )
+            return bool(cursor.rowcount)
 
-        result: Namespace | None = await self._db.write(change)
-        return result
+        return changed if await self._db.write(change) else None
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         def change(connection: sqlite3.Connection, _now_us: int) -> bool:
@@ -366,10 +362,7 @@ def _settings_json(settings: NamespaceSettings) -> str:
 
 
 def _settings_of(text: str) -> NamespaceSettings:
-    body = json.loads(text)
-    body["counter_type"] = CounterType(body["counter_type"])
-    body["payload_check"] = PayloadCheck(body["payload_check"])
-    return NamespaceSettings(**body)
+    return NamespaceSettings.from_document(json.loads(text))
 
 
 def _select_slices(
