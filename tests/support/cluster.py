@@ -144,8 +144,8 @@ def allow_time_to_start(items: list[pytest.Item]) -> None:
 def schedule(items: list[pytest.Item]) -> None:
     """Run first what takes longest, and in one test process what shares a cluster.
 
-    Under ``-n 3 --dist=loadgroup`` a group is run by one process, so each cluster is started once,
-    at the beginning, while a third process runs what needs none. Other tests are grouped by file.
+    Under ``--dist=loadgroup`` a group is run by one process, so each cluster is started once, at
+    the beginning. Other tests are grouped by file.
     """
     first = list(dict.fromkeys(_GROUPS.values()))
 
