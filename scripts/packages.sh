@@ -9,8 +9,9 @@ install_packages() {
     command -v mvn >/dev/null || missing+=(maven)
     command -v memcached >/dev/null || missing+=(memcached)
     command -v chromium >/dev/null || missing+=(chromium)
-    # For promtool, which comes with the server that is never started.
     has_postgresql || missing+=(postgresql)
+    command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+    # For promtool, which comes with the server that is never started.
     command -v promtool >/dev/null || missing+=(prometheus)
     install_missing "${missing[@]}"
 }

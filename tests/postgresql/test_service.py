@@ -146,7 +146,7 @@ async def atomic_once(one: Rest, other: Rest) -> None:
 def test_a_start_without_a_schema_names_the_fix(
     database: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, said = refused(tmp_path, store="postgresql", start_timeout="0s")
+    code, said = refused(tmp_path, store="postgresql", start_timeout="5m")
     assert code == 2
     assert "run `counter schema apply`" in said
     monkeypatch.setenv("COUNTER_DSN", database.dsn("nowhere"))

@@ -137,6 +137,11 @@ def _converted(error: asyncpg.PostgresError) -> Exception:
     return unavailable(error)
 
 
+def lacks_schema(error: StoreUnavailableError) -> bool:
+    """Return whether *error* is that the schema, or a part of it, does not exist."""
+    return getattr(error.__cause__, "sqlstate", None) in _NO_SCHEMA
+
+
 def unavailable(error: BaseException) -> StoreUnavailableError:
     """Convert *error*, with the fix if that is known."""
     text = str(error) or type(error).__name__

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.postgresql.control import PostgresqlControl
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import Database, PostgresqlOptions, lacks_schema
 from counter.storage.postgresql.decisions import PostgresqlDecisions
 from counter.storage.postgresql.events import PostgresqlEvents
 from counter.storage.postgresql.keys import PostgresqlKeys, PostgresqlLeases
@@ -46,6 +46,12 @@ class PostgresqlStore:
                 raise StartupError("the schema is empty: run `counter schema apply`")
             check_version(version)
             await self._check_server()
+        except StoreUnavailableError as error:
+            await self._database.close()
+            if lacks_schema(error):
+                # Waiting does not make it.
+                raise StartupError(error.detail) from error
+            raise
         except BaseException:
             await self._database.close()
             raise

@@ -1,0 +1,129 @@
+"""The store behind a real PgBouncer in transaction mode: a session for each statement."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.fence import pass_fence
+from counter.types import Decision, Outcome, Written
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    add,
+    atomic,
+    slice_at,
+)
+from tests.support.clock import FakeClock
+from tests.support.needs import miss
+from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.waiting import eventually
+
+_SETTINGS = """[databases]
+postgres = host=127.0.0.1 port={port} user=counter
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {own}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+"""
+
+
+def _started(directory: Path, server: PostgresqlServer, own: int) -> subprocess.Popen[bytes]:
+    settings = directory / "pgbouncer.ini"
+    settings.write_text(_SETTINGS.format(port=server.port, own=own), encoding="utf-8")
+    settings.chmod(0o644)
+    directory.chmod(0o755)
+    user = ["-u", "postgres"] if os.geteuid() == 0 else []
+    return subprocess.Popen(["pgbouncer", "-q", *user, str(settings)], stderr=subprocess.DEVNULL)
+
+
+@asynccontextmanager
+async def pooler(server: PostgresqlServer) -> AsyncIterator[int]:
+    """A PgBouncer with two sessions of the server; its port."""
+    if shutil.which("pgbouncer") is None:
+        miss("PgBouncer is not installed (apt-get install pgbouncer)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        own = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="pgbouncer-") as directory:
+        process = _started(Path(directory), server, own)
+
+        async def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", own)) == 0
+
+        try:
+            await eventually(listens, "PgBouncer listens")
+            yield own
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def test_it_works_behind_a_pooler_in_transaction_mode(postgresql: PostgresqlServer) -> None:
+    fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await fresh.open()
+    (dataset,) = await fresh.control.datasets()
+    for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+        await fresh.control.make_slices(dataset, slice_at(start_us))
+    namespace = await fresh.control.create_namespace("tests", SETTINGS, NOW)
+    assert namespace is not None
+    await fresh.rollups.fence()
+    async with pooler(postgresql) as port:
+        dsn = postgresql.dsn().replace(str(postgresql.port), str(port))
+        store = PostgresqlStore(PostgresqlOptions(dsn), FakeClock(NOW))
+        await store.open()
+        for expected in (Written.NEW, Written.REPLAYED):
+            outcomes = await asyncio.gather(
+                *(store.events.append(namespace, [add(f"c{n}", number=n)]) for n in range(40))
+            )
+            assert [each for [each] in outcomes] == [expected] * 40
+        items = atomic(("a", 1), ("b", 2), number=99)
+        assert await store.events.append_atomic(namespace, items) is Written.NEW
+        void = Decision(Outcome.VOID, b"f")
+        decisions = (store.decisions.decide(namespace, [add("late")], void) for _ in range(5))
+        assert await asyncio.gather(*decisions) == [void] * 5
+        assert await pass_fence(store._database) == NOW
+        assert [each.total for each in await store.events.tails(namespace, [("c7", NOW - 1)])] == [
+            1
+        ]
+        await store.close()
+    await fresh.close()
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_another_isolation_than_read_committed_is_refused(
+    postgresql: PostgresqlServer, isolation: str
+) -> None:
+    """A check would then see what was there when the transaction began, before it had the lock."""
+    fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await fresh.open()
+    namespace = await fresh.control.create_namespace("tests", SETTINGS, NOW)
+    assert namespace is not None
+    await fresh._database.rows(
+        f"ALTER ROLE counter SET default_transaction_isolation='{isolation}'"
+    )
+    store = PostgresqlStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW))
+    try:
+        await store.open()
+        with pytest.raises(Exception, match=f"need read committed, not {isolation}"):
+            await store.events.append(namespace, [add()])
+        await store.close()
+    finally:
+        await fresh._database.rows("ALTER ROLE counter RESET default_transaction_isolation")
+        await fresh.close()
