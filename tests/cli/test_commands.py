@@ -14,7 +14,7 @@ from counter.config.settings import DatasetSettings, Settings
 from counter.durations import format_duration
 
 #: Settings that are no flags: a process list shows those, and tables do not fit on a line.
-NO_FLAGS = {"cassandra_password", "extra_datasets"}
+NO_FLAGS = {"cassandra_password", "dsn", "extra_datasets"}
 
 
 @pytest.fixture(autouse=True)
