@@ -29,7 +29,7 @@ class SystemClock:
 
     def now_us(self) -> int:
         """Return microseconds since the epoch, UTC, never less than an earlier reading."""
-        now = time.time_ns() // 1_000
+        now = self.wall_us()
         if now < self._latest_us:
             return self._latest_us
         self._latest_us = now
@@ -65,7 +65,12 @@ class StoreClock(SystemClock):
         return self._at_boot_us + self.boottime_us()
 
     def follow(self, offset_us: int) -> None:
-        """Move this clock ahead by *offset_us*, or back if that is negative."""
+        """Move this clock ahead by *offset_us*, or back if that is negative.
+
+        Readings before the first measurement are forgotten: no decision may use them.
+        """
+        if self._at_boot_us is None:
+            self._latest_us = 0
         self._at_boot_us = self.wall_us() + offset_us - self.boottime_us()
 
 

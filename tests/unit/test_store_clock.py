@@ -1,0 +1,81 @@
+"""A process whose store decides by its own clock follows that clock, and not the machine's."""
+
+from unittest.mock import patch
+
+import pytest
+
+from counter.clock import StoreClock
+from counter.core.clock_guard import StoreClockGuard
+from counter.errors import ClockSkewError, StoreUnavailableError
+from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.types import ClockReading, Dataset
+from tests.contracts.cases import DATASET
+
+
+class Machine(StoreClock):
+    """A machine whose clocks the test holds: the wall clock is an hour behind the store's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boot_us = SECOND
+
+    def boottime_us(self) -> int:
+        return self.boot_us
+
+
+class Source:
+    """A store whose clock is known to within a millisecond."""
+
+    def __init__(self, clock: Machine) -> None:
+        self.clock = clock
+        self.time_us = 1_000 * HOUR
+        self.is_down = False
+
+    async def datasets(self) -> list[Dataset]:
+        return [DATASET]
+
+    async def read_clock(self) -> ClockReading:
+        if self.is_down:
+            raise StoreUnavailableError("down", retry_after_us=SECOND)
+        return ClockReading(self.time_us - self.clock.wall_us(), MILLISECOND)
+
+
+async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock() -> None:
+    clock = Machine()
+    source = Source(clock)
+    guard = StoreClockGuard(source, clock)
+    with pytest.raises(ClockSkewError, match="was not read yet"):
+        guard.check(DATASET)
+    await guard.measure()
+    guard.check_all()
+    assert clock.now_us() == source.time_us
+    with patch("counter.clock.time.time_ns", lambda: 0):
+        clock.boot_us += 5 * SECOND
+        assert clock.now_us() == source.time_us + 5 * SECOND
+
+
+async def test_a_store_whose_clock_is_behind_after_a_failover_moves_no_reading_back() -> None:
+    clock = Machine()
+    source = Source(clock)
+    guard = StoreClockGuard(source, clock)
+    await guard.measure()
+    latest_us = clock.now_us()
+    source.time_us -= 3 * SECOND
+    await guard.measure()
+    assert clock.now_us() == latest_us
+    assert clock.wall_us() == source.time_us
+    guard.check_all()
+
+
+async def test_a_clock_that_cannot_be_read_for_long_is_refused() -> None:
+    clock = Machine()
+    source = Source(clock)
+    guard = StoreClockGuard(source, clock)
+    await guard.measure()
+    source.is_down = True
+    for _ in range(14):
+        await guard.measure()
+    guard.check_all()
+    await guard.measure()
+    with pytest.raises(ClockSkewError, match="could not be read 15 times in a row"):
+        guard.check_all()
