@@ -1,5 +1,6 @@
 """A process whose store decides by its own clock follows that clock, and not the machine's."""
 
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +14,7 @@ from tests.contracts.cases import DATASET
 
 
 class Machine(StoreClock):
-    """A machine whose clocks the test holds: the wall clock is an hour behind the store's."""
+    """A machine whose boot clock the test holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +41,15 @@ class Source:
         return ClockReading(self.time_us - self.clock.wall_us(), MILLISECOND)
 
 
-async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock() -> None:
+@pytest.fixture(autouse=True)
+def wall() -> Iterator[list[int]]:
+    """The machine's wall clock, an hour ahead of the store's."""
+    reading = [1_001 * HOUR]
+    with patch("counter.clock.time.time_ns", lambda: reading[0] * 1_000):
+        yield reading
+
+
+async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock(wall: list[int]) -> None:
     clock = Machine()
     source = Source(clock)
     guard = StoreClockGuard(source, clock)
@@ -49,9 +58,9 @@ async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock() -> Non
     await guard.measure()
     guard.check_all()
     assert clock.now_us() == source.time_us
-    with patch("counter.clock.time.time_ns", lambda: 0):
-        clock.boot_us += 5 * SECOND
-        assert clock.now_us() == source.time_us + 5 * SECOND
+    wall[0] = 0
+    clock.boot_us += 5 * SECOND
+    assert clock.now_us() == source.time_us + 5 * SECOND
 
 
 async def test_a_store_whose_clock_is_behind_after_a_failover_moves_no_reading_back() -> None:
