@@ -36,6 +36,8 @@ from counter.clock import to_rfc3339
 
 _TIMES: Final = 3
 #: How long a client waits for its answer; twice ``write_wait_max``.
+#: A stall of the machine must not take all of a short round.
+_SECONDS_MIN: Final = 3
 _PATIENCE_S: Final = 1.0
 _NO_RATE: Final = 1_000_000
 _GOODPUT_TARGET: Final = 0.8
@@ -233,7 +235,7 @@ def _load(
 ) -> Flood:
     """Send *rate* requests a second over *connections*."""
     command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
-    command += ["--duration", f"{max(1, round(seconds))}s"]
+    command += ["--duration", f"{max(_SECONDS_MIN, round(seconds))}s"]
     command += ["--script", str(WRK_SCRIPTS / "flood.lua"), server.url, "--", secrets.token_hex(8)]
     command += map(str, (base, COUNTERS, kind.adds, rate, int(_PATIENCE_S * 1e3)))
     before_s = cpu_s_of(server.pid)
