@@ -35,9 +35,9 @@ from benchmarks.single_adds import BASE, COUNTERS
 from counter.clock import to_rfc3339
 
 _TIMES: Final = 3
-#: How long a client waits for its answer; twice ``write_wait_max``.
 #: A stall of the machine must not take all of a short round.
 _SECONDS_MIN: Final = 3
+#: How long a client waits for its answer; twice ``write_wait_max``.
 _PATIENCE_S: Final = 1.0
 _NO_RATE: Final = 1_000_000
 _GOODPUT_TARGET: Final = 0.8
