@@ -29,6 +29,9 @@ class ClusterError(Exception):
 class ServerProcess:
     """One server with a folder of its own: ``pid``, ``log`` and whatever the server keeps."""
 
+    #: Asks it to end.
+    stop_signal = signal.SIGTERM
+
     def __init__(
         self,
         name: str,
@@ -118,7 +121,7 @@ class ServerProcess:
 
     def stop(self) -> bool:
         """Ask it to end, and kill it if it does not; whether it ran."""
-        if not self._signal(signal.SIGCONT) or not self._signal(signal.SIGTERM):
+        if not self._signal(signal.SIGCONT) or not self._signal(self.stop_signal):
             return False
         if not self._ended(STOP_TIMEOUT_S):
             self.kill()

@@ -7,10 +7,11 @@ import pytest
 from counter.ports import Store
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
 from counter.types import Namespace
+from scripts.postgresql_server import PostgresqlServer
 from tests.contracts import suites
 from tests.contracts.cases import DATASET
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.postgresql import FreshStore
 
 
 class OnPostgresql:

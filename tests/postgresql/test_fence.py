@@ -12,6 +12,7 @@ import pytest
 from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import Decision, Event, Namespace, Outcome, Written
+from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -24,7 +25,7 @@ from tests.contracts.cases import (
     slice_at,
 )
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.postgresql import FreshStore
 
 VOID = Decision(Outcome.VOID, b"fingerprint")
 LIMIT = 2 * WINDOW

@@ -15,6 +15,7 @@ import pytest
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import Decision, Outcome, Written
+from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -28,7 +29,7 @@ from tests.contracts.cases import (
 )
 from tests.support.clock import FakeClock
 from tests.support.needs import miss
-from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.postgresql import FreshStore
 from tests.support.waiting import eventually
 
 _SETTINGS = """[databases]

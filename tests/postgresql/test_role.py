@@ -11,6 +11,7 @@ from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import Checkpoint, CounterUpdate, Decision, Mark, Outcome, Pending, WindowRow
+from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -26,7 +27,7 @@ from tests.contracts.cases import (
     slice_at,
 )
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.postgresql import FreshStore
 
 DOCUMENT = Path(__file__).parents[2] / "docs/how-to/use-postgresql.md"
 

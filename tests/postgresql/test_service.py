@@ -1,10 +1,8 @@
 """Several ``counter serve`` over one real PostgreSQL: killed, restarted, and exact."""
 
 import asyncio
-import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.postgresql import PostgresqlServer
+from scripts.postgresql_server import PostgresqlServer
+from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest
 from tests.support.server import ROOT, Server, refused
 from tests.support.waiting import eventually
@@ -41,12 +40,9 @@ def apply_schema() -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresqlServer]:
     """A server of the test's own, which it may kill."""
-    with tempfile.TemporaryDirectory(prefix="postgresql-") as directory:
-        server = PostgresqlServer(Path(directory))
-        server.start()
+    with postgresql_server() as server:
         monkeypatch.setenv("COUNTER_DSN", server.dsn())
         yield server
-        server.stop()
 
 
 async def added(servers: list[Server], counter: str, number: int) -> int:
@@ -92,7 +88,7 @@ async def test_kills_under_load_lose_nothing_and_count_nothing_twice(
         await asyncio.sleep(0.5)
         servers[0].kill()
         await servers[0].start()
-        database.stop(signal.SIGKILL)
+        database.kill()
         database.start()
         servers[1].kill()
         await servers[1].start()
