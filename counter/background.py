@@ -29,19 +29,22 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
 
 async def every(
     seconds: float,
-    work: Callable[[], Awaitable[object]],
+    work: Callable[[], object],
     stop: asyncio.Event,
     log: Logger,
     what: str,
 ) -> None:
-    """Call *work* until *stop* is set, with a pause of *seconds* after each call.
+    """Call *work*, a function or a coroutine function, until *stop* is set, with a pause of
+    *seconds* after each call.
 
     No failure ends it: each is logged as one of *what*, and of expected ones in a row the first.
     """
     failing = False
     while not stop.is_set():
         try:
-            await work()
+            done = work()
+            if isinstance(done, Awaitable):
+                await done
             failing = False
         except CounterError as error:
             if not failing:

@@ -17,10 +17,10 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from counter.background import pause
+from counter.background import every, pause
 from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
-from counter.errors import CounterError, NamespaceUnknownError
+from counter.errors import NamespaceUnknownError
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ops.audit import Auditor, Pace, Summary, Verdict, audited, described
 from counter.ports import Clock, Store
@@ -76,18 +76,18 @@ class Audits:
     async def run(self, stop: asyncio.Event, is_mine: Callable[[], bool]) -> None:
         """Do rounds until *stop* is set, while *is_mine*. No failure ends them."""
         self._stop = stop
+
+        async def work() -> None:
+            if is_mine():
+                try:
+                    await self.round()
+                except Exception:
+                    self.tally.failures += 1
+                    raise
+
         # Pause first: a process that has just started has more urgent work.
-        while not await pause(stop, self.interval_us / SECOND):
-            if not is_mine():
-                continue
-            try:
-                await self.round()
-            except CounterError as error:
-                self.tally.failures += 1
-                _log.warning("an audit was interrupted and starts again later: %s", error.detail)
-            except Exception:
-                self.tally.failures += 1
-                _log.exception("an audit failed unexpectedly")
+        if not await pause(stop, self.interval_us / SECOND):
+            await every(self.interval_us / SECOND, work, stop, _log, "an audit")
 
     async def round(self) -> list[Summary]:
         """Audit the next counters of each namespace. Raises the store's errors."""

@@ -8,6 +8,7 @@ All connections are checked once a second, which costs nothing per request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.http.problems import problem_bytes, retry_after_s
 from api.http.response_headers import LABEL, RequestIds
+from counter.background import every
 from counter.errors import (
     BadRequestError,
     CounterError,
@@ -55,6 +57,7 @@ _HEAD_START = b"HTTP/1.1 "
 #: The only paths answered on a spare connection.
 _HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CONTINUE_START = b"HTTP/1.1 100"
+_log = logging.getLogger("counter.api")
 
 
 class WholeReplies:
@@ -507,15 +510,17 @@ def protocol_of(
     )
 
 
-async def cut_slow_clients(connections: set[Any], request_timeout_us: int) -> None:
-    """Check *connections* once a second, forever: time out incomplete requests, and disconnect
-    clients that do not read.
+async def cut_slow_clients(
+    connections: set[Any], request_timeout_us: int, stop: asyncio.Event
+) -> None:
+    """Check *connections* once a second until *stop* is set: time out incomplete requests, and
+    disconnect clients that do not read.
     """
-    limit_s = request_timeout_us / SECOND
-    while True:
-        await asyncio.sleep(min(_CHECK_EVERY_S, limit_s / 2))
+
+    def check() -> None:
         now_s = time.monotonic()
         for each in list(connections):
             each.check(now_s)
-            # Otherwise the last one would stay alive until the next check.
-            del each
+
+    seconds = min(_CHECK_EVERY_S, request_timeout_us / SECOND / 2)
+    await every(seconds, check, stop, _log, "checking for slow clients")

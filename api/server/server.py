@@ -91,16 +91,15 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on *sockets*, with tasks for slow clients and certificates."""
         connections: set[Any] = self.server_state.connections
-        keepers = [
-            asyncio.create_task(cut_slow_clients(connections, self._settings.request_timeout))
-        ]
+        timeout_us, stop = self._settings.request_timeout, asyncio.Event()
+        keepers = [asyncio.create_task(cut_slow_clients(connections, timeout_us, stop))]
         if self._certificates is not None:
-            keepers.append(asyncio.create_task(self._certificates.watch()))
+            keepers.append(asyncio.create_task(self._certificates.watch(stop)))
         try:
             await super().serve(sockets)
         finally:
-            for each in keepers:
-                each.cancel()
+            stop.set()
+            await asyncio.gather(*keepers)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down gracefully."""

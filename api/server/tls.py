@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from api.http.connections import FULL, HANDSHAKE, UNUSED, Connections, peer_of
+from counter.background import every
 from counter.config.settings import Settings
 from counter.config.values import read_secret
 from counter.errors import StartupError, invariant
@@ -113,11 +114,9 @@ class Certificates:
         self.ends_at_s = self._find_end_s()
         return True
 
-    async def watch(self, every_s: float = _LOOK_EVERY_S) -> None:
-        """Check the files periodically, forever."""
-        while True:
-            await asyncio.sleep(every_s)
-            self.renew()
+    async def watch(self, stop: asyncio.Event, every_s: float = _LOOK_EVERY_S) -> None:
+        """Check the files periodically until *stop* is set."""
+        await every(every_s, self.renew, stop, _log, "renewing the certificate")
 
     def _find_end_s(self) -> float:
         """Return when the certificate ends, as a client sees it in a handshake in memory: the

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from counter.background import pause
+from counter.background import every
 from counter.limits import SECOND
 from counter.ports import Clock
 from counter.telemetry import families
@@ -49,9 +49,7 @@ class MetricsDirectory:
 
     async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
         """Write *collect*'s metrics every second until *stop* is set, and once more then."""
-        self.lay(collect())
-        while not await pause(stop, _EVERY_S):
-            self.lay(collect())
+        await every(_EVERY_S, lambda: self.lay(collect()), stop, _log, "writing the metrics")
         self.lay(collect())
 
     def gathered(self, own: Iterable[Metric]) -> list[Metric]:

@@ -14,12 +14,12 @@ import logging
 import re
 import secrets
 from base64 import b32encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
-from counter.background import pause
+from counter.background import every
 from counter.errors import CounterError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.types import ApiKey
@@ -38,7 +38,7 @@ _TOO_OLD: Final = (
 )
 #: How often the keys are read, and how often their last use is stored.
 _READ_EVERY_S: Final = 1.0
-_NOTE_EVERY_US: Final = MINUTE
+_NOTE_EVERY_S: Final = 60.0
 
 _ID_CHARS: Final = 12
 _SECRET_BYTES: Final = 20
@@ -111,9 +111,7 @@ class KeyRing:
         self._read_at_us: int | None = None
         self._next_end_us: int | None = None
         self._is_closed = False
-        self._failing: set[str] = set()
         self._used: dict[str, int] = {}
-        self._noted_at_us = clock.boottime_us()
         #: Whether requests need a key: from the first key ever created. Revoking or losing all keys
         #: does not open the service.
         self.required = False
@@ -173,43 +171,29 @@ class KeyRing:
         self._settle()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read the keys again every second until *stop* is set, and store their last uses."""
-        reading: asyncio.Task[None] | None = None
-        noting: asyncio.Task[None] | None = None
+        """Read the keys again every second until *stop* is set, and store their last uses.
+
+        In separate loops: a read that hangs must not delay the expiry of keys or of the ring, nor
+        storing many uses the rejection of a revoked key.
+        """
+        loops = [
+            asyncio.create_task(every(seconds, work, stop, _log, what))
+            for seconds, work, what in (
+                (_READ_EVERY_S, self.refresh, "reading the API keys"),
+                (_NOTE_EVERY_S, self._note_uses, "storing the last uses of API keys"),
+            )
+        ]
         try:
-            while not stop.is_set():
-                # Not awaited: a read that hangs must not delay the expiry of keys or of the ring.
-                if reading is None or reading.done():
-                    reading = asyncio.create_task(self._try("read", self.refresh))
-                # Nor may storing many uses delay the rejection of a revoked key.
-                is_due = self._clock.boottime_us() - self._noted_at_us >= _NOTE_EVERY_US
-                if is_due and (noting is None or noting.done()):
-                    noting = asyncio.create_task(self._try("noted as used", self._note_uses))
-                await pause(stop, _READ_EVERY_S)
-                self._settle()
+            await every(_READ_EVERY_S, self._settle, stop, _log, "checking the API keys")
         finally:
-            under_way = [each for each in (reading, noting) if each is not None]
-            for each in under_way:
+            for each in loops:
                 each.cancel()
             # Uses whose recording is cancelled here are recorded below.
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*loops, return_exceptions=True)
         with suppress(CounterError):
             await self._note_uses()
 
-    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work*; log the first of several failures in a row, naming the keys as *what*."""
-        try:
-            await work()
-            self._failing.discard(what)
-        except CounterError as error:
-            if what not in self._failing:
-                _log.warning("API keys cannot be %s: %s", what, error.detail)
-            self._failing.add(what)
-        except Exception:
-            _log.exception("API keys cannot be %s: unexpected error", what)
-
     async def _note_uses(self) -> None:
-        self._noted_at_us = self._clock.boottime_us()
         used, self._used = self._used, {}
         if not used:
             return

@@ -198,7 +198,8 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
             assert certificates is not None
             reader, writer = await wire.connect(authority.client())
             first = await shown(wire, authority)
-            watching = asyncio.create_task(certificates.watch(0.01))
+            stop = asyncio.Event()
+            watching = asyncio.create_task(certificates.watch(stop, 0.01))
 
             mine.install(authority.sign("mine"))
 
@@ -220,7 +221,8 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
             writer.write(get() + LAST)
             assert statuses(await rest_of(reader)) == [200, 200]
             writer.close()
-            watching.cancel()
+            stop.set()
+            await watching
 
     with caplog.at_level(logging.INFO, "counter.api"):
         run(check())

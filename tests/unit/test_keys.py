@@ -279,12 +279,12 @@ async def test_a_ring_that_was_never_read_rejects_all_requests() -> None:
         KeyRing(World().store, FakeClock(START_US)).find(b"")
 
 
-async def test_use_is_noted_once_a_minute_and_what_could_not_be_noted_is_kept(
+async def test_use_is_noted_again_and_again_and_what_could_not_be_noted_is_kept(
     world: World,
 ) -> None:
     ring = world.ring
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("counter.security.keys._READ_EVERY_S", 0.001)
+        patched.setattr("counter.security.keys._NOTE_EVERY_S", 0.001)
         async with world.turning():
             assert ring.find(world.sent)
             world.clock.advance(MINUTE)
@@ -314,6 +314,7 @@ async def test_a_key_is_revoked_while_uses_are_noted_for_long(world: World) -> N
     world.store.notes_hang = True
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("counter.security.keys._READ_EVERY_S", 0.001)
+        patched.setattr("counter.security.keys._NOTE_EVERY_S", 0.001)
         async with world.turning():
             assert world.ring.find(world.sent)
             world.clock.advance(MINUTE)
