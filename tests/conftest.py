@@ -84,9 +84,11 @@ def fast_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
 def storage(request: pytest.FixtureRequest) -> str:
     """Which store stands behind the API: every answer must be the same."""
+    if request.param == "postgresql":
+        request.getfixturevalue("postgresql")
     return str(request.param)
 
 

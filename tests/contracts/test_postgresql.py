@@ -19,10 +19,10 @@ class OnPostgresql:
 
     @pytest.fixture(autouse=True)
     def database(self, postgresql: PostgresqlServer) -> None:
-        self.options = PostgresqlOptions(postgresql.dsn())
+        self.options = PostgresqlOptions(postgresql.dsn(), schema="kept")
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
-        return FreshStore(self.options, clock, [DATASET])
+        return FreshStore(self.options, clock, [DATASET], keeps_schema=True)
 
 
 class TestEvents(OnPostgresql, suites.EventCases):

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.support.app import App
+from tests.support.app import App, words_and_bounds
 from tests.support.problems import check_problem
 from tests.support.rest import Json, Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND
@@ -53,6 +53,7 @@ async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App) -> Non
     assert await rest.count("c") == 255
 
 
+@words_and_bounds
 async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App) -> None:
     good = item("c", 1, fresh(app.clock.now_us()))
     items: list[Any] = [None, good, 7, "c", []]
@@ -126,6 +127,7 @@ async def test_a_full_batch_counts_every_item(rest: Rest, app: App) -> None:
     assert sum(result["count"] for result in results) == 1_000
 
 
+@words_and_bounds
 async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
     answer = await rest.batch_add([])
     assert answer.status_code in (200, 400)
@@ -133,6 +135,7 @@ async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
         assert answer.json() == {"results": []}
 
 
+@words_and_bounds
 async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
     items = spoiled(app.clock.now_us())
     lines = b"\n".join(json.dumps(each).encode() for each in items)
@@ -147,6 +150,7 @@ async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 255
 
 
+@words_and_bounds
 async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -> None:
     """Also where the lines together would make JSON of another shape."""
     good = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
@@ -166,6 +170,7 @@ async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -
     assert await rest.count("c") == 1
 
 
+@words_and_bounds
 async def test_a_last_line_without_an_end_counts(rest: Rest, app: App) -> None:
     line = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
     answer = await rest.raw(rest.path(verb="batch/add"), line, content_type=NDJSON)

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from tests.support.app import App
+from tests.support.app import App, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Json, Rest, fresh, on_wire
 from tests.support.times import MINUTE, SECOND, rfc3339, to_us
@@ -146,6 +146,7 @@ async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
     assert (await history(rest, **span))[-1]["count"] == 6
 
 
+@words_and_bounds
 async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 25)
@@ -172,6 +173,7 @@ async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
     ],
     ids=["zero", "word", "naive", "backwards"],
 )
+@words_and_bounds
 async def test_a_span_out_of_bounds_is_refused(
     rest: Rest, params: dict[str, str], name: str
 ) -> None:
@@ -198,6 +200,7 @@ async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:
     assert narrow.json()["windows"] == 1
 
 
+@words_and_bounds
 async def test_a_recount_of_a_bad_span_is_refused(rest: Rest) -> None:
     body = {"from": "2026-03-01T12:00:00Z", "to": "2026-03-01T11:00:00Z"}
     assert_problem(

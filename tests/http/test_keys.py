@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.app import App, store_that_fails
+from tests.support.app import App, store_that_fails, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
@@ -41,12 +41,14 @@ async def test_a_key_has_its_own_life_on_every_counter_and_operation(rest: Rest)
     assert [await rest.count(counter) for counter in ("c", "d")] == [2, 2]
 
 
+@words_and_bounds
 async def test_a_key_may_be_written_as_a_quoted_string(rest: Rest) -> None:
     for key in ("order:1", '"order:1"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200
     assert await rest.count("c") == 1
 
 
+@words_and_bounds
 async def test_escapes_of_a_quoted_key_are_read(rest: Rest) -> None:
     for key in ('say "hi" \\o/', '"say \\"hi\\" \\\\o/"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200

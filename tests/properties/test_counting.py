@@ -23,6 +23,10 @@ class OverSqlite(CounterMachine):
     storage = "sqlite"
 
 
+class OverPostgresql(CounterMachine):
+    storage = "postgresql"
+
+
 class OverMemory(StallingMachine):
     storage = "memory"
 
@@ -46,3 +50,5 @@ TestOverMemory = OverMemory.TestCase
 TestOverMemory.settings = STEPS
 TestOverCassandra = OverCassandra.TestCase
 TestOverCassandra.settings = settings(STEPS, max_examples=settings().max_examples // 6)
+TestOverPostgresql = pytest.mark.usefixtures("postgresql")(OverPostgresql.TestCase)
+TestOverPostgresql.settings = settings(STEPS, max_examples=settings().max_examples // 6)

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+import pytest
 
 from counter.errors import StoreUnavailableError
 from tests.support.clock import FakeClock
@@ -30,6 +31,9 @@ SMALL: dict[str, Any] = {
     "write_timeout": "500ms",
     "rollup_window": "1s",
 }
+
+#: For tests of what the service says and refuses before it asks a store: two stores are enough.
+words_and_bounds = pytest.mark.parametrize("storage", ["sqlite", "memory"])
 
 
 def forget_applications() -> None:
@@ -68,6 +72,8 @@ class App:
             self._new_store = lambda: memory
         elif storage == "simulated":
             self._new_store = need("tests.simulation.calm").stores_of(dataset, self.clock)
+        elif storage == "postgresql":
+            self._new_store = need("tests.support.postgresql").stores_of(dataset, self.clock)
 
     async def start(self) -> None:
         """Wire a service and run its start."""

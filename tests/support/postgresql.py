@@ -1,46 +1,94 @@
 """A real PostgreSQL server on a free port, of Debian's package."""
 
+import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
+from counter.errors import StartupError
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema, store
 from counter.storage.postgresql.database import Database
 from counter.types import Dataset
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from tests.support.clock import FakeClock
 from tests.support.needs import miss
 
+_EMPTY = """
+DO $$
+DECLARE
+    each regclass;
+BEGIN
+    FOR each IN SELECT inhrelid FROM pg_inherits WHERE inhparent = '{s}.events'::regclass LOOP
+        EXECUTE format('DROP TABLE %s', each);
+    END LOOP;
+    FOR each IN SELECT oid FROM pg_class WHERE relnamespace = '{s}'::regnamespace
+        AND relkind = 'r' AND relname NOT IN ('meta', 'tokens', 'test_clock')
+        ORDER BY relname = 'datasets'
+    LOOP
+        EXECUTE format('DELETE FROM %s', each);
+    END LOOP;
+    UPDATE {s}.tokens SET next = 0, time = 0;
+END $$"""
+
 
 class ClockedDatabase(Database):
-    """A database whose functions read the time that the test says."""
+    """A database whose functions read the time of the test's clock."""
 
-    clock: FakeClock
-    _told_us = -1
+    def __init__(self, options: PostgresqlOptions, clock: FakeClock) -> None:
+        super().__init__(options)
+        self._clock = clock
+        self._set_us = -1
+        self._setting = asyncio.Lock()
 
     async def rows(self, sql: str, *arguments: Any) -> Sequence[Any]:
-        now_us = self.clock.now_us()
-        if now_us != self._told_us:
-            self._told_us = now_us
-            await super().rows("UPDATE {s}.test_clock SET us = $1", now_us)
+        async with self._setting:
+            now_us = self._clock.now_us()
+            if now_us != self._set_us:
+                await super().rows("UPDATE {s}.test_clock SET us = $1", now_us)
+                self._set_us = now_us
         return await super().rows(sql, *arguments)
 
 
-class FreshStore(PostgresqlStore):
-    """A store that opens as if it were new."""
+class ClockedStore(PostgresqlStore):
+    """A store over a schema that a :class:`FreshStore` made."""
+
+    def __init__(self, options: PostgresqlOptions, clock: FakeClock) -> None:
+        with patch.object(store, "Database", lambda options: ClockedDatabase(options, clock)):
+            super().__init__(options, clock)
+
+
+class FreshStore(ClockedStore):
+    """A store that opens as if it were new.
+
+    With *keeps_schema* it empties the tables that an earlier one left, which takes a few
+    milliseconds: no test may change the functions of that schema.
+    """
 
     def __init__(
-        self, options: PostgresqlOptions, clock: FakeClock, datasets: Sequence[Dataset]
+        self,
+        options: PostgresqlOptions,
+        clock: FakeClock,
+        datasets: Sequence[Dataset],
+        *,
+        keeps_schema: bool = False,
     ) -> None:
         super().__init__(options, clock)
-        self._clock = clock
         self._datasets = datasets
+        self._keeps_schema = keeps_schema
 
     async def open(self) -> None:
+        if self._keeps_schema:
+            # Unless there is no schema yet.
+            with suppress(StartupError):
+                await super().open()
+                await self._database.rows(_EMPTY)
+                await apply_schema(self._database, self._datasets)
+                return
         database = Database(self._database.options)
         await database.open()
         await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
@@ -51,9 +99,21 @@ class FreshStore(PostgresqlStore):
             " AS 'SELECT us FROM {s}.test_clock'"
         )
         await database.close()
-        self._database.__class__ = ClockedDatabase
-        self._database.clock = self._clock  # type: ignore[attr-defined]
         await super().open()
+
+
+class _Shared:
+    """The server of the fixture ``postgresql``, for code that is no fixture."""
+
+    server: ClassVar[PostgresqlServer | None] = None
+
+
+def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], PostgresqlStore]:
+    """Return what makes one store after another over the same tables, which are empty at first."""
+    assert _Shared.server is not None, "use the fixture postgresql"
+    options = PostgresqlOptions(_Shared.server.dsn(), schema="kept")
+    first = iter([FreshStore(options, clock, [dataset], keeps_schema=True)])
+    return lambda: next(first, None) or ClockedStore(options, clock)
 
 
 @contextmanager
@@ -74,6 +134,8 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
-    """One server for all tests that need no more than a database of it."""
+    """One server for all tests that need no more than a schema of it."""
     with postgresql_server() as server:
+        _Shared.server = server
         yield server
+        _Shared.server = None
