@@ -159,7 +159,7 @@ class NamespaceRoutes:
             namespace.dataset,
             _clients(clients),
             lease_time_us=self.settings.lease_time,
-            shared=self.settings.store != "sqlite",
+            cassandra=self.settings.store == "cassandra",
         )
         for each in found:
             _log.warning("namespace %r: %s", namespace.name, each)

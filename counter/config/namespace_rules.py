@@ -66,12 +66,12 @@ def contradictions(
     clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
-    shared: bool = True,
+    cassandra: bool = True,
 ) -> tuple[str, ...]:
     """Return the contradictions, each with its values, its bound and a fix; refused ones come
     first.
 
-    *shared* is whether the store is Cassandra: in SQLite a look-up and a comparison cost nothing.
+    *cassandra* is whether that is the store: in others a look-up and a comparison cost little.
     """
     known = Clients() if clients is None else clients
     return (
@@ -81,7 +81,7 @@ def contradictions(
         *_staleness_problems(settings, dataset, known, lease_time_us),
         *_partition_problems(dataset, known),
         *_own_problems(settings),
-        *(_cost_problems(settings) if shared else ()),
+        *(_cost_problems(settings) if cassandra else ()),
     )
 
 
@@ -91,7 +91,7 @@ def creation_warnings(
     clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
-    shared: bool = True,
+    cassandra: bool = True,
 ) -> tuple[str, ...]:
     """Return :func:`contradictions` of a namespace that is created or changed.
 
@@ -99,7 +99,9 @@ def creation_warnings(
     """
     if clients is None and settings.counter_type is not CounterType.BEST_EFFORT:
         clients = SDK_CLIENTS
-    return contradictions(settings, dataset, clients, lease_time_us=lease_time_us, shared=shared)
+    return contradictions(
+        settings, dataset, clients, lease_time_us=lease_time_us, cassandra=cassandra
+    )
 
 
 def _refused(settings: NamespaceSettings, dataset: Dataset) -> Iterator[str]:

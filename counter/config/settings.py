@@ -483,14 +483,15 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         settings.default_namespace(),
         settings.dataset(),
         lease_time_us=settings.lease_time,
-        shared=settings.store != "sqlite",
+        cassandra=settings.store == "cassandra",
     )
     if settings.store == "sqlite":
         return
     if settings.cache == "memory":
+        guard = ", and conflicts of tokens are detected only if payload_check is strict"
         yield (
-            "cache is memory: each process has its own BEST_EFFORT counts, and conflicts of tokens"
-            " are detected only if payload_check is strict; use memcached://host:port"
+            "cache is memory: each process has its own BEST_EFFORT counts"
+            f"{guard if settings.store == 'cassandra' else ''}; use memcached://host:port"
         )
     if settings.store != "cassandra":
         return

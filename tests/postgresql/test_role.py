@@ -76,6 +76,7 @@ async def test_it_suffices(granted: str) -> None:
     while await store.control.purge(NOW):
         pass
     await store.ping()
-    with pytest.raises(StoreUnavailableError, match="docs/how-to/use-postgresql"):
-        await store._database.rows("DELETE FROM {s}.events")
+    for beyond in ("DELETE FROM {s}.events", "SELECT {s}.make_dataset('mine', '{}')"):
+        with pytest.raises(StoreUnavailableError, match="docs/how-to/use-postgresql"):
+            await store._database.rows(beyond)
     await store.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags, given, ready
@@ -90,11 +91,22 @@ async def _applied(settings: Settings) -> list[str]:
 
 
 def check(flags: ServeFlags | None = None, *, json: Json = False) -> None:
-    """Print the settings that a process would have, and the source of each."""
+    """Print the settings that a process would have, and the source of each; ask PostgreSQL for
+    those of the server that matter."""
     with exit_on_error():
         loaded = load(given(flags))
+        server = None
+        if loaded.settings.store == "postgresql":
+            from counter.storage.postgresql import ask
+
+            server = asyncio.run(ask(loaded.settings))
+            loaded = replace(loaded, warnings=(*loaded.warnings, *server.warnings))
         text = effective(loaded).rstrip("\n")
-        print_answer(text, document_of(loaded), json=json, indent=2)
+        document = document_of(loaded)
+        if server is not None:
+            text += f"\n# {server.shown}"
+            document["server"] = server.shown
+        print_answer(text, document, json=json, indent=2)
 
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:

@@ -18,6 +18,7 @@ except ImportError as error:
 
 from counter.storage.postgresql.database import Database, PostgresqlOptions, postgresql_options
 from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.server import ask
 from counter.storage.postgresql.store import PostgresqlStore
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "PostgresqlOptions",
     "PostgresqlStore",
     "apply_schema",
+    "ask",
     "postgresql_options",
 ]

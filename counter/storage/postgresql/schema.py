@@ -12,6 +12,7 @@ import asyncpg
 
 from counter.errors import StartupError
 from counter.storage.postgresql.database import Database, postgresql_options
+from counter.storage.postgresql.server import check_server
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset
 
@@ -27,6 +28,7 @@ async def apply_for(settings: Settings) -> Sequence[str]:
     database = Database(postgresql_options(settings))
     await StartupRetry(settings.start_timeout).run(database.open)
     try:
+        await check_server(database)
         return await apply_schema(database, settings.datasets())
     finally:
         await database.close()
@@ -51,7 +53,7 @@ async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Seque
         if found is None:
             await connection.execute(ddl)
             await connection.execute("INSERT INTO meta VALUES ($1)", SCHEMA_VERSION)
-            await _pin_search_path(connection, schema)
+            await _restrict_functions(connection, schema)
             did.append(f"made schema {schema}, version {SCHEMA_VERSION}")
         check_version(await connection.fetchval("SELECT version FROM meta"))
         for each in datasets:
@@ -79,8 +81,10 @@ def check_version(version: int) -> None:
         )
 
 
-async def _pin_search_path(connection: asyncpg.Connection, schema: str) -> None:
-    """Let every function find its tables, and nothing else, whatever the caller's search_path."""
+async def _restrict_functions(connection: asyncpg.Connection, schema: str) -> None:
+    """Let every function find its tables, and nothing else, whatever the caller's search_path; let
+    no role call it that was not given the right."""
+    await connection.execute(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
     names = await connection.fetch(
         "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = $1::regnamespace", schema
     )

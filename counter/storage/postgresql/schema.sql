@@ -289,10 +289,9 @@ BEGIN
     RETURN 0;
 END $$;
 
--- What follows runs with the owner's rights: the service's role makes and drops no table otherwise.
-
+-- Called by `counter schema apply` alone.
 CREATE FUNCTION make_dataset(p_name text, p_body jsonb) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER AS $$
+    LANGUAGE plpgsql AS $$
 DECLARE
     made integer;
 BEGIN
@@ -307,6 +306,8 @@ BEGIN
     END IF;
     RETURN made IS NOT NULL;
 END $$;
+
+-- These two run with the owner's rights: the service's role makes and drops no table otherwise.
 
 CREATE FUNCTION make_slice(
     p_dataset integer, p_start bigint, p_until bigint, p_time_bucket bigint, p_event_buckets integer

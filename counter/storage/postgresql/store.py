@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Mapping
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.metrics import StoreTally
@@ -14,13 +15,9 @@ from counter.storage.postgresql.events import PostgresqlEvents
 from counter.storage.postgresql.keys import PostgresqlKeys, PostgresqlLeases
 from counter.storage.postgresql.rollups import PostgresqlRollups
 from counter.storage.postgresql.schema import check_version
+from counter.storage.postgresql.server import check_server
 
-#: Settings of the server that an acknowledged add depends on, and what is too little.
-_DURABILITY = (
-    ("fsync", ("off",)),
-    ("full_page_writes", ("off",)),
-    ("synchronous_commit", ("off",)),
-)
+_log = logging.getLogger("counter.start")
 
 
 class PostgresqlStore:
@@ -45,7 +42,8 @@ class PostgresqlStore:
             if version is None:
                 raise StartupError("the schema is empty: run `counter schema apply`")
             check_version(version)
-            await self._check_server()
+            for each in (await check_server(self._database)).warnings:
+                _log.warning("%s", each)
         except StoreUnavailableError as error:
             await self._database.close()
             if lacks_schema(error):
@@ -67,22 +65,3 @@ class PostgresqlStore:
     def queues(self) -> Mapping[str, int]:
         """Return the length of each of its queues."""
         return {}
-
-    async def _check_server(self) -> None:
-        """Raise StartupError if the server may lose what it acknowledges, or sorts differently."""
-        names: Sequence[str] = [name for name, _ in _DURABILITY]
-        rows = await self._database.rows(
-            "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", names
-        )
-        found = dict(rows)
-        for name, refused in _DURABILITY:
-            if found[name] in refused:
-                raise StartupError(
-                    f"PostgreSQL runs with {name} = {found[name]}, and would lose acknowledged"
-                    f" adds in a crash: set {name} = on"
-                )
-        encoding = await self._database.value("SHOW server_encoding")
-        if encoding != "UTF8":
-            raise StartupError(
-                f"the database has the encoding {encoding}: create one with ENCODING 'UTF8'"
-            )

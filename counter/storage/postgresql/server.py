@@ -1,0 +1,98 @@
+"""Read the settings of a PostgreSQL server that the promise depends on: at startup, and for
+``counter config check``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from counter.errors import CounterError, StartupError
+from counter.storage.postgresql.database import Database, postgresql_options
+
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+
+VERSION_MIN: Final = 14
+_DURABLE: Final = ("fsync", "full_page_writes", "synchronous_commit")
+_READ: Final = (
+    *_DURABLE,
+    *("server_version", "server_version_num", "server_encoding"),
+    *("default_transaction_isolation", "synchronous_standby_names"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What the server says about itself, and what the operator should know about that."""
+
+    shown: str
+    warnings: Sequence[str]
+
+
+async def check_server(database: Database) -> Server:
+    """Read the server's settings.
+
+    Raises StartupError, with the value and the fix, if the service cannot keep its promise there.
+    """
+    rows = await database.rows(
+        "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", _READ
+    )
+    found: dict[str, str] = dict(rows)
+    _refuse(found)
+    shown = f"PostgreSQL {found['server_version']}: " + ", ".join(
+        f"{name} {found[name]}" for name in (*_DURABLE, "server_encoding")
+    )
+    return Server(shown, tuple(_warnings(found)))
+
+
+async def ask(settings: Settings) -> Server:
+    """Connect as *settings* say, once, and check the server; a warning if it does not answer.
+
+    Raises StartupError as :func:`check_server` does.
+    """
+    database = Database(postgresql_options(settings))
+    try:
+        await database.open()
+        return await check_server(database)
+    except CounterError as error:
+        return Server("PostgreSQL was not asked", (f"{error.detail}: its settings are unknown",))
+    finally:
+        await database.close()
+
+
+def _refuse(found: Mapping[str, str]) -> None:
+    version = found["server_version"]
+    if int(found["server_version_num"]) < VERSION_MIN * 10_000:
+        raise StartupError(
+            f"PostgreSQL has version {version}: it must be {VERSION_MIN} or newer; upgrade it"
+        )
+    for name in _DURABLE:
+        if found[name] == "off":
+            raise StartupError(
+                f"PostgreSQL runs with {name} = off, and would lose acknowledged adds in a crash:"
+                f" set {name} = on (postgresql.conf, ALTER SYSTEM, ALTER DATABASE or ALTER ROLE)"
+            )
+    isolation = found["default_transaction_isolation"]
+    if isolation != "read committed":
+        raise StartupError(
+            f"PostgreSQL runs with default_transaction_isolation = {isolation}, and every add would"
+            " be refused: set it to 'read committed', for the service's role by ALTER ROLE"
+        )
+    encoding = found["server_encoding"]
+    if encoding != "UTF8":
+        raise StartupError(
+            f"the database has the encoding {encoding}, which cannot hold every counter's name:"
+            " create one with ENCODING 'UTF8'"
+        )
+
+
+def _warnings(found: Mapping[str, str]) -> Sequence[str]:
+    level, standbys = found["synchronous_commit"], found["synchronous_standby_names"]
+    if standbys and level in ("local", "remote_write"):
+        kept = "the primary" if level == "local" else "the memory of the standby"
+        return [
+            f"PostgreSQL runs with synchronous_commit = {level}: an add is acknowledged when it is"
+            f" in {kept}, and a failover may lose it; set synchronous_commit = on"
+        ]
+    return []

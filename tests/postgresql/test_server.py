@@ -1,0 +1,121 @@
+"""A server whose settings would break the promise is refused, with the value and the fix."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+
+from counter.cli.commands.serve import check
+from counter.errors import StartupError
+from counter.storage.postgresql import Database, PostgresqlOptions
+from counter.storage.postgresql.server import check_server
+from scripts.postgresql_server import PostgresqlServer
+from tests.contracts.cases import DATASET, NOW
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore
+
+
+class Answering(Database):
+    """A database whose server reports some settings that this one does not have."""
+
+    reported: dict[str, str]
+
+    async def rows(self, sql: str, *arguments: Any) -> Sequence[Any]:
+        return list((dict(await super().rows(sql, *arguments)) | self.reported).items())
+
+
+@pytest.fixture
+async def database(postgresql: PostgresqlServer) -> AsyncIterator[Answering]:
+    found = Answering(PostgresqlOptions(postgresql.dsn()))
+    found.reported = {}
+    await found.open()
+    yield found
+    await found.close()
+
+
+async def test_a_good_server_is_shown(database: Answering) -> None:
+    server = await check_server(database)
+    assert server.warnings == ()
+    assert "fsync on, full_page_writes on, synchronous_commit on, server_encoding UTF8" in (
+        server.shown
+    )
+
+
+@pytest.mark.parametrize(
+    ("reported", "refusal"),
+    [
+        ({"fsync": "off"}, "fsync = off, and would lose .*: set fsync = on"),
+        ({"full_page_writes": "off"}, "set full_page_writes = on"),
+        ({"synchronous_commit": "off"}, "set synchronous_commit = on"),
+        ({"server_encoding": "SQL_ASCII"}, "encoding SQL_ASCII.*: create one with ENCODING 'UTF8'"),
+        (
+            {"server_version": "13.22", "server_version_num": "130022"},
+            "version 13.22: it must be 14 or newer; upgrade it",
+        ),
+        ({"default_transaction_isolation": "serializable"}, "= serializable, .*ALTER ROLE"),
+    ],
+)
+async def test_what_breaks_the_promise_is_refused(
+    database: Answering, reported: dict[str, str], refusal: str
+) -> None:
+    database.reported = reported
+    with pytest.raises(StartupError, match=refusal):
+        await check_server(database)
+
+
+@pytest.mark.parametrize("level", ["local", "remote_write"])
+async def test_a_standby_that_a_commit_does_not_wait_for_is_warned_of(
+    database: Answering, level: str
+) -> None:
+    database.reported = {"synchronous_commit": level}
+    assert (await check_server(database)).warnings == ()
+    database.reported["synchronous_standby_names"] = "*"
+    (warning,) = (await check_server(database)).warnings
+    assert f"synchronous_commit = {level}" in warning
+    assert "set synchronous_commit = on" in warning
+
+
+async def test_every_text_key_is_compared_by_its_bytes(postgresql: PostgresqlServer) -> None:
+    """So it does not matter which collation the database has."""
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    others = await store._database.rows(
+        "SELECT a.attrelid::regclass::text, a.attname FROM pg_attribute a"
+        " JOIN pg_class c ON c.oid = a.attrelid WHERE c.relnamespace = '{s}'::regnamespace"
+        " AND EXISTS (SELECT FROM pg_index i WHERE indrelid = c.oid AND attnum = ANY (indkey))"
+        " AND a.attcollation NOT IN (0, '\"C\"'::regcollation)"
+    )
+    await store.close()
+    assert [tuple(each) for each in others] == []
+
+
+def test_config_check_asks_the_server(
+    postgresql: PostgresqlServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COUNTER_STORE", "postgresql")
+    monkeypatch.setenv("COUNTER_DSN", postgresql.dsn())
+    check()
+    shown = capsys.readouterr().out
+    assert "# PostgreSQL 1" in shown
+    assert "payload_check is" not in shown
+    monkeypatch.setenv("COUNTER_DSN", "postgresql://counter@127.0.0.1:1/none")
+    check()
+    assert "# Mind: PostgreSQL: " in capsys.readouterr().out
+
+
+async def test_a_role_without_rights_calls_no_function(postgresql: PostgresqlServer) -> None:
+    """Not even one that runs with the owner's rights."""
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    await store._database.rows(
+        "DO $$ BEGIN CREATE ROLE stranger LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+    )
+    await store._database.rows("GRANT USAGE ON SCHEMA {s} TO stranger")
+    stranger = await asyncpg.connect(postgresql.dsn(user="stranger"))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="function drop_slice"):
+        await stranger.execute("SELECT counter.drop_slice(1, 0)")
+    await stranger.close()
+    await store.close()
