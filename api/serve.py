@@ -14,7 +14,7 @@ from typing import Final
 import uvicorn
 
 from api.app import Application, create_app
-from api.http.cors import Cors, with_cors
+from api.http.cors import Cors
 from api.server.protocol import TimedProtocol, protocol_of
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
@@ -133,9 +133,8 @@ def make_server(application: Application, settings: Settings) -> Server:
         kind = fast_lane(front, application.service)
     protocol = protocol_of(kind, front.ids, settings.request_timeout, shared)
     protocol.connections_max = most
-    cors = Cors(settings.cors_origins) if settings.cors_origins else None
     config = uvicorn.Config(
-        front if cors is None else with_cors(front, cors),
+        Cors(front, settings.cors_origins) if settings.cors_origins else front,
         http=protocol,
         ws="none",
         lifespan="off",

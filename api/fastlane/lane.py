@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from api.http.answers import added_reply, count_reply, count_text, problem_reply
 from api.http.auth import Caller
-from api.http.call import JSON, NO_CONTENT, AsgiScope, Call, Message, Reply
+from api.http.call import JSON, AsgiScope, Call, Message, Reply
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
 from api.http.middleware import Front, known_error
@@ -258,11 +258,7 @@ class FastCycle:
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
             self.protocol.send(self, status, _OK % (len(body), self.request_id, body))
             return
-        head = _STATUS_LINES[status]
-        if status != NO_CONTENT:
-            head += b"content-type: %s\r\ncontent-length: %d\r\n" % (content_type, len(body))
-        for name, value in headers:
-            head += b"%s: %s\r\n" % (name, value)
+        head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in reply.head)
         head += LABEL % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"

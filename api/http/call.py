@@ -66,16 +66,18 @@ class Reply(NamedTuple):
         """*answer* in JSON, with the members that were given."""
         return Reply(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
 
+    @property
+    def head(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All its headers, with those that describe its body."""
+        if self.status in (NO_CONTENT, _NOT_MODIFIED):
+            return self.headers
+        length = b"%d" % len(self.body)
+        return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
+
     async def send(self, send: Send) -> None:
         """Send it over ASGI."""
-        head: list[tuple[bytes, bytes]] = []
-        if self.status not in (NO_CONTENT, _NOT_MODIFIED):
-            head = [
-                (b"content-type", self.content_type),
-                (b"content-length", b"%d" % len(self.body)),
-            ]
-        head += self.headers
-        await send({"type": "http.response.start", "status": self.status, "headers": head})
+        head = {"type": "http.response.start", "status": self.status, "headers": [*self.head]}
+        await send(head)
         await send({"type": "http.response.body", "body": self.body})
 
 

@@ -7,12 +7,10 @@ there is no wildcard.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from api.http.call import NO_CONTENT, Message, Receive, Reply, Send
+from api.http.call import NO_CONTENT, AsgiScope, Message, Receive, Reply, Send, header_of
 from api.http.middleware import App
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
 _SENT: Final = (
@@ -29,30 +27,40 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
-    """The *origins* whose pages may read answers."""
+    """An ASGI app around *app*: its answers say that pages of *origins* may read them."""
 
-    def __init__(self, origins: Iterable[str]) -> None:
+    def __init__(self, app: App, origins: Iterable[str]) -> None:
+        self._app = app
         self._origins = frozenset(each.encode("ascii") for each in origins)
 
-    def headers_for(self, origin: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers of an answer to *origin*."""
-        if origin not in self._origins:
-            return (_VARY,)
-        return (
-            (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", _SHOWN),
-            _VARY,
-        )
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        origin = header_of(scope, b"origin")
+        asked = header_of(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and asked is not None:
+            await self._preflight(origin).send(send)
+            return
+        allowed = [_VARY]
+        if origin is not None and origin in self._origins:
+            allowed = [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", _SHOWN),
+                _VARY,
+            ]
 
-    def preflight(self, method: str, headers: Headers) -> Reply | None:
-        """Return the answer to a preflight request; None for any other request.
+        async def send_allowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *allowed]}
+            await send(message)
 
-        An origin that is not listed gets no permissions, so its browser sends nothing.
-        """
-        if method != "OPTIONS" or _value(headers, b"access-control-request-method") is None:
-            return None
-        origin = _value(headers, b"origin")
-        if origin not in self._origins:
+        await self._app(scope, receive, send_allowed)
+
+    def _preflight(self, origin: bytes | None) -> Reply:
+        """Return the answer to a preflight request. An origin that is not listed gets no
+        permissions, so its browser sends nothing."""
+        if origin is None or origin not in self._origins:
             return Reply(NO_CONTENT, b"", headers=(_VARY,))
         return Reply(
             NO_CONTENT,
@@ -65,30 +73,3 @@ class Cors:
                 _VARY,
             ),
         )
-
-
-def with_cors(app: App, cors: Cors) -> App:
-    """Wrap *app*: its answers say which origins may read them."""
-
-    async def answer(scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        reply = cors.preflight(scope["method"], scope["headers"])
-        if reply is not None:
-            await reply.send(send)
-            return
-        allowed = cors.headers_for(_value(scope["headers"], b"origin"))
-
-        async def tell(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *allowed]}
-            await send(message)
-
-        await app(scope, receive, tell)
-
-    return answer
-
-
-def _value(headers: Headers, wanted: bytes) -> bytes | None:
-    return next((value for name, value in headers if name == wanted), None)
