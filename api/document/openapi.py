@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.document.problem_page import shapes
 from api.http.problems import PROBLEM_TYPE, problem_of, problem_types
-from api.http.routing import ETAG, REPLAYED, Route, problem_name
+from api.http.routing import ETAG, REPLAYED, Route, headers_of, problem_name
 from counter.limits import INT64_MAX
 
 DESCRIPTION: Final = (
@@ -84,10 +84,7 @@ def _problems() -> dict[str, Any]:
     return {
         problem_name(status): {
             "description": ", ".join(f"`{each.code}`" for each in kinds if each.status == status),
-            "headers": {
-                name: {"$ref": f"#/components/headers/{name}"}
-                for name in ("X-Request-Id", *_OF_STATUS.get(status, ()))
-            },
+            "headers": headers_of(*_OF_STATUS.get(status, ())),
             "content": {
                 PROBLEM_TYPE.decode(): {
                     "schema": {"$ref": "#/components/schemas/Problem"},

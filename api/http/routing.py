@@ -165,12 +165,7 @@ class Route(PlainRoute):
         statuses = _ALWAYS.union(problems, {404} if "{namespace}" in self.path else ())
         if self.body is not None or any("body" in signature(each).parameters for each in declares):
             statuses |= _WITH_BODY
-        own = {
-            "headers": {
-                name: {"$ref": f"#/components/headers/{name}"}
-                for name in ("X-Request-Id", *headers)
-            }
-        }
+        own = {"headers": headers_of(*headers)}
         answers: dict[int, Mapping[str, Any]] = {status: {}, **(responses or {})}
         first, *words = self.handler.__name__.split("_")
         more.setdefault("response_class", Response if status == NO_CONTENT else JSONResponse)
@@ -228,6 +223,11 @@ def _model(hint: Any) -> type[BaseModel] | None:
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
     return None
+
+
+def headers_of(*names: str) -> dict[str, Any]:
+    """The headers of an answer: the request's id, and those of *names* in the components."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
 def problem(status: int) -> dict[str, Any]:
