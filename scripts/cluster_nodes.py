@@ -205,8 +205,8 @@ class Cluster:
 
 @contextmanager
 def dies_with_us(directory: Path) -> Iterator[None]:
-    """Wipe the cluster of *directory* when the block ends, or when this process ends in any way,
-    ``kill -9`` included.
+    """Kill the servers of *directory* and delete it when the block ends, or when this process ends
+    in any way, ``kill -9`` included.
 
     A helper process reads a pipe whose other end only this process holds, so it sees the end of
     file however this process ends. It has its own session, so that a signal to this process group
@@ -262,11 +262,13 @@ def _shape_file(directory: Path) -> Path:
 
 
 def _watch(directory: Path) -> None:
-    """Wait for the end of standard input, then wipe the cluster."""
+    """Wait for the end of standard input, then kill all servers of *directory*, and delete it."""
     while os.read(sys.stdin.fileno(), 1):
         pass
-    if cluster := Cluster.find(directory):
-        cluster.wipe()
+    for file in directory.glob("*/pid"):
+        # To kill a server of any kind, its pid file suffices.
+        ServerProcess(file.parent.name, file.parent, list, bool, 0.0).kill()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

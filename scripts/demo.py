@@ -28,7 +28,7 @@ from rich.console import Console
 from scripts.cluster_process import ClusterError
 from scripts.demo_batches import Feed, Outbox
 from scripts.demo_clients import Client, DemoError, Tally
-from scripts.demo_cluster import ManyProcesses
+from scripts.demo_cluster import CassandraNodes, ManyProcesses, PostgresqlAlone
 from scripts.demo_deployment import Deployment, Outage
 from scripts.demo_names import read_names
 from scripts.demo_process import ServiceError
@@ -36,7 +36,7 @@ from scripts.demo_reading import EXACT, Reader
 from scripts.demo_report import Show, counts_table, differing, make_console, totals_table
 from scripts.demo_service import OneProcess
 
-StoreKind = Literal["sqlite", "cassandra"]
+StoreKind = Literal["sqlite", "postgresql", "cassandra"]
 REPEATED_SHARE_MIN: Final = 0.2
 COUNTING_TIMEOUT_S: Final = 900.0
 
@@ -231,7 +231,8 @@ async def run_demo(options: Options, store: StoreKind, console: Console) -> bool
         if store == "sqlite":
             deployment = OneProcess(folder)
         else:
-            deployment = ManyProcesses(folder, options.seed, keep=options.keep)
+            stores = PostgresqlAlone(folder) if store == "postgresql" else CassandraNodes(folder)
+            deployment = ManyProcesses(folder, options.seed, stores, keep=options.keep)
         with Show(console) as show:
             return await Demo(options, deployment, show).run()
     finally:
@@ -257,10 +258,11 @@ def main(
     seed
         Determines order and faults; random, and printed, if not given.
     limit
-        Count only the first so many occurrences. [all with sqlite; 150,000 with cassandra]
+        Count only the first so many occurrences. [all; 150,000 with cassandra]
     store
-        The service's store. With cassandra the demo runs three nodes at QUORUM, memcached, two API
-        processes and two rollup workers, and kills one of each kind.
+        The service's store. With postgresql the demo runs a server, two API processes and two
+        rollup workers, with cassandra three nodes at QUORUM and memcached instead of the server;
+        it kills one of each kind.
     keep
         Keep the data and the logs.
     """

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -80,6 +81,19 @@ class PostgresqlServer(ServerProcess):
         )
         if done.returncode:
             raise ClusterError(f"{name} failed:\n{done.stderr.strip()}")
+
+    def _signal(self, number: signal.Signals) -> bool:
+        """Signal its backends too, because each has a session of its own; a shutdown does not."""
+        pid = self.pid()
+        if pid is None or number == self.stop_signal:
+            return super()._signal(number)
+        # It starts no backend meanwhile.
+        super()._signal(signal.SIGSTOP)
+        with suppress(FileNotFoundError):
+            for backend in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(backend), number)
+        return super()._signal(number)
 
     def _server(self) -> Sequence[str]:
         """Return the command, after making the data directory unless there is one."""

@@ -1,6 +1,7 @@
 """A relay before one server: what passes it can be lost or held, as on a bad network."""
 
 import asyncio
+import math
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ class Relay:
     While it is *deaf*, what clients send is lost; while it is *mute*, what the server answers is
     held, and passed on when it is mute no more. While it is *half_closed*, a connection on which a
     client sends is closed towards the server, and only the server can still speak. Each piece takes
-    *delay_s* longer than it should.
+    *delay_s* longer than it should. After *pieces* more, in both directions together, it is *deaf*
+    and *mute*.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -24,6 +26,7 @@ class Relay:
         self.is_away = False
         self.half_closed = False
         self.delay_s = 0.0
+        self.pieces = math.inf
         self.lost = 0
         self.refused = 0
         self.address = ("", 0)
@@ -98,6 +101,7 @@ class Relay:
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while sent := await reader.read(65_536):
+            self._count()
             if self.deaf:
                 self.lost += len(sent)
                 continue
@@ -111,8 +115,14 @@ class Relay:
 
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while sent := await reader.read(65_536):
+            self._count()
             await self._speaks.wait()
             await asyncio.sleep(self.delay_s)
             writer.write(sent)
             await writer.drain()
         writer.close()
+
+    def _count(self) -> None:
+        if self.pieces <= 0:
+            self.deaf = self.mute = True
+        self.pieces -= 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,12 +16,14 @@ from counter.errors import (
     SliceMissingError,
     StartupError,
     StoreUnavailableError,
+    WriteTimeoutError,
 )
 from counter.limits import SECOND
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
 
+_log = logging.getLogger("counter.postgresql")
 _T = TypeVar("_T")
 #: Deadlocks and failed serializations: the server undid the statement, and it can be run again.
 _ATTEMPTS_MAX: Final = 5
@@ -28,11 +32,19 @@ _UNDONE: Final = ("40P01", "40001")
 _NO_SCHEMA: Final = ("3F000", "42P01", "42883")
 _NAMESPACE_DELETED: Final = "CN001"
 _NO_PARTITION: Final = "23514"
+#: The connection failed, or did not answer in time.
+_BROKEN: Final = (OSError, TimeoutError, asyncpg.InterfaceError)
+#: How long the server may take to confirm that a statement is cancelled and the connection is
+#: reset. After that the connection is dropped.
+_RELEASE_S: Final = 0.5
+#: How long connections may take to end on shutdown, before they are dropped.
+_CLOSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlOptions:
-    """Where the database is. *timeout_us* bounds each statement, on the server too."""
+    """Where the database is. *timeout_us* bounds each call: the wait for a connection, and the
+    statement."""
 
     dsn: str = field(repr=False)
     schema: str = "counter"
@@ -75,20 +87,23 @@ class Database:
             raise StartupError(f"PostgreSQL: {error}: create the database first") from error
         except (ValueError, asyncpg.ClientConfigurationError) as error:
             raise StartupError(f"the DSN of PostgreSQL cannot be used: {error}") from error
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*_BROKEN, asyncpg.PostgresError) as error:
             raise unavailable(error) from error
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._pool is not None:
-            await self._pool.close()
-            self._pool = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await pool.close()
+            except TimeoutError:
+                _log.warning("PostgreSQL does not answer: its connections were dropped")
 
     async def rows(self, sql: str, *arguments: Any) -> Sequence[Any]:
         """Return the rows of *sql*, in which ``{s}`` is the schema."""
-        return await self._run(
-            lambda pool: pool.fetch(sql.replace("{s}", self.options.schema), *arguments)
-        )
+        sql = sql.replace("{s}", self.options.schema)
+        return await self._run(lambda connection: connection.fetch(sql, *arguments))
 
     async def row(self, sql: str, *arguments: Any) -> Any:
         """Return the first row; None if there is none."""
@@ -103,26 +118,48 @@ class Database:
     async def transaction(self, work: Callable[[asyncpg.Connection], Awaitable[_T]]) -> _T:
         """Return the result of *work*, which runs in a transaction and may be run again."""
 
-        async def run(pool: asyncpg.Pool) -> _T:
-            async with pool.acquire() as connection, connection.transaction():
+        async def run(connection: asyncpg.Connection) -> _T:
+            async with connection.transaction():
                 return await work(connection)
 
         return await self._run(run)
 
-    async def _run(self, work: Callable[[asyncpg.Pool], Awaitable[_T]]) -> _T:
+    async def _run(self, work: Callable[[asyncpg.Connection], Awaitable[_T]]) -> _T:
         pool = self._pool
         if pool is None:
             raise StoreUnavailableError("PostgreSQL: not connected", retry_after_us=SECOND)
         for attempt in range(_ATTEMPTS_MAX):
             try:
-                return await work(pool)
+                async with asyncio.timeout(self.options.timeout_us / SECOND):
+                    connection = await pool.acquire()
+                    try:
+                        return await work(connection)
+                    finally:
+                        # What came of the statement is known whatever happens now: a connection
+                        # that cannot be reset, or cancelled in time, is dropped by the pool.
+                        with suppress(*_BROKEN, asyncpg.PostgresError):
+                            await pool.release(connection, timeout=_RELEASE_S)
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in _UNDONE or attempt == _ATTEMPTS_MAX - 1:
                     raise _converted(error) from error
-            except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+            except _BROKEN as error:
                 raise unavailable(error) from error
             await asyncio.sleep(0)
         raise AssertionError  # The last attempt returns or raises.
+
+
+@asynccontextmanager
+async def within(timeout_us: int) -> AsyncIterator[None]:
+    """Cancel the block after *timeout_us* with WriteTimeoutError: what was sent may have been
+    done, or may be done later."""
+    try:
+        async with asyncio.timeout(timeout_us / SECOND):
+            yield
+    except TimeoutError as error:
+        raise WriteTimeoutError(
+            f"PostgreSQL took longer than {timeout_us / SECOND:g} s; ask again with the same token",
+            retry_after_us=SECOND,
+        ) from error
 
 
 def _converted(error: asyncpg.PostgresError) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
 from counter.types import Decision, Event, Namespace, Outcome
@@ -28,21 +28,23 @@ class PostgresqlDecisions:
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
         """Do as the port says; VOID only if no event is found behind the fence."""
-        token = token_of(namespace, events[0])
-        outcome, fingerprint = await self._database.row(
-            "WITH noted AS (INSERT INTO {s}.resolutions VALUES ($1, $2, $3, $4, $5, $6)"
-            " ON CONFLICT (namespace, event_time, event_id, scope)"
-            " DO UPDATE SET fingerprint = resolutions.fingerprint RETURNING outcome, fingerprint),"
-            " seen AS (UPDATE {s}.datasets SET resolved_through = $2 WHERE id = $7"
-            " AND resolved_through < $2) SELECT outcome, fingerprint FROM noted",
-            *token,
-            decision.outcome if decision.outcome is Outcome.APPLIED else None,
-            decision.fingerprint,
-            namespace.dataset.id,
-        )
-        if outcome is None:
-            await wait_for_appends(self._database, namespace.dataset.id)
-            outcome = await self._settle(namespace, events)
+        async with within(namespace.dataset.write_timeout_us):
+            token = token_of(namespace, events[0])
+            outcome, fingerprint = await self._database.row(
+                "WITH noted AS (INSERT INTO {s}.resolutions VALUES ($1, $2, $3, $4, $5, $6)"
+                " ON CONFLICT (namespace, event_time, event_id, scope)"
+                " DO UPDATE SET fingerprint = resolutions.fingerprint"
+                " RETURNING outcome, fingerprint),"
+                " seen AS (UPDATE {s}.datasets SET resolved_through = $2 WHERE id = $7"
+                " AND resolved_through < $2) SELECT outcome, fingerprint FROM noted",
+                *token,
+                decision.outcome if decision.outcome is Outcome.APPLIED else None,
+                decision.fingerprint,
+                namespace.dataset.id,
+            )
+            if outcome is None:
+                await wait_for_appends(self._database, namespace.dataset.id)
+                outcome = await self._settle(namespace, events)
         return Decision(Outcome(outcome), fingerprint)
 
     async def _settle(self, namespace: Namespace, events: Sequence[Event]) -> str:
@@ -75,24 +77,26 @@ class PostgresqlDecisions:
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
-        time_us: int = await self._database.value(
-            "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
-            " ON CONFLICT (namespace, nonce) DO UPDATE SET"
-            " time = CASE WHEN r.expires > $3 - $5::bigint THEN r.time ELSE $3 END,"
-            " expires = CASE WHEN r.expires > $3 - $5::bigint THEN r.expires ELSE $4 END"
-            " RETURNING time",
-            *(namespace.id, nonce, now_us, expires_us, kept_us),
-        )
+        async with within(namespace.dataset.write_timeout_us):
+            time_us: int = await self._database.value(
+                "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
+                " ON CONFLICT (namespace, nonce) DO UPDATE SET"
+                " time = CASE WHEN r.expires > $3 - $5::bigint THEN r.time ELSE $3 END,"
+                " expires = CASE WHEN r.expires > $3 - $5::bigint THEN r.expires ELSE $4 END"
+                " RETURNING time",
+                *(namespace.id, nonce, now_us, expires_us, kept_us),
+            )
         return time_us
 
     async def rereserve(
         self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
     ) -> int:
-        time_us: int = await self._database.value(
-            "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
-            " ON CONFLICT (namespace, nonce) DO UPDATE SET"
-            " time = CASE r.time WHEN $5::bigint THEN $3 ELSE r.time END,"
-            " expires = CASE r.time WHEN $5::bigint THEN $4 ELSE r.expires END RETURNING time",
-            *(namespace.id, nonce, now_us, expires_us, old_us),
-        )
+        async with within(namespace.dataset.write_timeout_us):
+            time_us: int = await self._database.value(
+                "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
+                " ON CONFLICT (namespace, nonce) DO UPDATE SET"
+                " time = CASE r.time WHEN $5::bigint THEN $3 ELSE r.time END,"
+                " expires = CASE r.time WHEN $5::bigint THEN $4 ELSE r.expires END RETURNING time",
+                *(namespace.id, nonce, now_us, expires_us, old_us),
+            )
         return time_us

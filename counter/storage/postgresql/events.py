@@ -12,7 +12,7 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND
 from counter.partitions import shard_of
 from counter.ports import Counted
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, within
 from counter.types import Event, Fold, Namespace, Written
 
 _OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
@@ -89,21 +89,22 @@ class PostgresqlEvents:
         names = dict.fromkeys((namespace.id, event[0]) for event in events)
         new = [key for key in names if key not in self._known]
         counters, times, ids, items, deltas, clears, atoms = zip(*events, strict=True)
-        outcomes = await self._database.value(
-            "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-            namespace.dataset.id,
-            namespace.id,
-            [name for _, name in new],
-            counters,
-            times,
-            ids,
-            items,
-            # The payload of a clear does not include its delta.
-            [0 if clear else delta for delta, clear in zip(deltas, clears, strict=True)],
-            self._shards(namespace, counters),
-            clears,
-            atoms,
-        )
+        async with within(namespace.dataset.write_timeout_us):
+            outcomes = await self._database.value(
+                "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+                namespace.dataset.id,
+                namespace.id,
+                [name for _, name in new],
+                counters,
+                times,
+                ids,
+                items,
+                # The payload of a clear does not include its delta.
+                [0 if clear else delta for delta, clear in zip(deltas, clears, strict=True)],
+                self._shards(namespace, counters),
+                clears,
+                atoms,
+            )
         if outcomes is None:
             self._learn(new)
             return [Written.NEW] * len(events)
@@ -112,14 +113,15 @@ class PostgresqlEvents:
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         counters, times, ids, items, deltas, _, _ = zip(*events, strict=True)
         try:
-            outcome = await self._database.value(
-                "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-                namespace.dataset.id,
-                namespace.id,
-                *(counters, times, ids, items, deltas),
-                self._shards(namespace, counters),
-                events[0].atom,
-            )
+            async with within(namespace.dataset.write_timeout_us):
+                outcome = await self._database.value(
+                    "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                    namespace.dataset.id,
+                    namespace.id,
+                    *(counters, times, ids, items, deltas),
+                    self._shards(namespace, counters),
+                    events[0].atom,
+                )
         except UnavailableError as error:
             cause = error.__cause__
             if isinstance(cause, asyncpg.PostgresError) and cause.sqlstate == "CN003":

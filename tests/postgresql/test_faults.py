@@ -1,0 +1,158 @@
+"""Faults between the service and a real PostgreSQL, and of the server itself: an answer in bounded
+time, an unknown outcome where it is unknown, one answer for each token, and exact counts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from api.app import create_app
+from counter.config.settings import Settings
+from counter.storage.postgresql.schema import apply_for
+from scripts.postgresql_server import PostgresqlServer
+from tests.support.lifespan import Lifespan
+from tests.support.postgresql import postgresql_server
+from tests.support.relay import Relay
+from tests.support.rest import Rest
+from tests.support.waiting import eventually
+
+WRITE_TIMEOUT = "200ms"
+#: Bounds a hang: what must be answered in a second or so.
+BOUND_S = 5.0
+
+
+def settings(dsn: str) -> Settings:
+    given: dict[str, Any] = {"dsn": dsn, "write_timeout": WRITE_TIMEOUT, "drain_timeout": "1s"}
+    return Settings(store="postgresql", hosts=("test",), **given)
+
+
+@asynccontextmanager
+async def service(dsn: str) -> AsyncIterator[Rest]:
+    """A service of this process over the database at *dsn*."""
+    app = create_app(settings(dsn), rollup=False)
+    lifespan = Lifespan(app)
+    await lifespan.start()
+    try:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            yield Rest(http)
+    finally:
+        async with asyncio.timeout(BOUND_S):
+            await lifespan.stop()
+
+
+async def fresh_schema(dsn: str) -> None:
+    """Make the tables of the service again."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("DROP SCHEMA IF EXISTS counter CASCADE")
+    await connection.close()
+    await apply_for(settings(dsn))
+
+
+@asynccontextmanager
+async def relayed(server: PostgresqlServer) -> AsyncIterator[tuple[Rest, Relay]]:
+    """A service that reaches *server* through a relay."""
+    await fresh_schema(server.dsn())
+    relay = Relay("127.0.0.1", server.port)
+    async with relay.listening():
+        dsn = server.dsn().replace(str(server.port), str(relay.address[1]))
+        async with service(dsn) as rest:
+            yield rest, relay
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresqlServer]:
+    """A server of the test's own, which it may stop."""
+    with postgresql_server() as server:
+        yield server
+
+
+def is_unknown(answer: httpx.Response) -> bool:
+    """Whether *answer* leaves open if the add was applied, and says what to do."""
+    body = answer.json()
+    if answer.status_code != 503:
+        return False
+    assert (body["applied"], body["retry"]) == (None, "same_token"), body
+    assert int(answer.headers["retry-after"]) >= 1
+    return True
+
+
+async def bounded(add: asyncio.Task[httpx.Response]) -> httpx.Response:
+    async with asyncio.timeout(BOUND_S):
+        return await add
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "held"])
+async def test_an_add_is_stopped_at_each_step(postgresql: PostgresqlServer, is_cut: bool) -> None:
+    """From the first message of a statement to the last of its answer."""
+    unknown = 0
+    async with relayed(postgresql) as (rest, relay):
+        await added(rest, "warm")
+        for step in range(100):
+            relay.pieces = step
+            add = asyncio.create_task(rest.add("c", 1, key=f"k{step}"))
+            if is_cut:
+                await eventually(_reached(relay, add), "the step is reached")
+                relay.cut()
+            answer = await bounded(add)
+            was_reached = relay.deaf
+            relay.pieces, relay.deaf, relay.mute = float("inf"), False, False
+            relay.cut()
+            unknown += is_unknown(answer)
+            await added(rest, f"k{step}")
+            assert await rest.count("c") == step + 2
+            if not was_reached:
+                break
+        assert unknown >= 3
+
+
+def _reached(relay: Relay, add: asyncio.Task[httpx.Response]) -> Callable[[], Awaitable[bool]]:
+    async def reached() -> bool:
+        return relay.deaf or add.done()
+
+    return reached
+
+
+async def added(rest: Rest, key: str) -> None:
+    """Send an add until it is acknowledged: the machine may be busy, and the pool may recover."""
+
+    async def acknowledged() -> bool:
+        return (await rest.add("c", 1, key=key)).status_code == 200
+
+    await eventually(acknowledged, "the add is acknowledged")
+
+
+async def test_a_server_that_stalls_past_write_timeout(own_server: PostgresqlServer) -> None:
+    await fresh_schema(own_server.dsn())
+    async with service(own_server.dsn()) as rest:
+        await added(rest, "before")
+        own_server.pause()
+        adds = [asyncio.create_task(rest.add("c", 1, key=f"k{n}")) for n in range(30)]
+        answers = [await bounded(add) for add in adds]
+        assert all(map(is_unknown, answers))
+        assert {answer.json()["code"] for answer in answers} == {"write_timeout"}
+        own_server.resume()
+        await asyncio.gather(*(added(rest, f"k{n}") for n in range(30)))
+        assert await rest.count("c") == 31
+
+
+async def test_a_service_ends_while_its_server_stalls(own_server: PostgresqlServer) -> None:
+    await fresh_schema(own_server.dsn())
+    async with service(own_server.dsn()) as rest:
+        await added(rest, "k")
+        own_server.pause()
+
+
+async def test_a_server_that_crashed_and_came_back(own_server: PostgresqlServer) -> None:
+    await fresh_schema(own_server.dsn())
+    async with service(own_server.dsn()) as rest:
+        await added(rest, "before")
+        own_server.kill()
+        assert is_unknown(await rest.add("c", 1, key="k"))
+        own_server.start()
+        await added(rest, "k")
+        assert await rest.count("c") == 2
