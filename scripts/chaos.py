@@ -11,21 +11,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_process import ClusterError
 from scripts.demo_process import ServiceError
+from scripts.postgresql_server import postgresql_missing
+from tests.chaos.deployments import CassandraNodes, PostgresqlAlone
 from tests.chaos.run import Verdict, play
 
 _TRACE_LINES_MAX: Final = 200
 
 app = App(
     name="scripts/chaos",
-    help="Breaks three Cassandra nodes, memcached, API processes, workers and the connections"
-    " between them, at random and under load; then checks every answer that was given.",
+    help="Breaks the servers of a store, API processes, workers and the connections between them,"
+    " at random and under load; then checks every answer that was given. The store is three"
+    " Cassandra nodes with memcached, or PostgreSQL.",
     help_format="plaintext",
     version_flags=(),
 )
@@ -34,12 +37,20 @@ app = App(
 @app.default
 def chaos(
     *,
+    store: Annotated[
+        Literal["cassandra", "postgresql"], Parameter(help="The store that is broken.")
+    ] = "cassandra",
     minutes: Annotated[float, Parameter(help="How long things are broken.")] = 3.0,
     seed: Annotated[int | None, Parameter(help="Draws the same clients and faults again.")] = None,
     keep: Annotated[bool, Parameter(help="Keep the servers' files and logs.")] = False,
 ) -> int:
     """Inject faults, repair them, and print the verdict."""
-    if problem := cluster_jars.missing() or cluster_servers.memcached_missing():
+    problem = (
+        postgresql_missing()
+        if store == "postgresql"
+        else cluster_jars.missing() or cluster_servers.memcached_missing()
+    )
+    if problem:
         print(problem, file=sys.stderr)
         return 2
     began_s = time.monotonic()
@@ -48,8 +59,11 @@ def chaos(
         print(f"{time.monotonic() - began_s:6.1f} s  {line}", flush=True)
 
     folder = Path(tempfile.mkdtemp(prefix="counter-chaos-"))
+    # PostgreSQL runs as a user of its own, because it refuses to run as root.
+    folder.chmod(0o711)
     try:
-        verdict = asyncio.run(play(folder, 60 * minutes, seed, say))
+        deployment = PostgresqlAlone(folder) if store == "postgresql" else CassandraNodes(folder)
+        verdict = asyncio.run(play(folder, deployment, 60 * minutes, seed, say))
     except (ServiceError, ClusterError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -58,10 +72,10 @@ def chaos(
             print(f"files and logs are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    return _report(verdict)
+    return _report(verdict, store)
 
 
-def _report(verdict: Verdict) -> int:
+def _report(verdict: Verdict, store: str) -> int:
     broken = ", ".join(f"{what} {number}" for what, number in sorted(verdict.faults.items()))
     print(f"broken {verdict.faults.total()} times: {broken}")
     print(", ".join(f"{number:,} {what}" for what, number in verdict.told.items()))
@@ -71,7 +85,10 @@ def _report(verdict: Verdict) -> int:
         if number >= 0:
             print("\n".join(verdict.plays[number].trace()[:_TRACE_LINES_MAX]))
     if verdict.problems:
-        print(f"again: ./scripts/chaos --seed {verdict.seed} (what the machine does differs)")
+        print(
+            f"again: ./scripts/chaos --store {store} --seed {verdict.seed}"
+            " (what the machine does differs)"
+        )
         return 1
     print(f"seed {verdict.seed}: every acknowledged change counts once, every other at most once")
     return 0

@@ -5,7 +5,7 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -19,7 +19,7 @@ from tests.support.relay import Relay
 _PAUSE_S: Final = (0.3, 3.0)
 #: At most so many of the nodes, or of the relays before them, are hurt at once: mostly fewer than a
 #: quorum can bear, now and then not.
-_NODES_HURT: Final = (1, 1, 1, 1, 1, 1, 2)
+_STORES_HURT: Final = (1, 1, 1, 1, 1, 1, 2)
 
 Deed = Callable[[], Awaitable[object]]
 
@@ -36,10 +36,8 @@ class Stroke:
     seconds: tuple[float, float]
     weight: float = 1.0
 
-    @property
-    def is_of_a_node(self) -> bool:
-        """Whether it may cost a replica."""
-        return self.victim.startswith("cassandra")
+    #: Whether it may cost a replica of the store.
+    is_of_a_store: bool = False
 
 
 class Faults:
@@ -49,9 +47,8 @@ class Faults:
         self._random = random
         self._say = say
         self._strokes = [
-            *(each for node in zip(site.cluster.cassandra, site.node_relays, strict=True)
-              for each in _of_node(*node)),
-            *_of_cache(site),
+            *(each for server in site.deployment.stores for each in _of_store(*server)),
+            *(each for server in site.deployment.caches for each in _of_cache(*server)),
             *(each for number in range(site.apis) for each in _of_api(site, number)),
             *(each for process in site.workers for each in _of_worker(process, site)),
             *_of_clock(site, random),
@@ -74,12 +71,12 @@ class Faults:
                     await asyncio.wait_for(stop.wait(), pause_s)
 
     def _draw(self) -> Stroke | None:
-        nodes_hurt = sum(each.is_of_a_node for each in self._hurt.values())
-        bearable = nodes_hurt < self._random.choice(_NODES_HURT)
+        stores_hurt = sum(each.is_of_a_store for each in self._hurt.values())
+        bearable = stores_hurt < self._random.choice(_STORES_HURT)
         free = [
             each
             for each in self._strokes
-            if each.victim not in self._hurt and (bearable or not each.is_of_a_node)
+            if each.victim not in self._hurt and (bearable or not each.is_of_a_store)
         ]
         if not free:
             return None
@@ -94,27 +91,27 @@ class Faults:
         del self._hurt[stroke.victim]
 
 
-def _of_node(node: ServerProcess, relay: Relay) -> list[Stroke]:
-    name = node.name
-    return [
-        Stroke("kill", name, _thread(node.kill), _thread(node.start), (0.5, 8.0), 0.5),
-        Stroke("freeze", name, _thread(node.pause), _thread(node.resume), (0.5, 8.0)),
+def _of_store(server: ServerProcess, relay: Relay) -> list[Stroke]:
+    name = server.name
+    strokes = [
+        Stroke("kill", name, _thread(server.kill), _thread(server.start), (0.5, 8.0), 0.5),
+        Stroke("freeze", name, _thread(server.pause), _thread(server.resume), (0.5, 8.0)),
         *_of_relay(relay, name),
     ]
+    return [replace(each, is_of_a_store=True) for each in strokes]
 
 
-def _of_cache(site: Site) -> list[Stroke]:
-    (memcached,) = site.cluster.memcached
+def _of_cache(memcached: ServerProcess, relay: Relay) -> list[Stroke]:
     name = memcached.name
 
     async def wipe() -> None:
-        await asyncio.to_thread(_wipe, site.cluster.memcached_addresses[0])
+        await asyncio.to_thread(_wipe, *relay.server)
 
     return [
         Stroke("kill", name, _thread(memcached.kill), _thread(memcached.start), (0.5, 4.0)),
         Stroke("freeze", name, _thread(memcached.pause), _thread(memcached.resume), (0.5, 4.0)),
         Stroke("wipe", name, wipe, _nothing, (0.0, 0.1)),
-        *_of_relay(site.cache_relay, name),
+        *_of_relay(relay, name),
     ]
 
 
@@ -226,10 +223,9 @@ async def _nothing() -> None:
     """It is over already."""
 
 
-def _wipe(address: str) -> None:
-    host, _, port = address.rpartition(":")
+def _wipe(host: str, port: int) -> None:
     try:
-        with socket.create_connection((host, int(port)), timeout=2) as asked:
+        with socket.create_connection((host, port), timeout=2) as asked:
             asked.sendall(b"flush_all\r\n")
             asked.recv(64)
     except OSError:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from counter.limits import SECOND
-from tests.chaos.emptying import empty_and_repair
+from tests.chaos.deployments import Deployment
 from tests.chaos.faults import Faults
 from tests.chaos.site import Site
 from tests.simulation.checker import check
@@ -103,12 +103,16 @@ async def _judged(plays: list[Play]) -> list[list[str]]:
 
 
 async def play(
-    folder: Path, seconds: float, seed: int | None, say: Callable[[str], None]
+    folder: Path,
+    deployment: Deployment,
+    seconds: float,
+    seed: int | None,
+    say: Callable[[str], None],
 ) -> Verdict:
     """Break things for *seconds*, mend them, and judge."""
     seed = random.randrange(2**32) if seed is None else seed
-    site = Site(folder, seed)
-    say(f"seed {seed}: starting three Cassandra nodes, memcached and four processes")
+    site = Site(folder, seed, deployment)
+    say(f"seed {seed}: starting {deployment.what} and four processes")
     plays: list[Play] = []
     numbers = count(1)
     async with site.running():
@@ -127,10 +131,10 @@ async def play(
                 tasks.create_task(client())
             asyncio.get_running_loop().call_later(seconds, stop.set)
         say("all is mended: every token is asked about again, every counter is read")
-        site.cluster.mend()
+        deployment.mend()
         found = await _judged(plays)
         await site.stop()
-        await empty_and_repair(site, Random(f"emptying {seed}"), say)
+        await deployment.lose(Random(f"losing {seed}"), say)
         await site.start()
         say("it all runs again: every counter is read once more")
         found = [x + y for x, y in zip(found, await _judged(plays), strict=True)]

@@ -1,10 +1,9 @@
-"""A real deployment to be broken: three Cassandra nodes, memcached, two API processes, two rollup
-workers, and a relay before each server that anybody talks to.
+"""What is broken: the servers of a store, two API processes, two rollup workers, and a relay before
+each server that others connect to.
 """
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import Any, Final
 import httpx
 
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
-from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 from scripts.demo_process import HOST, CounterProcess, ServiceError, free_ports
 from tests.chaos.clocks import ShiftedClock
+from tests.chaos.deployments import Deployment
 from tests.simulation.plan import Config
 from tests.support.relay import Relay
 
-NODES: Final = 3
-#: Nodes tell clients of addresses so much above their own, where the relays listen.
-TOLD_ABOVE: Final = 100
 NAMESPACES: Final = (("one", "ACCURATE"), ("two", "EVENTUAL"))
 CLOCK_OFF_MAX_US: Final = 15 * SECOND
 _REQUEST_TIMEOUT_S: Final = 10.0
@@ -61,24 +57,13 @@ def config_of(seed: int, apis: int, workers: int) -> Config:
 class Site:
     """The servers, the relays before them, and where clients stand."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        shape = Shape(nodes=NODES, memcached=1, quick=True, client_offset=TOLD_ABOVE)
-        self.cluster = make_temporary(folder / "cluster", shape)
+    def __init__(self, folder: Path, seed: int, deployment: Deployment) -> None:
+        self.deployment = deployment
         self.folder = folder
         self.clock = ShiftedClock(folder / "clock")
-        self.node_relays = [
-            Relay(address, shape.cassandra_port) for address in self.cluster.contact_points
-        ]
-        host, _, port = self.cluster.memcached_addresses[0].rpartition(":")
-        self.cache_relay = Relay(host, int(port))
-        ports = free_ports(2)
-        self.api_relays = [Relay(HOST, port) for port in ports]
-        self.config = config_of(seed, len(ports), 2)
-        self.keyspace = f"chaos_{uuid.uuid4().hex[:12]}"
-        store = _flags(self.config, self.cluster, self.keyspace)
-        self._schema = self._process("schema", ["schema", "apply", *store], "")
-        self._store = store
-        self._ports = ports
+        self._ports = free_ports(2)
+        self.api_relays = [Relay(HOST, port) for port in self._ports]
+        self.config = deployment.adapted(config_of(seed, len(self._ports), 2))
         self.api_processes: list[CounterProcess] = []
         self.workers: list[CounterProcess] = []
         self._clients: list[httpx.AsyncClient] = []
@@ -93,22 +78,28 @@ class Site:
             self.folder / f"{name}.log",
             sign,
             module="tests.chaos.clocks" if own else "counter",
-            environment=self.clock.environment if own else {},
+            environment={
+                **self.deployment.environment,
+                **(self.clock.environment if own else {}),
+            },
         )
+
+    def _flags(self) -> list[str]:
+        config = self.config
+        flags = {
+            "retention": f"{config.retention_us // HOUR}h",
+            "slice": f"{config.slice_us // MINUTE}m",
+            "write-timeout": f"{config.write_timeout_us // SECOND}s",
+            **self.deployment.flags(config),
+        }
+        return [f"--{name}={value}" for name, value in flags.items()]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everything started; all of it gone at the end."""
         async with AsyncExitStack() as stack:
-            stack.enter_context(dies_with_us(self.cluster.directory))
-            await asyncio.to_thread(self.cluster.start)
-            shape = self.cluster.shape
-            for number, relay in enumerate(self.node_relays, 1):
-                told = shape.told_address_of(number)
-                await stack.enter_async_context(
-                    relay.listening(host=told, port=shape.cassandra_port)
-                )
-            for relay in (self.cache_relay, *self.api_relays):
+            await stack.enter_async_context(self.deployment.running())
+            for relay in self.api_relays:
                 await stack.enter_async_context(relay.listening())
             stack.push_async_callback(self._destroy)
             await self._start()
@@ -122,10 +113,15 @@ class Site:
             yield
 
     async def _start(self) -> None:
-        await self._schema.run()
-        cache = "memcached://{}:{}".format(*self.cache_relay.address)
-        lease = f"--lease-time={self.config.lease_us // SECOND}s"
-        common = [*self._store, "--cache", cache, lease]
+        store = self._flags()
+        schema = self._process("schema", ["schema", "apply", *store], "")
+        try:
+            await schema.run()
+        finally:
+            await schema.destroy()
+        common = [*store, f"--lease-time={self.config.lease_us // SECOND}s"]
+        for _, relay in self.deployment.caches:
+            common.append("--cache=memcached://{}:{}".format(*relay.address))
         self.api_processes = [
             self._process(f"api-{n}", ["serve", *common, "--port", str(port)], "Serving on ")
             for n, port in enumerate(self._ports)
@@ -162,7 +158,7 @@ class Site:
             await each.stop()
 
     async def _destroy(self) -> None:
-        for each in (self._schema, *self.api_processes, *self.workers):
+        for each in (*self.api_processes, *self.workers):
             await each.destroy()
 
     def logs(self) -> dict[str, str]:
@@ -200,21 +196,3 @@ class Site:
             return 0, _NO_ANSWER
         found: dict[str, Any] = answer.json()
         return answer.status_code, found
-
-
-def _flags(config: Config, cluster: Cluster, keyspace: str) -> list[str]:
-    shape = cluster.shape
-    told = [shape.told_address_of(number) for number in range(1, shape.nodes + 1)]
-    flags = {
-        "store": "cassandra",
-        "contact-points": ",".join(f"{host}:{shape.cassandra_port}" for host in told),
-        "keyspace": keyspace,
-        "replication": str(NODES),
-        "retention": f"{config.retention_us // HOUR}h",
-        "slice": f"{config.slice_us // MINUTE}m",
-        "time-bucket": f"{config.time_bucket_us // MINUTE}m",
-        "event-buckets": str(config.event_buckets),
-        "write-timeout": f"{config.write_timeout_us // SECOND}s",
-        "clock-skew-max": f"{config.skew_us // MILLISECOND}ms",
-    }
-    return [f"--{name}={value}" for name, value in flags.items()]

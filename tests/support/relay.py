@@ -18,7 +18,7 @@ class Relay:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._server = (host, port)
+        self.server = (host, port)
         self._speaks = asyncio.Event()
         self._speaks.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,7 +46,7 @@ class Relay:
 
     def redirect(self, host: str, port: int) -> None:
         """Pass new connections to another server."""
-        self._server = (host, port)
+        self.server = (host, port)
 
     def cut(self) -> None:
         """End all connections; new ones are welcome."""
@@ -85,7 +85,7 @@ class Relay:
             if self.is_away:
                 self.refused += 1
             else:
-                answers, requests = await asyncio.open_connection(*self._server)
+                answers, requests = await asyncio.open_connection(*self.server)
                 writers.append(requests)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._up(reader, requests))
