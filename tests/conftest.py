@@ -62,9 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(PeakMemory())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     allow_time_to_start(items)
-    schedule(items)
+    schedule(config, items)
 
 
 @pytest.fixture(autouse=True)
