@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scripts.cluster_nodes import Cluster
+from scripts.postgresql_server import PostgresqlServer
+from tests.support.rest import Rest
 from tests.support.server import ROOT
 from tests.support.waiting import eventually
 from tests.test_readme import README, compare, read
@@ -26,9 +29,9 @@ _SERVING = re.compile(r"Serving on (\S+)")
 _WORKING = re.compile(r"(?:Serving on|Rolling up as) \S+")
 
 
-def commands() -> list[list[str]]:
-    """The words of each `counter` command of the section."""
-    found = re.findall(r"^counter ([^#&\n]+)", SETUP, re.MULTILINE)
+def commands(text: str) -> list[list[str]]:
+    """The words of each `counter` command of *text*."""
+    found = re.findall(r"^counter ([^#&\n]+)", text, re.MULTILINE)
     return [each.split() for each in found]
 
 
@@ -74,6 +77,44 @@ async def works(process: subprocess.Popen[bytes], log: Path) -> str:
     return await eventually(told, "the process works", seconds=120)
 
 
+async def applied(words: list[str]) -> None:
+    """Run the section's command that makes the schema."""
+    assert words == ["schema", "apply"]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "counter", *words], cwd=ROOT, check=False
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+async def test_processes_of_grow_share_a_postgresql_server(
+    postgresql: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = re.findall(r"^```sh\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
+    assert "COUNTER_STORE=postgresql COUNTER_DSN=postgresql://" in text
+    monkeypatch.setenv("COUNTER_STORE", "postgresql")
+    monkeypatch.setenv("COUNTER_DSN", postgresql.dsn())
+    # The server is shared with other tests.
+    monkeypatch.setenv("COUNTER_KEYSPACE", "grow")
+    apply, *others = commands(text)
+    await applied(apply)
+    replayed = []
+    async with AsyncExitStack() as stack:
+        for number, words in enumerate(others):
+            log = tmp_path / f"{number}.log"
+            process = stack.enter_context(started(words, log))
+            serving = _SERVING.search(await works(process, log))
+            assert serving is not None
+            rest = Rest(
+                await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=serving[1], timeout=30, trust_env=False)
+                )
+            )
+            replayed.append((await rest.add("orders", 1, key="order-7")).json()["replayed"])
+            assert await rest.count("orders") == 1
+    assert replayed == [False, True]
+
+
 @pytest.mark.slow
 async def test_the_commands_of_grow_make_a_cluster(
     cassandra: Cluster, memcached: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,12 +124,8 @@ async def test_the_commands_of_grow_make_a_cluster(
     monkeypatch.setenv("COUNTER_CONFIG", str(tmp_path / "cluster.toml"))
     # The node is shared with other tests.
     monkeypatch.setenv("COUNTER_KEYSPACE", "grow")
-    apply, *others = commands()
-    assert apply == ["schema", "apply"]
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "counter", *apply], cwd=ROOT, check=False
-    )
-    assert done.returncode == 0
+    apply, *others = commands(SETUP)
+    await applied(apply)
     urls: dict[str, str] = {}
     with ExitStack() as stack:
         running = []

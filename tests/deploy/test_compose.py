@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -15,15 +16,17 @@ import yaml
 
 from api.server.sockets import check_exposure
 from counter.config.settings import Settings
+from counter.storage.postgresql.server import VERSION_MIN
 from scripts.cluster_jars import CASSANDRA
 from tests.support.server import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: each for name, each in SERVICES.items() if "build" in each}
+PROFILES = ("postgresql", "cassandra")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-#: A tag that names a version: nothing moves under a deployment.
-PINNED = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*")
+#: A tag that names a version: nothing moves under a deployment. One of PostgreSQL has two parts.
+PINNED = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*|postgres:\d+\.\d+-[\w.-]+")
 
 
 def test_it_is_what_compose_reads() -> None:
@@ -39,10 +42,26 @@ def test_the_schema_refuses_what_compose_would() -> None:
         jsonschema.validate(wrong, schema, cls=jsonschema.Draft202012Validator)
 
 
-def test_it_has_two_of_each_process() -> None:
-    apis = [each for each in OURS.values() if each["command"] == ["serve"]]
-    rollups = [each for each in OURS.values() if each["command"] == ["rollup"]]
-    assert len(apis) == 2
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_profile_is_whole(profile: str) -> None:
+    own = {name: each for name, each in SERVICES.items() if each["profiles"] == [profile]}
+    commands = [" ".join(each["command"]) for each in own.values() if "build" in each]
+    assert {"serve", "rollup", "schema apply"} == set(commands)
+    assert profile in own
+    assert all(set(each.get("depends_on", ())) <= own.keys() for each in own.values())
+    taken = [port for each in own.values() for port in each.get("ports", ())]
+    assert len(taken) == len(set(taken))
+
+
+def test_each_service_is_of_one_profile() -> None:
+    """One without a profile would start with any of them."""
+    assert {tuple(each["profiles"]) for each in SERVICES.values()} == {(p,) for p in PROFILES}
+
+
+def test_over_cassandra_it_has_two_of_each_process() -> None:
+    own = [each for each in OURS.values() if each["profiles"] == ["cassandra"]]
+    assert len([each for each in own if each["command"] == ["serve"]]) == 2
+    rollups = [each for each in own if each["command"] == ["rollup"]]
     assert sum(each["deploy"]["replicas"] for each in rollups) == 2
     assert {"cassandra", "memcached"} <= SERVICES.keys()
 
@@ -69,7 +88,7 @@ def test_each_service_is_pinned_and_may_do_little(name: str) -> None:
     assert gid
     if name != "cassandra":
         assert each["read_only"]
-        assert each["tmpfs"] == ["/tmp"]
+        assert each["tmpfs"][0] == "/tmp"
     if each.get("environment", {}).get("COUNTER_INSECURE") == "true":
         assert all(port.startswith("127.0.0.1:") for port in each["ports"]), "anyone may ask"
 
@@ -93,8 +112,16 @@ def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert variable.removeprefix("COUNTER_").lower() in Settings.model_fields
         monkeypatch.setenv(variable, value)
     settings = Settings()
-    assert settings.store == "cassandra"
+    assert [settings.store] == OURS[name]["profiles"]
     hosts = [host for host, _ in [*settings.contact_endpoints(), *settings.cache_servers()]]
+    if settings.dsn is not None:
+        server = urlsplit(settings.dsn.get_secret_value())
+        own = SERVICES["postgresql"]["environment"]
+        assert (server.username, server.password) == (
+            own["POSTGRES_USER"],
+            own["POSTGRES_PASSWORD"],
+        )
+        hosts.append(str(server.hostname))
     assert set(hosts) <= SERVICES.keys()
     grace_s = int(OURS[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s * 1_000_000 > settings.shutdown_delay + 2 * settings.drain_timeout
@@ -120,6 +147,18 @@ def test_it_listens_where_it_may(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_cassandra_is_the_version_that_the_tests_run() -> None:
     assert SERVICES["cassandra"]["image"] == f"cassandra:{CASSANDRA}"
+
+
+def test_postgresql_is_of_a_version_that_the_service_takes() -> None:
+    major = re.match(r"postgres:(\d+)", SERVICES["postgresql"]["image"])
+    assert major is not None
+    assert int(major[1]) >= VERSION_MIN
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "cassandra-driver", "pymemcache"])
+def test_the_image_has_the_driver_of_each_store(driver: str) -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert re.search(rf"^{driver}==", lock, re.MULTILINE)
 
 
 def test_the_image_is_pinned_locked_and_not_root() -> None:

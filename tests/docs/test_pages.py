@@ -10,14 +10,16 @@ import time
 import tomllib
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from counter.client import Token
 from counter.config.settings import Settings
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.documents import page, python_of, save_programs
+from tests.support.postgresql import postgresql_server
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
 from tests.test_readme import WRITTEN_URL, compare, defaults, steps
 
@@ -75,6 +77,34 @@ async def test_counts_move_from_embedded_to_a_cluster(service: Server, tmp_path:
         (tmp_path / "sales.py").write_text(sales, encoding="utf-8")
         said = await asyncio.to_thread(_said, tmp_path, "sales.py")
     assert said == [f"{sold} acknowledged; counted: {sold + 15}" for sold in (50, 100, 150, 200)]
+
+
+async def test_counts_move_from_sqlite_to_postgresql(
+    service: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page("tutorials/sqlite-to-postgresql.md")
+    before, heading, after = text.partition("## Move the counts")
+    with postgresql_server() as database:
+        as_superuser(database, before)
+        [written] = set(re.findall(r"postgresql://\S+", before))
+        dsn = database.dsn("counter", "counter_owner")
+        await compare(before, {WRITTEN_URL: service.url, written: dsn}, tmp_path)
+        flags = {**defaults(), "store": "postgresql"}
+        monkeypatch.setenv("COUNTER_DSN", dsn)
+        async with AsyncExitStack() as stack:
+            places = {WRITTEN_URL: service.url}
+            for port in (8081, 8082):
+                new = serving(tmp_path / str(port), tmp_path / f"logs-{port}", **flags)
+                places[f"http://127.0.0.1:{port}"] = (await stack.enter_async_context(new)).url
+            await compare(heading + after, places, tmp_path)
+
+
+def as_superuser(database: PostgresqlServer, text: str) -> None:
+    """Run the SQL of a page."""
+    for block in re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        # One by one: a database is not created in a transaction.
+        for statement in filter(str.strip, block.split(";")):
+            database.run("psql", "-qX", "-d", database.dsn(), "-c", statement)
 
 
 async def test_an_order_that_was_left_for_long_is_finished_once(
