@@ -189,4 +189,4 @@ invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")
 #: Recommended size bound of a partition: Cassandra reads and repairs a partition as a whole.
 PARTITION_BYTES_MAX: Final = 4 * 1024 * 1024
 #: For how many slices the recorded partition sizes of a slice are kept.
-CROWDS_KEPT_SLICES: Final = 12
+SIZES_KEPT_SLICES: Final = 12

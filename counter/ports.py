@@ -24,7 +24,6 @@ from counter.types import (
     Checkpoint,
     ClockReading,
     CounterUpdate,
-    Crowd,
     Dataset,
     Decision,
     Event,
@@ -34,6 +33,7 @@ from counter.types import (
     Mark,
     Namespace,
     NamespaceSettings,
+    PartitionSize,
     Pending,
     Slice,
     TokenBlock,
@@ -418,19 +418,19 @@ class PartitionSizeStore(Protocol):
     """Records of partition sizes, in a store in which a partition of events can become too large.
     Advice only: no count depends on them."""
 
-    async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
-        """Record *crowd* for all processes.
+    async def record(self, dataset: Dataset, size: PartitionSize) -> None:
+        """Record *size* for all processes.
 
         For each slice, the largest counted and the largest observed one are kept for
-        :data:`counter.limits.CROWDS_KEPT_SLICES` slices from now.
+        :data:`counter.limits.SIZES_KEPT_SLICES` slices from now.
         """
         ...
 
-    async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+    async def recorded(self, dataset: Dataset) -> Sequence[PartitionSize]:
         """Return all records that are still kept, by slice."""
         ...
 
-    async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+    async def observe(self, dataset: Dataset) -> Sequence[PartitionSize]:
         """Return the sizes that nodes report for slices that are not dropped: one for each slice.
 
         A size is a lower bound, because data that is not flushed to disk is not included.

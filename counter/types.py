@@ -325,7 +325,7 @@ class ApiKey:
         return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)
 
 
-class Crowd(NamedTuple):
+class PartitionSize(NamedTuple):
     """The most that the events of one counter take in one time bucket of a slice, those of all
     event buckets together."""
 

@@ -18,11 +18,11 @@ from typing import Final
 
 from counter.durations import spell_duration
 from counter.errors import UnavailableError, invariant
-from counter.limits import CROWDS_KEPT_SLICES, MINUTE, PARTITION_BYTES_MAX, SECOND
+from counter.limits import MINUTE, PARTITION_BYTES_MAX, SECOND, SIZES_KEPT_SLICES
 from counter.partitions import slice_start
 from counter.ports import Clock, Counted, PartitionSizeStore, Store
 from counter.quantities import format_bytes
-from counter.types import Crowd, Dataset, Namespace, Slice
+from counter.types import Dataset, Namespace, PartitionSize, Slice
 from counter.windows import window_of
 
 _log = logging.getLogger("counter.partitions")
@@ -42,7 +42,7 @@ _OBSERVED_EVERY_US: Final = 10 * MINUTE
 _UNREADABLE: Final = "partition sizes cannot be read"
 _UNOBSERVED: Final = "nodes do not report partition sizes"
 
-invariant(SLICES_REMEMBERED < CROWDS_KEPT_SLICES, "crowds are kept for as long as they count")
+invariant(SLICES_REMEMBERED < SIZES_KEPT_SLICES, "sizes are kept for as long as they count")
 
 
 @dataclass(slots=True)
@@ -88,11 +88,11 @@ class Partitions:
         self._sizes = store.capabilities.partition_sizes
         self._clock = clock
         self._target_bytes = target_bytes or PARTITION_BYTES_MAX
-        self._tally = CrowdTally(self._target_bytes)
+        self._tally = PartitionSizeTally(self._target_bytes)
         #: The datasets whose number may be raised, by name.
         self.outlooks: dict[str, Outlook] = {}
         #: The sizes in bytes that were shared with other workers, by dataset and slice.
-        self._left: dict[tuple[int, int], int] = {}
+        self._recorded: dict[tuple[int, int], int] = {}
         self._observed_us: int | None = None
         #: How often sizes could not be read or shared.
         self.failures = 0
@@ -117,7 +117,7 @@ class Partitions:
             return
         try:
             for dataset in chosen:
-                await self._leave(dataset, self._sizes)
+                await self._record(dataset, self._sizes)
             if is_first:
                 await self._observe(chosen, self._sizes)
             for dataset in chosen:
@@ -132,12 +132,12 @@ class Partitions:
         if self._sizes is None or before is None or not _may_raise(dataset):
             return dataset.event_buckets
         try:
-            crowds = await self._recent(dataset, self._sizes)
+            sizes = await self._recent(dataset, self._sizes)
         except Exception as error:
             # The slice must be created in any case: without it every write fails.
             self._failed(_UNREADABLE, error)
-            crowds = []
-        number, _ = self._number(dataset, before.event_buckets, crowds)
+            sizes = []
+        number, _ = self._number(dataset, before.event_buckets, sizes)
         if number > before.event_buckets:
             self._outlook(dataset).raised += 1
         if number != before.event_buckets:
@@ -147,21 +147,21 @@ class Partitions:
             )
         return number
 
-    async def _leave(self, dataset: Dataset, store: PartitionSizeStore) -> None:
+    async def _record(self, dataset: Dataset, store: PartitionSizeStore) -> None:
         """Share sizes that are larger than those shared before, of the slices that are considered.
 
         A worker that is far behind counts older slices. Their sizes would expire only after they
         are useless, and an expired one must not be written again: see the store's adapter.
         """
-        crowds, oldest_us = self._tally.crowds(dataset), self._oldest_us(dataset)
-        for slice_us, crowd in crowds.items():
+        sizes, oldest_us = self._tally.largest(dataset), self._oldest_us(dataset)
+        for slice_us, size in sizes.items():
             if slice_us < oldest_us:
                 continue
-            if crowd.size_bytes > self._left.get((dataset.id, slice_us), 0):
-                await store.leave_crowd(dataset, crowd)
-                self._left[(dataset.id, slice_us)] = crowd.size_bytes
-        for key in [key for key in self._left if key[0] == dataset.id and key[1] not in crowds]:
-            del self._left[key]
+            if size.size_bytes > self._recorded.get((dataset.id, slice_us), 0):
+                await store.record(dataset, size)
+                self._recorded[(dataset.id, slice_us)] = size.size_bytes
+        for key in [key for key in self._recorded if key[0] == dataset.id and key[1] not in sizes]:
+            del self._recorded[key]
 
     async def _observe(self, datasets: Sequence[Dataset], store: PartitionSizeStore) -> None:
         """Ask the nodes for partition sizes, periodically."""
@@ -171,35 +171,35 @@ class Partitions:
         self._observed_us = now_us
         for dataset in datasets:
             try:
-                observed = await store.observe_crowds(dataset)
+                observed = await store.observe(dataset)
             except UnavailableError as error:
                 # The database user may lack the permission; counted sizes suffice.
                 self._failed(_UNOBSERVED, error)
                 return
-            for crowd in observed:
-                if crowd.start_us >= self._oldest_us(dataset):
-                    await store.leave_crowd(dataset, crowd)
+            for size in observed:
+                if size.start_us >= self._oldest_us(dataset):
+                    await store.record(dataset, size)
         self._mended(_UNOBSERVED)
 
     async def _reckon(self, dataset: Dataset, store: PartitionSizeStore, *, logs: bool) -> None:
         slices = await self._control.slices(dataset)
         if not slices:
             return
-        crowds = await self._recent(dataset, store)
+        sizes = await self._recent(dataset, store)
         last, outlook = slices[-1], self._outlook(dataset)
-        number, largest = self._number(dataset, last.event_buckets, crowds)
+        number, largest = self._number(dataset, last.event_buckets, sizes)
         now_us = self._clock.now_us()
         for each in slices:
             if each.start_us <= now_us < each.end_us:
-                sizes = [crowd.size_bytes for crowd in crowds if crowd.start_us == each.start_us]
+                here = [size.size_bytes for size in sizes if size.start_us == each.start_us]
                 outlook.buckets_now = each.event_buckets
-                outlook.largest_bytes_now = ceil(max(sizes, default=0) / each.event_buckets)
+                outlook.largest_bytes_now = ceil(max(here, default=0) / each.event_buckets)
         outlook.buckets_next = number
         outlook.largest_bytes_expected = ceil(largest.size_bytes / number) if largest else 0
         if logs:
             self._foretell(dataset, last, number, largest)
 
-    async def _recent(self, dataset: Dataset, store: PartitionSizeStore) -> list[Crowd]:
+    async def _recent(self, dataset: Dataset, store: PartitionSizeStore) -> list[PartitionSize]:
         """Return the sizes of the last slices, converted to the time bucket of the next one.
 
         The conversion assumes even spread: later slices are counted exactly.
@@ -209,7 +209,7 @@ class Partitions:
             each._replace(
                 bucket_us=bucket_us, size_bytes=ceil(each.size_bytes * bucket_us / each.bucket_us)
             )
-            for each in await store.crowds(dataset)
+            for each in await store.recorded(dataset)
             if each.start_us >= oldest_us
         ]
 
@@ -219,12 +219,12 @@ class Partitions:
         return now_us - (SLICES_REMEMBERED - 1) * dataset.slice_us
 
     def _number(
-        self, dataset: Dataset, standing: int, crowds: Sequence[Crowd]
-    ) -> tuple[int, Crowd | None]:
-        """Return the event buckets after *standing*, and the largest of *crowds*."""
-        largest = max(crowds, key=lambda each: each.size_bytes, default=None)
+        self, dataset: Dataset, standing: int, sizes: Sequence[PartitionSize]
+    ) -> tuple[int, PartitionSize | None]:
+        """Return the event buckets after *standing*, and the largest of *sizes*."""
+        largest = max(sizes, key=lambda each: each.size_bytes, default=None)
         now_us = slice_start(self._clock.now_us(), dataset.slice_us)
-        counted = {each.start_us for each in crowds if not each.is_observed}
+        counted = {each.start_us for each in sizes if not each.is_observed}
         before = (now_us - number * dataset.slice_us for number in range(1, SLICES_COUNTED + 1))
         number = buckets_after(
             dataset,
@@ -235,7 +235,9 @@ class Partitions:
         )
         return number, largest
 
-    def _foretell(self, dataset: Dataset, last: Slice, number: int, largest: Crowd | None) -> None:
+    def _foretell(
+        self, dataset: Dataset, last: Slice, number: int, largest: PartitionSize | None
+    ) -> None:
         """Log once if the next slice has more event buckets, or too few."""
         size_bytes = largest.size_bytes if largest else 0
         is_short = size_bytes > number * self._target_bytes
@@ -303,7 +305,7 @@ class _Course:
     events: int = 0
 
 
-class CrowdTally:
+class PartitionSizeTally:
     """The largest time bucket of each slice of each dataset, with events in partitions of
     *target_bytes* at most."""
 
@@ -311,7 +313,7 @@ class CrowdTally:
         self._target_bytes = target_bytes
         self._courses: dict[tuple[int, str], _Course] = {}
         #: By dataset id and start of the slice.
-        self._crowds: dict[int, dict[int, Crowd]] = {}
+        self._largest: dict[int, dict[int, PartitionSize]] = {}
 
     def counting(self, namespace: Namespace) -> Counted | None:
         """Return the callback that counts windows of *namespace*; None if the result would be
@@ -327,7 +329,7 @@ class CrowdTally:
         window_us, bucket_us = namespace.settings.rollup_window_us, dataset.time_bucket_us
         windows = max(1, bucket_us // window_us)
         least = ceil(self._target_bytes / 2 / EVENT_BYTES / windows)
-        busiest = self._crowds.setdefault(dataset.id, {})
+        busiest = self._largest.setdefault(dataset.id, {})
 
         def counted(counter: str, start_us: int, events: int) -> None:
             if window_us > bucket_us:
@@ -340,14 +342,16 @@ class CrowdTally:
             size_bytes = events * EVENT_BYTES
             standing = busiest.get(slice_us)
             if standing is None or standing.size_bytes < size_bytes:
-                busiest[slice_us] = Crowd(slice_us, bucket_us, size_bytes, namespace.name, counter)
+                busiest[slice_us] = PartitionSize(
+                    slice_us, bucket_us, size_bytes, namespace.name, counter
+                )
 
         return counted
 
-    def crowds(self, dataset: Dataset) -> Mapping[int, Crowd]:
+    def largest(self, dataset: Dataset) -> Mapping[int, PartitionSize]:
         """Return the largest time bucket of each of the last slices, by the slice's start."""
-        busiest = self._crowds.get(dataset.id, {})
-        for slice_us in sorted(busiest)[:-CROWDS_KEPT_SLICES]:
+        busiest = self._largest.get(dataset.id, {})
+        for slice_us in sorted(busiest)[:-SIZES_KEPT_SLICES]:
             del busiest[slice_us]
         return dict(busiest)
 

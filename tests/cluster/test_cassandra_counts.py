@@ -71,7 +71,7 @@ async def rows(store: CassandraStore, namespace: Namespace) -> list[WindowRow]:
 async def windows_on_disk(store: CassandraStore, namespace: Namespace) -> list[int]:
     """Window rows that are there, whether readers are shown them or not."""
     cql = (
-        f"SELECT t FROM {store.session.shelf(namespace.dataset).keyspace}.counts"
+        f"SELECT t FROM {store.session.state_of(namespace.dataset).keyspace}.counts"
         f" WHERE namespace = {namespace.id} AND counter = 'c' AND kind = {ROW}"
     )
     return [

@@ -337,7 +337,7 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
     levels: list[int] = []
     with (
         Statements(store, lambda statement: levels.append(statement.consistency_level)),
-        patch.object(store.session.shelf(strict.dataset), "is_spread", True),
+        patch.object(store.session.state_of(strict.dataset), "is_spread", True),
     ):
         assert await store.decisions.decided(strict, [add(now, 1)]) is None
     assert levels == [ConsistencyLevel.SERIAL]

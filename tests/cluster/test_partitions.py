@@ -11,7 +11,7 @@ from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.memory import MemoryCache
-from counter.types import Crowd, Namespace, PayloadCheck, Placement, Token
+from counter.types import Namespace, PartitionSize, PayloadCheck, Placement, Token
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster
@@ -90,9 +90,9 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
     clock.advance(CLOSING)
     await one.worker.tick()
     await one.worker.look_at_partitions()
-    (crowd,) = await other.store.partition_sizes.crowds(namespace.dataset)
-    assert crowd.counter == "hot"
-    assert crowd.size_bytes == 100 * EVENT_BYTES
+    (size,) = await other.store.partition_sizes.recorded(namespace.dataset)
+    assert size.counter == "hot"
+    assert size.size_bytes == 100 * EVENT_BYTES
     clock.advance(SIZE)
     await other.worker.tick()
     await one.worker.tick()
@@ -115,7 +115,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
         namespace, "hot", from_us=T0, to_us=clock.now_us(), before=None, limit=200
     )
     assert [each.event_id for each in page] == [nonce(number) for number in reversed(range(140))]
-    keyspace = one.store.session.shelf(namespace.dataset).keyspace
+    keyspace = one.store.session.state_of(namespace.dataset).keyspace
     partitions = await one.store.session.connection.simple(
         f"SELECT DISTINCT namespace, counter, time_bucket, event_bucket"
         f" FROM {keyspace}.events_{raised.start_us}"
@@ -134,24 +134,24 @@ async def test_nodes_tell_how_large_partitions_are(processes: tuple[Process, Pro
     assert sizes == {"events_1": 0, "events_2": 10 * 1024 * 1024}
 
 
-async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
+async def test_a_size_that_is_recorded_again_after_it_expired_is_no_row_of_nulls(
     processes: tuple[Process, Process], cassandra: Cluster
 ) -> None:
     """It has the write timestamp of the one that expired, which a compaction made a tombstone."""
     store = processes[0].store
     (dataset,) = await store.control.datasets()
     short = replace(dataset, slice_us=SECOND // 4)
-    crowd = Crowd(T0 - SIZE, HOT.time_bucket_us, 7_000, "n", "cold")
-    await store.partition_sizes.leave_crowd(short, crowd)
+    size = PartitionSize(T0 - SIZE, HOT.time_bucket_us, 7_000, "n", "cold")
+    await store.partition_sizes.record(short, size)
 
     async def expired() -> bool:
-        return crowd not in await store.partition_sizes.crowds(short)
+        return size not in await store.partition_sizes.recorded(short)
 
-    await eventually(expired, "the crowd expires")
+    await eventually(expired, "the size expires")
     for command in ("flush", "compact"):
         nodetool(cassandra.cassandra[0], command, store.session.control.keyspace, "crowds")
-    await store.partition_sizes.leave_crowd(short, crowd)
-    assert crowd not in await store.partition_sizes.crowds(short)
-    larger = crowd._replace(size_bytes=7_001)
-    await store.partition_sizes.leave_crowd(short, larger)
-    assert larger in await store.partition_sizes.crowds(short)
+    await store.partition_sizes.record(short, size)
+    assert size not in await store.partition_sizes.recorded(short)
+    larger = size._replace(size_bytes=7_001)
+    await store.partition_sizes.record(short, larger)
+    assert larger in await store.partition_sizes.recorded(short)

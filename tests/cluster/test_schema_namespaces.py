@@ -68,7 +68,7 @@ async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]
     found: dict[str, int] = {}
     for table in ("dirty", "atomic_marks", "watermarks", "counts", "names"):
         ((number,),) = await store.session.connection.simple(
-            f"SELECT COUNT(*) FROM {store.session.shelf(DATASET).keyspace}.{table}"
+            f"SELECT COUNT(*) FROM {store.session.state_of(DATASET).keyspace}.{table}"
             f" WHERE namespace = {namespace.id} ALLOW FILTERING"
         )
         if number:
@@ -167,7 +167,7 @@ async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
     strict = replace(SETTINGS, payload_check=PayloadCheck.STRICT)
     namespace = await create(store, "checked", replace(SETTINGS, payload_check=PayloadCheck.GUARD))
     (dataset,) = await store.control.datasets()
-    with patch.object(store.session.shelf(dataset), "is_spread", True):
+    with patch.object(store.session.state_of(dataset), "is_spread", True):
         with pytest.raises(InvalidBodyError, match=r"strict needs QUORUM .* reads at LOCAL_QUORUM"):
             await store.control.create_namespace("strict", strict, NOW)
         with pytest.raises(InvalidBodyError, match="strict needs QUORUM"):

@@ -181,7 +181,7 @@ async def test_a_table_that_nobody_knows_is_found(
 ) -> None:
     """Of a process that ended between making it and learning that the slice is dropped."""
     one, _ = stores
-    keyspace = one.session.shelves[DATASET.id].keyspace
+    keyspace = one.session.states[DATASET.id].keyspace
     orphan = create_table(keyspace, events_table(NOW - 9 * SIZE), events_of(DATASET))
     await one.session.connection.ddl(orphan)
     await one.control.drop_slice(DATASET, NOW - SIZE)

@@ -15,11 +15,11 @@ from tests.contracts.control_cases import (
     PurgeCases,
     WorkerLeaseCases,
 )
-from tests.contracts.crowd_cases import CrowdCases
 from tests.contracts.decision_cases import DecisionCases, ReservationCases
 from tests.contracts.event_cases import EventCases
 from tests.contracts.fold_cases import FoldCases, ScanCases
 from tests.contracts.key_cases import KeyCases
+from tests.contracts.partition_size_cases import PartitionSizeCases
 from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
 from tests.contracts.slice_cases import SliceCases
 
@@ -27,7 +27,6 @@ __all__ = [
     "AtomicCases",
     "AuditCases",
     "CountsCases",
-    "CrowdCases",
     "DecisionCases",
     "EventCases",
     "FoldCases",
@@ -37,6 +36,7 @@ __all__ = [
     "MarkCases",
     "NamespaceCases",
     "NonTransactionalCases",
+    "PartitionSizeCases",
     "PurgeCases",
     "ReservationCases",
     "ScanCases",

@@ -110,8 +110,8 @@ class TestSlices(OnCassandra, suites.SliceCases):
     """Slices."""
 
 
-class TestCrowds(OnCassandra, suites.CrowdCases):
-    """How crowded partitions get."""
+class TestPartitionSizes(OnCassandra, suites.PartitionSizeCases):
+    """The sizes of partitions."""
 
 
 class TestListing(OnCassandra, suites.ListingCases):
@@ -166,7 +166,7 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         """How many seconds *what* is left to live."""
         assert isinstance(store, CassandraStore)
         which = f"namespace = {namespace.id}" + (f" AND nonce = 0x{key.hex()}" if key else "")
-        keyspace = store.session.shelf(namespace.dataset).keyspace
+        keyspace = store.session.state_of(namespace.dataset).keyspace
         cql = f"SELECT TTL({what.format(keyspace)} WHERE {which} ALLOW FILTERING"
         ((left_s,),) = await store.session.connection.simple(cql)
         return int(left_s)
@@ -184,7 +184,7 @@ class TestAudit(OnCassandra, suites.AuditCases):
         assert isinstance(store, CassandraStore)
         (head,) = await store.rollups.heads(namespace, [row[0]])
         assert head is not None
-        keyspace = store.session.shelf(namespace.dataset).keyspace
+        keyspace = store.session.state_of(namespace.dataset).keyspace
         await store.session.connection.simple(
             f"DELETE FROM {keyspace}.counts USING TIMESTAMP {head.checkpoint.time_us + MILLISECOND}"
             f" WHERE namespace = {namespace.id} AND counter = '{row[0]}' AND kind = {WINDOW_KIND}"

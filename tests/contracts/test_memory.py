@@ -68,8 +68,8 @@ class TestSlices(OnMemory, suites.SliceCases):
     """Slices."""
 
 
-class TestCrowds(OnMemory, suites.CrowdCases):
-    """How crowded partitions get."""
+class TestPartitionSizes(OnMemory, suites.PartitionSizeCases):
+    """The sizes of partitions."""
 
 
 class TestListing(OnMemory, suites.ListingCases):

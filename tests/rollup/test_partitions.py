@@ -15,7 +15,7 @@ from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
 from counter.partitions import shard_of, slice_start
 from counter.storage import open_store
-from counter.types import Crowd, Namespace, Slice
+from counter.types import Namespace, PartitionSize, Slice
 from rollup.leases import MAINTENANCE, slot_of
 from rollup.partitions import (
     EVENT_BYTES,
@@ -138,7 +138,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
         token = world.token()
         for _ in range(2):
             await world.api.add(namespace, "hot", 1, token)
-    raised = world.store.tables.shelf(HOT).tables[
+    raised = world.store.tables.state_of(HOT).tables[
         (await world.store.control.slices(HOT))[4].start_us
     ]
     assert len({bucket for _, _, bucket in raised[namespace.id]}) > 1
@@ -198,7 +198,7 @@ async def test_a_worker_that_was_just_started_makes_slices_by_what_was_known() -
         assert (await numbers(world))[-1] == expected
 
 
-async def test_a_number_is_lowered_slice_by_slice_when_the_crowd_is_long_gone() -> None:
+async def test_a_number_is_lowered_slice_by_slice_when_the_largest_size_is_long_gone() -> None:
     """After the slices that are remembered, and no sooner; never below the settings."""
     world = World(replace(HOT, event_buckets=2))
     await world.begin()
@@ -232,8 +232,8 @@ async def test_what_nodes_tell_counts_too() -> None:
     await world.begin()
     a = world.process()
     (*_, now, _, _) = await world.store.control.slices(HOT)
-    seen = Crowd(now.start_us, HOT.time_bucket_us, 15 * EVENT_BYTES)
-    with patch.object(world.store.partition_sizes, "observe_crowds", return_value=[seen]) as asked:
+    seen = PartitionSize(now.start_us, HOT.time_bucket_us, 15 * EVENT_BYTES)
+    with patch.object(world.store.partition_sizes, "observe", return_value=[seen]) as asked:
         await a.worker.tick()
         for _ in range(3):
             await a.worker.look_at_partitions()
@@ -260,7 +260,7 @@ async def test_a_shorter_time_bucket_is_reckoned_with() -> None:
 @pytest.mark.parametrize(
     "error", [StoreUnavailableError("a planted fault"), TypeError("no str, but None")]
 )
-async def test_slices_are_made_though_the_crowds_cannot_be_read(
+async def test_slices_are_made_though_the_sizes_cannot_be_read(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With as many event buckets as the last one. It is logged once, counted each time, and is no
@@ -271,7 +271,7 @@ async def test_slices_are_made_though_the_crowds_cannot_be_read(
     a = world.process()
     await pass_slice(world, a, adds=35)
     caplog.clear()
-    with patch.object(world.store.partition_sizes, "crowds", side_effect=error):
+    with patch.object(world.store.partition_sizes, "recorded", side_effect=error):
         await pass_slice(world, a)
     assert await numbers(world) == [1, 1, 1, 1, 4, 4]
     assert a.worker.trouble is None
@@ -283,7 +283,7 @@ async def test_slices_are_made_though_the_crowds_cannot_be_read(
     assert a.worker.partitions.failures == 2
 
 
-async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts() -> None:
+async def test_a_worker_that_is_far_behind_records_no_size_that_no_longer_counts() -> None:
     """It would expire long after it was of use, and be left again with the same timestamp."""
     world = World(HOT)
     await world.begin()
@@ -297,7 +297,7 @@ async def test_a_worker_that_is_far_behind_leaves_no_crowd_that_no_longer_counts
     for start_us in (oldest_us - SLICE, oldest_us):
         counted("hot", start_us, 35)
     await a.worker.look_at_partitions()
-    assert [each.start_us for each in await world.store.partition_sizes.crowds(dataset)] == [
+    assert [each.start_us for each in await world.store.partition_sizes.recorded(dataset)] == [
         oldest_us
     ]
 
@@ -332,7 +332,7 @@ async def test_where_the_settings_say_never_no_one_is_asked() -> None:
     namespace = await world.begin()
     a = world.process()
     asked: list[Any] = []
-    with patch.object(world.store.partition_sizes, "crowds", side_effect=asked.append):
+    with patch.object(world.store.partition_sizes, "recorded", side_effect=asked.append):
         await pass_slice(world, a, adds=35)
     assert not asked
     assert a.worker.partitions.outlooks == {}

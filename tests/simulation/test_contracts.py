@@ -90,8 +90,8 @@ class TestSlices(OnSimulation, suites.SliceCases):
     """Slices."""
 
 
-class TestCrowds(OnSimulation, suites.CrowdCases):
-    """How crowded partitions get."""
+class TestPartitionSizes(OnSimulation, suites.PartitionSizeCases):
+    """The sizes of partitions."""
 
 
 class TestListing(OnSimulation, suites.ListingCases):

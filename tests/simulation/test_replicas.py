@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from counter.limits import CROWDS_KEPT_SLICES, HOUR, MINUTE
-from counter.types import Checkpoint, Crowd, Event, Head, Mark, Namespace
+from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
+from counter.types import Checkpoint, Event, Head, Mark, Namespace, PartitionSize
 from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.processes import Processes, plain_namespace
@@ -97,24 +97,24 @@ async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
             processes.cluster.compact()
 
 
-async def test_a_crowd_that_is_left_again_after_it_expired_is_no_row_of_nulls(
+async def test_a_size_that_is_recorded_again_after_it_expired_is_no_row_of_nulls(
     processes: Processes,
 ) -> None:
     """It has the write timestamp of the one that expired, which is a tombstone by then."""
     store = await processes.another()
     short = replace(DATASET, slice_us=MINUTE)
-    crowd = Crowd(T0, short.time_bucket_us, 7_000, "n", "hot")
-    await store.partition_sizes.leave_crowd(short, crowd)
-    assert list(await store.partition_sizes.crowds(short)) == [crowd]
-    processes.clock.advance(CROWDS_KEPT_SLICES * MINUTE)
-    assert list(await store.partition_sizes.crowds(short)) == []
+    size = PartitionSize(T0, short.time_bucket_us, 7_000, "n", "hot")
+    await store.partition_sizes.record(short, size)
+    assert list(await store.partition_sizes.recorded(short)) == [size]
+    processes.clock.advance(SIZES_KEPT_SLICES * MINUTE)
+    assert list(await store.partition_sizes.recorded(short)) == []
     for _ in range(READS):
         processes.cluster.compact()
-    await store.partition_sizes.leave_crowd(short, crowd)
-    assert list(await store.partition_sizes.crowds(short)) == []
-    larger = crowd._replace(size_bytes=7_001)
-    await store.partition_sizes.leave_crowd(short, larger)
-    assert list(await store.partition_sizes.crowds(short)) == [larger]
+    await store.partition_sizes.record(short, size)
+    assert list(await store.partition_sizes.recorded(short)) == []
+    larger = size._replace(size_bytes=7_001)
+    await store.partition_sizes.record(short, larger)
+    assert list(await store.partition_sizes.recorded(short)) == [larger]
 
 
 async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_again(

@@ -127,12 +127,14 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
             dataset.id,
         )
         for start_us in await standing(store, dataset) - kept.keys():
-            await CassandraSlices(store.session).drop_table(store.session.shelf(dataset), start_us)
+            await CassandraSlices(store.session).drop_table(
+                store.session.state_of(dataset), start_us
+            )
 
 
 async def standing(store: CassandraStore, dataset: Dataset = DATASET) -> set[int]:
     """The starts of the slices whose tables are there."""
-    keyspace = store.session.shelf(dataset).keyspace
+    keyspace = store.session.state_of(dataset).keyspace
     cql = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
     names = [name for (name,) in await store.session.connection.simple(cql)]
     return {int(name[len("events_") :]) for name in names if name.startswith("events_")}

@@ -29,7 +29,7 @@ class Life:
 
     async def begin(self) -> Namespace:
         dataset = replace(DATASET, retention_us=20 * MINUTE)
-        self.world.store.tables.shelves[1].dataset = dataset
+        self.world.store.tables.states[1].dataset = dataset
         return await self.world.begin(shards=2)
 
     async def go_on(self, namespace: Namespace, steps: int) -> None:
@@ -109,7 +109,7 @@ async def test_whatever_is_damaged_is_found(seed: int) -> None:
     [head] = await store.rollups.heads(namespace, [name])
     assert head is not None
     assert not head.pending
-    rows = [at for at in counts.rows if at >= store.tables.shelves[1].dropped_before_us]
+    rows = [at for at in counts.rows if at >= store.tables.states[1].dropped_before_us]
     checkpoint = head.checkpoint
     kind = random.choice(("row", "lost", "checkpoint") if rows else ("checkpoint",))
     if kind == "lost":

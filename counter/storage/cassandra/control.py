@@ -170,9 +170,9 @@ class CassandraControl:
 
     def _check_strict(self, dataset: Dataset, settings: NamespaceSettings) -> None:
         """Raise InvalidBodyError if the data centers of *dataset* cannot keep a strict promise."""
-        shelf = self._session.shelf(dataset)
+        state = self._session.state_of(dataset)
         is_strict = settings.payload_check is PayloadCheck.STRICT
-        if is_strict and shelf.is_spread and (gap := strict_gap_of(shelf.placement)):
+        if is_strict and state.is_spread and (gap := strict_gap_of(state.placement)):
             raise InvalidBodyError(gap, field="payload_check")
 
     async def delete_namespace(self, namespace: Namespace) -> bool:

@@ -70,7 +70,7 @@ class CassandraDecisions:
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         token, dataset = _token_of(namespace, events), namespace.dataset
-        if not self._session.shelf(dataset).is_spread:
+        if not self._session.state_of(dataset).is_spread:
             # Not SERIAL: SERIAL reads of one row contend with each other, and each shard of an
             # atomic add reads its decision at the same moment. A caller is given a decision only
             # after its commit at the write consistency or at a quorum, which this read overlaps.

@@ -107,18 +107,18 @@ class EventScans:
         dataset = namespace.dataset
         # No event is accepted from farther ahead than a slice.
         reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
-        shelf = await self._session.shelf_until(dataset, min(to_us, reach_us))
+        state = await self._session.state_until(dataset, min(to_us, reach_us))
         after: _Identity | None = before[1:4] if before is not None else None
         if after is not None:
             to_us = min(to_us, after[0] + 1)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 return await self._scan(
-                    namespace, counter, _buckets(shelf.slices, from_us, to_us), after, limit
+                    namespace, counter, _buckets(state.slices, from_us, to_us), after, limit
                 )
             except SliceMissingError:
                 # Dropped meanwhile: what is still there begins later.
-                shelf = await self._session.reload_slices(namespace.dataset)
+                state = await self._session.reload_slices(namespace.dataset)
         raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
 
     async def _scan(
@@ -307,7 +307,7 @@ class EventFolds:
             await self._session.slice_of(namespace.dataset, high_us - 1)
         held: dict[_Key, int] = {}
         folds = await self._fold(
-            namespace, self._session.shelf(namespace.dataset).slices, spans, held
+            namespace, self._session.state_of(namespace.dataset).slices, spans, held
         )
         keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]
         if counted is not None:
@@ -319,15 +319,15 @@ class EventFolds:
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        shelf = await self._session.shelf_until(namespace.dataset, to_us)
-        if from_us < shelf.dropped_before_us:
+        state = await self._session.state_until(namespace.dataset, to_us)
+        if from_us < state.dropped_before_us:
             raise SliceMissingError(
                 f"events from {from_us} µs on were asked for; those before"
-                f" {shelf.dropped_before_us} µs are dropped"
+                f" {state.dropped_before_us} µs are dropped"
             )
         found: dict[str, dict[int, Fold]] = {counter: {} for counter in counters}
         try:
-            await self._fold_windows(namespace, shelf.slices, found, (from_us, to_us))
+            await self._fold_windows(namespace, state.slices, found, (from_us, to_us))
         except SliceMissingError:
             await self._session.reload_slices(namespace.dataset)
             raise
@@ -375,20 +375,20 @@ class EventFolds:
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        shelf = await self._session.shelf_until(namespace.dataset, until_us)
-        end_us = shelf.slices[-1].end_us if shelf.slices else 0
+        state = await self._session.state_until(namespace.dataset, until_us)
+        end_us = state.slices[-1].end_us if state.slices else 0
         if until_us is not None:
             # Slices are made far ahead: most of their partitions hold nothing yet.
             end_us = min(end_us, until_us)
         spans: dict[_Span, dict[str, None]] = {}
         for counter, after_us in after:
-            if after_us + 1 < shelf.dropped_before_us:
+            if after_us + 1 < state.dropped_before_us:
                 raise SliceMissingError(
                     f"events later than {after_us} µs were asked for; those before"
-                    f" {shelf.dropped_before_us} µs are dropped"
+                    f" {state.dropped_before_us} µs are dropped"
                 )
             spans.setdefault((after_us + 1, end_us), {})[counter] = None
-        folds = await self._fold(namespace, shelf.slices, spans)
+        folds = await self._fold(namespace, state.slices, spans)
         return [
             folds.get((counter, (after_us + 1, end_us)), Fold(False, 0))
             for counter, after_us in after

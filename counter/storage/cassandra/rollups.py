@@ -425,7 +425,7 @@ class CassandraRollups:
         """Return the starts of windows in ``(after_us, through_us]``, from the first slice on:
         earlier windows have no events and no pending marks."""
         size_us = namespace.settings.rollup_window_us
-        slices = self._session.shelf(namespace.dataset).slices
+        slices = self._session.state_of(namespace.dataset).slices
         if slices:
             after_us = max(after_us, slices[0].start_us - 1)
         return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)

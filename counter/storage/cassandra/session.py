@@ -125,7 +125,7 @@ class Session:
         self.connection = Connection(options)
         self.tally = self.connection.tally
         self.control = ControlKeyspace(self.connection, options.keyspace)
-        self.shelves: dict[int, DatasetState] = {}
+        self.states: dict[int, DatasetState] = {}
         self.statements: dict[tuple[int, str, int, int], Any] = {}
         #: Ids of namespaces that this process saw, and later saw deleted.
         self.standing: set[int] = set()
@@ -166,7 +166,7 @@ class Session:
 
     async def datasets(self) -> Sequence[Dataset]:
         await self.load_datasets()
-        return [shelf.dataset for _, shelf in sorted(self.shelves.items())]
+        return [state.dataset for _, state in sorted(self.states.items())]
 
     async def read_clock(self) -> ClockReading:
         """Return the largest offset of some nodes' clocks; the next call asks others."""
@@ -191,106 +191,106 @@ class Session:
 
     async def to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind an idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
-        shelf = self.shelf(dataset)
-        return await self._prepared(shelf, cql, start_us, shelf.write_consistency)
+        state = self.state_of(dataset)
+        return await self._prepared(state, cql, start_us, state.write_consistency)
 
     async def to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a read at the dataset's read consistency."""
-        shelf = self.shelf(dataset)
-        return await self._prepared(shelf, cql, start_us, shelf.read_consistency)
+        state = self.state_of(dataset)
+        return await self._prepared(state, cql, start_us, state.read_consistency)
 
     async def to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
-        shelf = self.shelf(dataset)
-        level = shelf.write_consistency
-        return await self._prepared(shelf, cql, start_us, level, idempotent=False)
+        state = self.state_of(dataset)
+        level = state.write_consistency
+        return await self._prepared(state, cql, start_us, level, idempotent=False)
 
     async def to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
         """Bind a SERIAL read: it sees every compare-and-set that returned before."""
-        return await self._prepared(self.shelf(dataset), cql, start_us, ConsistencyLevel.SERIAL)
+        return await self._prepared(self.state_of(dataset), cql, start_us, ConsistencyLevel.SERIAL)
 
     async def _prepared(
         self,
-        shelf: DatasetState,
+        state: DatasetState,
         cql: str,
         start_us: int,
         consistency: int,
         *,
         idempotent: bool = True,
     ) -> Any:
-        key = (shelf.dataset.id, cql, start_us, consistency)
+        key = (state.dataset.id, cql, start_us, consistency)
         known = self.statements.get(key)
         if known is None:
-            text = cql.format(keyspace=shelf.keyspace, table=events_table(start_us))
+            text = cql.format(keyspace=state.keyspace, table=events_table(start_us))
             known = await self.connection.prepare(text, consistency, idempotent=idempotent)
             self.statements[key] = known
         return known
 
     # Datasets and their slices.
 
-    def shelf(self, dataset: Dataset) -> DatasetState:
-        shelf = self.shelves.get(dataset.id)
-        if shelf is None:
+    def state_of(self, dataset: Dataset) -> DatasetState:
+        state = self.states.get(dataset.id)
+        if state is None:
             raise StoreUnavailableError(
                 f"dataset {dataset.name!r} (id {dataset.id}) was made after this process started;"
                 " restart it"
             )
-        return shelf
+        return state
 
     async def load_datasets(self) -> None:
         """Read all datasets and their slices."""
         for name, dataset_id, text in await self.control.read(_DATASETS):
-            if dataset_id not in self.shelves:
+            if dataset_id not in self.states:
                 dataset, placement = dataset_of(name, dataset_id, text)
-                shelf = DatasetState(
+                state = DatasetState(
                     dataset,
                     placement,
                     keyspace_of(self.options.keyspace, name),
                     ConsistencyLevel.name_to_value[placement.write_consistency],
                     ConsistencyLevel.name_to_value[placement.read_consistency],
                 )
-                shelf.reload = Coalesced(partial(self._load_slices, shelf))
-                await shelf.reload()
-                self.shelves[dataset_id] = shelf
+                state.reload = Coalesced(partial(self._load_slices, state))
+                await state.reload()
+                self.states[dataset_id] = state
 
-    async def _load_slices(self, shelf: DatasetState) -> None:
-        rows = await self.control.read(_SLICES, shelf.dataset.id)
+    async def _load_slices(self, state: DatasetState) -> None:
+        rows = await self.control.read(_SLICES, state.dataset.id)
         # A partition without slices still gives a row, for its static column.
         slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
         dropped_us = (rows[0][2] or 0) if rows else 0
-        shelf.slices = [each for each in slices if each.end_us > dropped_us]
-        shelf.dropped_before_us = dropped_us
-        starts = {each.start_us for each in shelf.slices}
-        for key in [key for key in self.statements if key[0] == shelf.dataset.id and key[2]]:
+        state.slices = [each for each in slices if each.end_us > dropped_us]
+        state.dropped_before_us = dropped_us
+        starts = {each.start_us for each in state.slices}
+        for key in [key for key in self.statements if key[0] == state.dataset.id and key[2]]:
             if key[2] not in starts:
                 del self.statements[key]
 
     async def slice_of(self, dataset: Dataset, time_us: int) -> Slice:
         """Return the slice that contains *time_us*, read again if it is unknown. Raises
         SliceMissingError."""
-        shelf = self.shelf(dataset)
+        state = self.state_of(dataset)
         try:
-            return slice_of(shelf.slices, time_us)
+            return slice_of(state.slices, time_us)
         except SliceMissingError:
-            await shelf.reload()
-            return slice_of(shelf.slices, time_us)
+            await state.reload()
+            return slice_of(state.slices, time_us)
 
     async def reload_slices(self, dataset: Dataset) -> DatasetState:
         """Read the dataset's slices again after a table was missing."""
-        shelf = self.shelf(dataset)
-        await shelf.reload()
-        return shelf
+        state = self.state_of(dataset)
+        await state.reload()
+        return state
 
-    async def shelf_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
+    async def state_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
         """Return the dataset with all slices that can contain an event before *until_us*; all
         existing slices if that is None.
 
         The writer of an event may know a slice that another process made and this one has not read.
         """
-        shelf = self.shelf(dataset)
-        if until_us is None or not shelf.slices or shelf.slices[-1].end_us < until_us:
-            await shelf.reload()
-        return shelf
+        state = self.state_of(dataset)
+        if until_us is None or not state.slices or state.slices[-1].end_us < until_us:
+            await state.reload()
+        return state
 
     async def dropped_before(self, dataset: Dataset) -> int:
         """Read it again, because the copy may be stale. See :class:`counter.ports.ControlPlane`."""

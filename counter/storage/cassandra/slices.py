@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from counter.errors import CounterError, StoreUnavailableError, invariant
-from counter.limits import CROWDS_KEPT_SLICES, HOUR, SECOND
+from counter.limits import HOUR, SECOND, SIZES_KEPT_SLICES
 from counter.storage.cassandra.control_keyspace import (
     NO_OP,
     dataset_id_in,
@@ -26,7 +26,7 @@ from counter.storage.cassandra.control_keyspace import (
 )
 from counter.storage.cassandra.session import FOR_EVER, DatasetState, Session
 from counter.storage.cassandra.tables import create_table, events_of, events_table
-from counter.types import Crowd, Dataset, Namespace, Slice
+from counter.types import Dataset, Namespace, PartitionSize, Slice
 from counter.windows import window_of
 
 _ROW: Final = "SELECT document, op FROM {control}.slices WHERE dataset = ? AND start = ?"
@@ -57,17 +57,17 @@ class CassandraSlices:
         return list((await self._session.reload_slices(dataset)).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        shelf = await self._session.reload_slices(dataset)
-        known = {each.start_us for each in shelf.slices}
+        state = await self._session.reload_slices(dataset)
+        known = {each.start_us for each in state.slices}
         for each in slices:
-            if each.start_us not in known and each.end_us > shelf.dropped_before_us:
-                await self._make_slice(shelf, each)
-        await shelf.reload()
+            if each.start_us not in known and each.end_us > state.dropped_before_us:
+                await self._make_slice(state, each)
+        await state.reload()
 
-    async def _make_slice(self, shelf: DatasetState, each: Slice) -> None:
-        dataset = shelf.dataset
+    async def _make_slice(self, state: DatasetState, each: Slice) -> None:
+        dataset = state.dataset
         table = events_table(each.start_us)
-        await self._session.connection.ddl(create_table(shelf.keyspace, table, events_of(dataset)))
+        await self._session.connection.ddl(create_table(state.keyspace, table, events_of(dataset)))
         op = os.urandom(16)
         key = (dataset.id, each.start_us)
         applied, row = await self._session.control.compare(
@@ -84,7 +84,7 @@ class CassandraSlices:
                     f"dataset {dataset.name!r} is made by half: run `counter schema apply`"
                 )
             # Dropped by another process meanwhile, maybe before this one created the table again.
-            await self.drop_table(shelf, each.start_us)
+            await self.drop_table(state, each.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         key = (dataset.id, start_us)
@@ -107,11 +107,11 @@ class CassandraSlices:
         raise StoreUnavailableError(f"slice {start_us} of {dataset.name!r} changes all the time")
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        shelf = await self._session.reload_slices(dataset)
-        if start_us >= shelf.dropped_before_us:
-            earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
+        state = await self._session.reload_slices(dataset)
+        if start_us >= state.dropped_before_us:
+            earliest = bool(state.slices) and state.slices[0].start_us == start_us
             invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
-            end_us = shelf.slices[0].end_us
+            end_us = state.slices[0].end_us
             # It only moves forward: another process may have moved it as far, or farther.
             await self._session.control.compare(
                 _DROP,
@@ -120,40 +120,40 @@ class CassandraSlices:
                 mine=end_us,
                 at=1,
             )
-            shelf = await self._session.reload_slices(dataset)
+            state = await self._session.reload_slices(dataset)
         # In any case, because the process that moved it may have crashed afterwards.
-        await self._sweep(shelf)
+        await self._sweep(state)
 
-    async def _sweep(self, shelf: DatasetState) -> None:
+    async def _sweep(self, state: DatasetState) -> None:
         """Drop every table that ``dropped_before`` has passed, and then its row.
 
         Tables without a row are found, too: a process may create one again while another drops it,
         and crash.
         """
-        number, size_us = shelf.dataset.id, shelf.dataset.slice_us
+        number, size_us = state.dataset.id, state.dataset.slice_us
         passed = {
             start_us: True
             for start_us, text in await self._session.control.read(_STARTS, number)
-            if start_us is not None and slice_from(start_us, text).end_us <= shelf.dropped_before_us
+            if start_us is not None and slice_from(start_us, text).end_us <= state.dropped_before_us
         }
         cql = (
-            f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{shelf.keyspace}'"
+            f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{state.keyspace}'"
         )
         for (name,) in await self._session.connection.simple(cql):
             kind, _, start = name.partition("_")
-            if kind == "events" and int(start) + size_us <= shelf.dropped_before_us:
+            if kind == "events" and int(start) + size_us <= state.dropped_before_us:
                 passed.setdefault(int(start), False)
         for start_us, has_row in sorted(passed.items()):
-            await self.drop_table(shelf, start_us)
+            await self.drop_table(state, start_us)
             if has_row:
                 key = (number, start_us)
                 await self._session.control.compare(
                     _FORGET, key, seen_by=(_ROW, key), mine=NO_OP, at=1
                 )
 
-    async def drop_table(self, shelf: DatasetState, start_us: int) -> None:
+    async def drop_table(self, state: DatasetState, start_us: int) -> None:
         table = events_table(start_us)
-        await self._session.connection.ddl(f"DROP TABLE IF EXISTS {shelf.keyspace}.{table}")
+        await self._session.connection.ddl(f"DROP TABLE IF EXISTS {state.keyspace}.{table}")
 
 
 #: Partitions that one call deletes, at most.
@@ -227,9 +227,9 @@ class CassandraPurge:
     async def dataset_in(self, text: str) -> Dataset:
         """The dataset that a document names."""
         number = dataset_id_in(text)
-        if number not in self._session.shelves:
+        if number not in self._session.states:
             await self._session.load_datasets()
-        return self._session.shelves[number].dataset
+        return self._session.states[number].dataset
 
     async def note_departure(self, namespace: Namespace) -> None:
         """Have *namespace* purged, should it be gone by then. It is written before it goes."""
@@ -294,11 +294,11 @@ class CassandraPurge:
 
 #: An UPDATE writes no row marker. The marker of an INSERT has no tombstone when it expires, so a
 #: second INSERT with the same timestamp would make a row whose only cell is null.
-_LEAVE: Final = (
+_RECORD: Final = (
     "UPDATE {control}.crowds USING TTL ? AND TIMESTAMP ? SET document = ?"
     " WHERE dataset = ? AND start = ? AND observed = ?"
 )
-_CROWDS: Final = "SELECT start, document FROM {control}.crowds WHERE dataset = ?"
+_RECORDED: Final = "SELECT start, document FROM {control}.crowds WHERE dataset = ?"
 #: A table that each node makes up of itself when it is asked. To filter it costs nothing more.
 _SIZES: Final = (
     "SELECT table_name, mebibytes FROM system_views.max_partition_size"
@@ -312,40 +312,44 @@ _STEP: Final = 1.2
 _NODES_AT_ONCE: Final = 3
 
 
-class CassandraCrowds:
+class CassandraPartitionSizes:
     """:class:`counter.ports.PartitionSizeStore`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._nodes_asked = 0
 
-    async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
+    async def record(self, dataset: Dataset, size: PartitionSize) -> None:
         document = json.dumps(
             {
-                "bucket_us": crowd.bucket_us,
-                "size_bytes": crowd.size_bytes,
-                "namespace": crowd.namespace,
-                "counter": crowd.counter,
+                "bucket_us": size.bucket_us,
+                "size_bytes": size.size_bytes,
+                "namespace": size.namespace,
+                "counter": size.counter,
             }
         )
-        ttl_s = CROWDS_KEPT_SLICES * dataset.slice_us // SECOND
+        ttl_s = SIZES_KEPT_SLICES * dataset.slice_us // SECOND
         await self._session.control.write(
-            _LEAVE,
-            *(ttl_s, crowd.size_bytes, document),
-            *(dataset.id, crowd.start_us, int(crowd.is_observed)),
+            _RECORD,
+            *(ttl_s, size.size_bytes, document),
+            *(dataset.id, size.start_us, int(size.is_observed)),
         )
 
-    async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
-        rows = await self._session.control.read(_CROWDS, dataset.id)
-        # Releases that wrote crowds by INSERT have left rows whose document is null.
-        return [Crowd(start_us, **json.loads(text)) for start_us, text in rows if text is not None]
-
-    async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
-        shelf = self._session.shelf(dataset)
-        sizes = await self._largest_partitions(shelf.keyspace)
+    async def recorded(self, dataset: Dataset) -> Sequence[PartitionSize]:
+        rows = await self._session.control.read(_RECORDED, dataset.id)
+        # Releases that wrote sizes by INSERT have left rows whose document is null.
         return [
-            Crowd(each.start_us, each.time_bucket_us, each.event_buckets * size_bytes)
-            for each in shelf.slices
+            PartitionSize(start_us, **json.loads(text))
+            for start_us, text in rows
+            if text is not None
+        ]
+
+    async def observe(self, dataset: Dataset) -> Sequence[PartitionSize]:
+        state = self._session.state_of(dataset)
+        sizes = await self._largest_partitions(state.keyspace)
+        return [
+            PartitionSize(each.start_us, each.time_bucket_us, each.event_buckets * size_bytes)
+            for each in state.slices
             if (size_bytes := sizes.get(events_table(each.start_us), 0))
         ]
 

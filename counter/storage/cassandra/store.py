@@ -16,7 +16,7 @@ from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import CassandraRollups
 from counter.storage.cassandra.schema import check_overlap, replicas_in
 from counter.storage.cassandra.session import Session
-from counter.storage.cassandra.slices import CassandraCrowds
+from counter.storage.cassandra.slices import CassandraPartitionSizes
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey
 
@@ -132,7 +132,7 @@ class CassandraStore:
         self.control = CassandraControl(session)
         self.leases = CassandraLeases(session)
         self.keys = CassandraKeys(session)
-        self.partition_sizes = CassandraCrowds(session)
+        self.partition_sizes = CassandraPartitionSizes(session)
         self.capabilities = Capabilities(partition_sizes=self.partition_sizes)
         self.tally, self.queues, self.close = session.tally, session.queues, session.close
 
@@ -148,14 +148,14 @@ class CassandraStore:
 
     async def ping(self) -> None:
         """Write a row that expires to each dataset, as its events are written."""
-        shelves = list(self.session.shelves.values())
+        states = list(self.session.states.values())
         now_us = self.session.clock.now_us()
-        statements = [await self.session.to_write(shelf.dataset, _PING) for shelf in shelves]
+        statements = [await self.session.to_write(state.dataset, _PING) for state in states]
         await self.session.connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
 
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
-        standing = {shelf.dataset.name for shelf in self.session.shelves.values()}
+        standing = {state.dataset.name for state in self.session.states.values()}
         for dataset, _ in self.session.options.datasets:
             if dataset.name not in standing:
                 raise StartupError(
@@ -165,13 +165,13 @@ class CassandraStore:
 
     async def _must_overlap(self) -> None:
         """Raise StartupError if this process could miss what another one acknowledged."""
-        for shelf in self.session.shelves.values():
-            replication = await self.session.connection.replication(shelf.keyspace)
+        for state in self.session.states.values():
+            replication = await self.session.connection.replication(state.keyspace)
             if replication is None:
                 raise StartupError(
-                    f"Cassandra has no keyspace {shelf.keyspace!r}: run `counter schema apply`"
+                    f"Cassandra has no keyspace {state.keyspace!r}: run `counter schema apply`"
                 )
             replicas = replicas_in(replication, self.session.connection.nodes_by_datacenter())
             home = self.session.options.local_datacenter
-            check_overlap(shelf.dataset.name, shelf.placement, replicas, home)
-            shelf.is_spread = sum(count > 0 for count in replicas.values()) > 1
+            check_overlap(state.dataset.name, state.placement, replicas, home)
+            state.is_spread = sum(count > 0 for count in replicas.values()) > 1

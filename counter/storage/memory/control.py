@@ -38,7 +38,7 @@ class MemoryControl:
         self._issued_us = 0
 
     async def datasets(self) -> Sequence[Dataset]:
-        return [shelf.dataset for shelf in self._tables.shelves.values()]
+        return [state.dataset for state in self._tables.states.values()]
 
     async def read_clock(self) -> ClockReading:
         """Return no offset: the store's clock is the process's own."""
@@ -90,34 +90,34 @@ class MemoryControl:
         return [name for name in page if name.startswith(prefix)]
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
-        return list(self._tables.shelf(dataset).slices)
+        return list(self._tables.state_of(dataset).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        shelf = self._tables.shelf(dataset)
+        state = self._tables.state_of(dataset)
         for each in slices:
-            if each.start_us not in shelf.tables and each.end_us > shelf.dropped_before_us:
-                shelf.tables[each.start_us] = {}
-                insort(shelf.slices, each, key=lambda standing: standing.start_us)
+            if each.start_us not in state.tables and each.end_us > state.dropped_before_us:
+                state.tables[each.start_us] = {}
+                insort(state.slices, each, key=lambda standing: standing.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
-        shelf = self._tables.shelf(dataset)
-        for position, each in enumerate(shelf.slices):
+        state = self._tables.state_of(dataset)
+        for position, each in enumerate(state.slices):
             if each.start_us == start_us and each.retired_at_us is None:
-                shelf.slices[position] = replace(each, retired_at_us=now_us)
+                state.slices[position] = replace(each, retired_at_us=now_us)
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        shelf = self._tables.shelf(dataset)
-        if start_us < shelf.dropped_before_us:
+        state = self._tables.state_of(dataset)
+        if start_us < state.dropped_before_us:
             # Another worker has dropped it.
             return
-        earliest = bool(shelf.slices) and shelf.slices[0].start_us == start_us
+        earliest = bool(state.slices) and state.slices[0].start_us == start_us
         invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
-        each = shelf.slices.pop(0)
-        shelf.dropped_before_us = each.end_us
-        del shelf.tables[start_us]
+        each = state.slices.pop(0)
+        state.dropped_before_us = each.end_us
+        del state.tables[start_us]
 
     async def dropped_before(self, dataset: Dataset) -> int:
-        return self._tables.shelf(dataset).dropped_before_us
+        return self._tables.state_of(dataset).dropped_before_us
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
         first = self._next_sequence
@@ -128,7 +128,7 @@ class MemoryControl:
     async def purge(self, now_us: int) -> bool:
         if self._tables.deleted:
             namespace_id, dataset = self._tables.deleted.pop(0)
-            for table in self._tables.shelf(dataset).tables.values():
+            for table in self._tables.state_of(dataset).tables.values():
                 table.pop(namespace_id, None)
             return True
         useless = list(islice(self._useless(now_us), PURGE_ROWS_MAX))
@@ -142,7 +142,7 @@ class MemoryControl:
             for nonce, (_, expires_us) in space.keys.items():
                 if expires_us <= now_us:
                     yield partial(space.keys.pop, nonce)
-            dropped_before_us = self._tables.shelves[space.dataset_id].dropped_before_us
+            dropped_before_us = self._tables.states[space.dataset_id].dropped_before_us
             for token in space.decisions:
                 if token[1] < dropped_before_us:
                     yield partial(space.decisions.pop, token)
@@ -155,8 +155,8 @@ class MemoryControl:
         )
 
     def _dataset_named(self, name: str) -> Dataset:
-        for shelf in self._tables.shelves.values():
-            if shelf.dataset.name == name:
-                return shelf.dataset
-        known = ", ".join(shelf.dataset.name for shelf in self._tables.shelves.values())
+        for state in self._tables.states.values():
+            if state.dataset.name == name:
+                return state.dataset
+        known = ", ".join(state.dataset.name for state in self._tables.states.values())
         raise InvalidParameterError(f"no dataset is named {name!r}; there are: {known}")

@@ -61,12 +61,12 @@ class MemoryEvents:
         *,
         counted: Counted | None = None,
     ) -> Sequence[Fold]:
-        shelf, folds = self._tables.shelf(namespace.dataset), []
+        state, folds = self._tables.state_of(namespace.dataset), []
         window_us = namespace.settings.rollup_window_us
         for counter, start_us in windows:
-            slice_of(shelf.slices, start_us)
-            slice_of(shelf.slices, start_us + window_us - 1)
-            events = [*shelf.between(namespace.id, counter, start_us, start_us + window_us)]
+            slice_of(state.slices, start_us)
+            slice_of(state.slices, start_us + window_us - 1)
+            events = [*state.between(namespace.id, counter, start_us, start_us + window_us)]
             folds.append(fold_events(events))
             if events and counted is not None:
                 counted(counter, start_us, len(events))
@@ -75,16 +75,19 @@ class MemoryEvents:
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        shelf, size_us = self._tables.shelf(namespace.dataset), namespace.settings.rollup_window_us
-        if from_us < shelf.dropped_before_us:
+        state, size_us = (
+            self._tables.state_of(namespace.dataset),
+            namespace.settings.rollup_window_us,
+        )
+        if from_us < state.dropped_before_us:
             raise SliceMissingError(
                 f"events from {from_us} µs on were asked for; those before"
-                f" {shelf.dropped_before_us} µs are dropped"
+                f" {state.dropped_before_us} µs are dropped"
             )
         answer = []
         for counter in counters:
             windows: dict[int, list[Event]] = {}
-            for event in shelf.between(namespace.id, counter, from_us, to_us):
+            for event in state.between(namespace.id, counter, from_us, to_us):
                 windows.setdefault(window_of(event.event_time_us, size_us), []).append(event)
             answer.append({start_us: fold_events(some) for start_us, some in windows.items()})
         return answer
@@ -96,14 +99,14 @@ class MemoryEvents:
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        shelf, folds = self._tables.shelf(namespace.dataset), []
+        state, folds = self._tables.state_of(namespace.dataset), []
         for counter, after_us in after:
-            if after_us + 1 < shelf.dropped_before_us:
+            if after_us + 1 < state.dropped_before_us:
                 raise SliceMissingError(
                     f"events later than {after_us} µs were asked for; those before"
-                    f" {shelf.dropped_before_us} µs are dropped"
+                    f" {state.dropped_before_us} µs are dropped"
                 )
-            folds.append(fold_events(shelf.between(namespace.id, counter, after_us + 1)))
+            folds.append(fold_events(state.between(namespace.id, counter, after_us + 1)))
         return folds
 
     async def scan(
@@ -116,7 +119,9 @@ class MemoryEvents:
         before: Event | None,
         limit: int,
     ) -> Sequence[Event]:
-        found = self._tables.shelf(namespace.dataset).between(namespace.id, counter, from_us, to_us)
+        found = self._tables.state_of(namespace.dataset).between(
+            namespace.id, counter, from_us, to_us
+        )
         events = sorted(found, key=_latest_first)
         first = 0
         if before is not None:
@@ -127,8 +132,8 @@ class MemoryEvents:
         """Return the partition of each event. Raises SliceMissingError, before anything is
         written."""
         self._tables.space(namespace)
-        shelf = self._tables.shelf(namespace.dataset)
-        return [shelf.partition(namespace.id, event) for event in events]
+        state = self._tables.state_of(namespace.dataset)
+        return [state.partition(namespace.id, event) for event in events]
 
 
 def _compare(event: Event, stored: Event | None) -> Written:

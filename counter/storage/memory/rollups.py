@@ -30,7 +30,10 @@ class MemoryRollups:
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
-        space, slices = self._tables.space(namespace), self._tables.shelf(namespace.dataset).slices
+        space, slices = (
+            self._tables.space(namespace),
+            self._tables.state_of(namespace.dataset).slices,
+        )
         for mark in marks:
             if mark.recount_us == 0:
                 slice_of(slices, mark.window_us)
@@ -41,7 +44,10 @@ class MemoryRollups:
         return {}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        space, slices = self._tables.space(namespace), self._tables.shelf(namespace.dataset).slices
+        space, slices = (
+            self._tables.space(namespace),
+            self._tables.state_of(namespace.dataset).slices,
+        )
         for event in mark.events:
             slice_of(slices, event.event_time_us)
         for event in mark.events:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from counter import limits
-from counter.limits import CROWDS_KEPT_SLICES
+from counter.limits import SIZES_KEPT_SLICES
 from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.rollups import MemoryRollups
 from counter.storage.memory.tables import Tables, TokenKey
-from counter.types import ApiKey, Crowd, Dataset, Decision, Event, Namespace
+from counter.types import ApiKey, Dataset, Decision, Event, Namespace, PartitionSize
 
 DEFAULT_DATASET: Final = Dataset(
     id=1,
@@ -69,27 +69,27 @@ def _token_of(events: Sequence[Event]) -> TokenKey:
     return (scope, first.event_time_us, first.event_id)
 
 
-class MemoryCrowds:
+class MemoryPartitionSizes:
     """:class:`counter.ports.PartitionSizeStore`, without nodes that report sizes."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def leave_crowd(self, dataset: Dataset, crowd: Crowd) -> None:
-        shelf = self._tables.shelf(dataset)
-        until_us = self._tables.clock.now_us() + CROWDS_KEPT_SLICES * dataset.slice_us
-        key = (crowd.start_us, crowd.is_observed)
-        standing = shelf.crowds.get(key)
-        if standing is None or standing[0].size_bytes < crowd.size_bytes:
-            shelf.crowds[key] = (crowd, until_us)
+    async def record(self, dataset: Dataset, size: PartitionSize) -> None:
+        state = self._tables.state_of(dataset)
+        until_us = self._tables.clock.now_us() + SIZES_KEPT_SLICES * dataset.slice_us
+        key = (size.start_us, size.is_observed)
+        standing = state.sizes.get(key)
+        if standing is None or standing[0].size_bytes < size.size_bytes:
+            state.sizes[key] = (size, until_us)
 
-    async def crowds(self, dataset: Dataset) -> Sequence[Crowd]:
-        now_us, shelf = self._tables.clock.now_us(), self._tables.shelf(dataset)
-        kept = {key: each for key, each in sorted(shelf.crowds.items()) if now_us < each[1]}
-        shelf.crowds = kept
-        return [crowd for crowd, _ in kept.values()]
+    async def recorded(self, dataset: Dataset) -> Sequence[PartitionSize]:
+        now_us, state = self._tables.clock.now_us(), self._tables.state_of(dataset)
+        kept = {key: each for key, each in sorted(state.sizes.items()) if now_us < each[1]}
+        state.sizes = kept
+        return [size for size, _ in kept.values()]
 
-    async def observe_crowds(self, dataset: Dataset) -> Sequence[Crowd]:
+    async def observe(self, dataset: Dataset) -> Sequence[PartitionSize]:
         return []
 
 
@@ -163,7 +163,7 @@ class MemoryStore:
         self.control = MemoryControl(tables)
         self.leases = MemoryLeases(clock)
         self.keys = MemoryKeys()
-        self.partition_sizes = MemoryCrowds(tables)
+        self.partition_sizes = MemoryPartitionSizes(tables)
         self.capabilities = Capabilities(partition_sizes=self.partition_sizes)
         self.tally = StoreTally(())
 

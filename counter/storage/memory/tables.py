@@ -16,12 +16,12 @@ from counter.ports import Clock
 from counter.types import (
     AtomicMark,
     Checkpoint,
-    Crowd,
     Dataset,
     Decision,
     Event,
     Mark,
     Namespace,
+    PartitionSize,
     Pending,
     Slice,
     WindowRow,
@@ -93,7 +93,7 @@ class DatasetState:
     tables: dict[int, dict[int, dict[PartitionKey, Partition]]] = field(default_factory=dict)
     dropped_before_us: int = 0
     #: By (start of the slice, whether it was observed), with the expiry.
-    crowds: dict[tuple[int, bool], tuple[Crowd, int]] = field(default_factory=dict)
+    sizes: dict[tuple[int, bool], tuple[PartitionSize, int]] = field(default_factory=dict)
 
     def partition(self, namespace_id: int, event: Event) -> Partition:
         """Return the partition of *event*. Raises SliceMissingError."""
@@ -169,15 +169,15 @@ class Tables:
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset]) -> None:
         self.clock = clock
-        self.shelves = {dataset.id: DatasetState(dataset) for dataset in datasets}
+        self.states = {dataset.id: DatasetState(dataset) for dataset in datasets}
         self.namespaces: dict[str, Namespace] = {}
         self.spaces: dict[int, Space] = {}
         #: Namespaces whose events are still there.
         self.deleted: list[tuple[int, Dataset]] = []
 
-    def shelf(self, dataset: Dataset) -> DatasetState:
+    def state_of(self, dataset: Dataset) -> DatasetState:
         """Return the state of *dataset*."""
-        return self.shelves[dataset.id]
+        return self.states[dataset.id]
 
     def space(self, namespace: Namespace) -> Space:
         """Return the data of *namespace*. Raises NamespaceUnknownError."""

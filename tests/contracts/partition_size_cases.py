@@ -1,7 +1,7 @@
-"""What a store that spreads events over partitions tells of how crowded they are."""
+"""Partition sizes, in a store that spreads events over partitions."""
 
 from counter.ports import PartitionSizeStore, Store
-from counter.types import Crowd, Event, Namespace
+from counter.types import Event, Namespace, PartitionSize
 from tests.contracts.cases import (
     DATASET,
     NOW,
@@ -24,7 +24,7 @@ def sizes_of(store: Store) -> PartitionSizeStore:
     return sizes
 
 
-class CrowdCases(StoreCases):
+class PartitionSizeCases(StoreCases):
     """Rows are counted where they are summed, and the largest of what was counted stays."""
 
     async def test_a_sum_counts_the_rows_of_each_window(
@@ -42,14 +42,14 @@ class CrowdCases(StoreCases):
         many = 60 + len(others)
         assert told == [("few", NOW + WINDOW, 2), ("many", NOW, many), ("few", NOW, 1)]
 
-    async def test_of_each_slice_the_largest_crowd_stays(
+    async def test_of_each_slice_the_largest_size_stays(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """In whatever order they are left; one that was observed stands beside it."""
+        """In whatever order they are recorded; one that was observed is kept, too."""
         sizes, dataset = sizes_of(store), namespace.dataset
-        largest = Crowd(T0, BUCKET, 7_000_000_000, "n", "hot")
-        earlier = Crowd(T0 - SLICE, BUCKET, 5, "n", "é")
-        observed = Crowd(T0, BUCKET, 3_000)
+        largest = PartitionSize(T0, BUCKET, 7_000_000_000, "n", "hot")
+        earlier = PartitionSize(T0 - SLICE, BUCKET, 5, "n", "é")
+        observed = PartitionSize(T0, BUCKET, 3_000)
         for each in (
             largest._replace(size_bytes=6_999_999_999, counter="warm"),
             largest,
@@ -58,8 +58,8 @@ class CrowdCases(StoreCases):
             observed._replace(size_bytes=2_000),
             earlier,
         ):
-            await sizes.leave_crowd(dataset, each)
-        found = await sizes.crowds(dataset)
+            await sizes.record(dataset, each)
+        found = await sizes.recorded(dataset)
         assert list(found) == [earlier, *sorted((largest, observed), key=lambda c: c.is_observed)]
 
     async def test_nothing_is_observed_of_what_was_just_written(
@@ -67,4 +67,4 @@ class CrowdCases(StoreCases):
     ) -> None:
         """It is not on disk; and of a small partition nodes tell no more than that it is small."""
         await write(store, namespace, add())
-        assert list(await sizes_of(store).observe_crowds(namespace.dataset)) == []
+        assert list(await sizes_of(store).observe(namespace.dataset)) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from counter.limits import MINUTE, SECOND
 from counter.ports import Counted
 from counter.types import Era, Namespace
-from rollup.partitions import EVENT_BYTES, CrowdTally
+from rollup.partitions import EVENT_BYTES, PartitionSizeTally
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.times import START_US
 
@@ -26,21 +26,21 @@ dataset = replace(DATASET, time_bucket_us=BUCKET, event_buckets_max=8)
 namespace = Namespace(7, "n", SETTINGS, (Era(0, SECOND),), dataset, T0, 1)
 
 
-def counting(tally: CrowdTally, of: Namespace = namespace) -> Counted:
+def counting(tally: PartitionSizeTally, of: Namespace = namespace) -> Counted:
     counted = tally.counting(of)
     assert counted is not None
     return counted
 
 
-def sizes(tally: CrowdTally) -> dict[int, int]:
-    """The events of the most crowded time bucket, by slice, counted from T0's."""
-    found = tally.crowds(dataset)
+def sizes(tally: PartitionSizeTally) -> dict[int, int]:
+    """The events of the largest time bucket, by slice, counted from T0's."""
+    found = tally.largest(dataset)
     return {(at - T0) // SLICE: each.size_bytes // EVENT_BYTES for at, each in found.items()}
 
 
 def test_windows_of_a_time_bucket_add_up() -> None:
     """Of each counter for itself; the next time bucket begins anew, and the largest is known."""
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     counted = counting(tally)
     for number, events in enumerate((10, 20, 30)):
         counted("hot", T0 + number * SECOND, events)
@@ -49,14 +49,14 @@ def test_windows_of_a_time_bucket_add_up() -> None:
     for number in range(3):
         counted("warm", T0 + BUCKET + number * SECOND, 25)
     assert sizes(tally) == {0: 75}
-    assert tally.crowds(dataset)[T0].counter == "warm"
+    assert tally.largest(dataset)[T0].counter == "warm"
     counted("hot", T0 + SLICE, 5)
     assert sizes(tally) == {0: 75, 1: 5}
 
 
 def test_a_window_that_is_summed_again_is_counted_once() -> None:
     """A pass that failed is done again, whole or in parts."""
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     counted = counting(tally)
     for number in (0, 1, 0, 1, 2, 2):
         counted("hot", T0 + number * SECOND, 10)
@@ -65,15 +65,15 @@ def test_a_window_that_is_summed_again_is_counted_once() -> None:
 
 def test_counters_of_one_name_are_distinguished() -> None:
     """Each namespace has its own."""
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     for number, each in enumerate((namespace, replace(namespace, id=8, name="other"))):
         counting(tally, each)("hot", T0, 10 + number)
     assert sizes(tally) == {0: 11}
-    assert tally.crowds(dataset)[T0].namespace == "other"
+    assert tally.largest(dataset)[T0].namespace == "other"
 
 
 def test_a_window_longer_than_a_time_bucket_is_cut_evenly() -> None:
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     long = replace(namespace, settings=replace(SETTINGS, rollup_window_us=5 * MINUTE))
     counting(tally, long)("hot", T0, 901)
     assert sizes(tally) == {0: 31}
@@ -83,7 +83,7 @@ def test_a_window_longer_than_a_time_bucket_is_cut_evenly() -> None:
 def test_less_than_half_a_partition_is_missed(windows: list[int], scale: int) -> None:
     """Windows that hold too little to matter are not added up; no event is counted twice."""
     target = TARGET * scale
-    tally = CrowdTally(target)
+    tally = PartitionSizeTally(target)
     counted = counting(tally)
     for number, events in enumerate(windows):
         if events:
@@ -95,7 +95,7 @@ def test_less_than_half_a_partition_is_missed(windows: list[int], scale: int) ->
 
 def test_the_busiest_counters_are_remembered() -> None:
     """However many there are."""
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     counted = counting(tally)
     with patch("rollup.partitions._COUNTERS_MAX", 100):
         for number in range(1_000):
@@ -103,7 +103,7 @@ def test_the_busiest_counters_are_remembered() -> None:
             counted("hot", T0 + number % WINDOWS * SECOND, 2)
         for window in range(WINDOWS):
             counted("late", T0 + window * SECOND, 100)
-    assert tally.crowds(dataset)[T0].counter == "late"
+    assert tally.largest(dataset)[T0].counter == "late"
     assert sizes(tally) == {0: 100 * WINDOWS}
     assert len(tally._courses) <= 100
 
@@ -111,11 +111,11 @@ def test_the_busiest_counters_are_remembered() -> None:
 def test_nothing_is_counted_where_the_number_cannot_be_raised() -> None:
     for most in (1, 4):
         fixed = replace(dataset, event_buckets=4, event_buckets_max=most)
-        assert CrowdTally().counting(replace(namespace, dataset=fixed)) is None
+        assert PartitionSizeTally().counting(replace(namespace, dataset=fixed)) is None
 
 
 def test_old_slices_are_forgotten() -> None:
-    tally = CrowdTally(TARGET)
+    tally = PartitionSizeTally(TARGET)
     counted = counting(tally)
     for number in range(100):
         counted("c", T0 + number * SLICE, 1)
