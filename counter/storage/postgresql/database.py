@@ -14,11 +14,11 @@ import asyncpg
 from counter.errors import (
     NamespaceUnknownError,
     SliceMissingError,
-    StartupError,
     StoreUnavailableError,
     WriteTimeoutError,
 )
 from counter.limits import SECOND
+from counter.storage.postgresql.hosts import Hosts, refusal
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -33,7 +33,7 @@ _NO_SCHEMA: Final = ("3F000", "42P01", "42883")
 _NAMESPACE_DELETED: Final = "CN001"
 _NO_PARTITION: Final = "23514"
 #: The connection failed, or did not answer in time.
-_BROKEN: Final = (OSError, TimeoutError, asyncpg.InterfaceError)
+_BROKEN: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 #: How long the server may take to confirm that a statement is cancelled and the connection is
 #: reset. After that the connection is dropped.
 _RELEASE_S: Final = 0.5
@@ -71,9 +71,10 @@ class Database:
     async def open(self) -> None:
         """Connect. Raises StartupError and StoreUnavailableError."""
         timeout_s = self.options.timeout_us / SECOND
+        hosts = Hosts(self.options.dsn)
         try:
             self._pool = await asyncpg.create_pool(
-                self.options.dsn,
+                connect=hosts.connect,
                 min_size=1,
                 max_size=self.options.connections_max,
                 timeout=timeout_s,
@@ -81,14 +82,8 @@ class Database:
                 # A pooler in transaction mode may run each statement over another connection.
                 statement_cache_size=0,
             )
-        except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as e:
-            raise StartupError(f"PostgreSQL refuses to log in: {e}") from e
-        except asyncpg.InvalidCatalogNameError as error:
-            raise StartupError(f"PostgreSQL: {error}: create the database first") from error
-        except (ValueError, asyncpg.ClientConfigurationError) as error:
-            raise StartupError(f"the DSN of PostgreSQL cannot be used: {error}") from error
-        except (*_BROKEN, asyncpg.PostgresError) as error:
-            raise unavailable(error) from error
+        except (*_BROKEN, ValueError, asyncpg.PostgresError) as error:
+            raise refusal(error) or unavailable(error) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -181,13 +176,15 @@ def lacks_schema(error: StoreUnavailableError) -> bool:
 
 def unavailable(error: BaseException) -> StoreUnavailableError:
     """Convert *error*, with the fix if that is known."""
-    text = str(error) or type(error).__name__
+    text = str(error) or "no answer in time"
     hint = ""
     state = getattr(error, "sqlstate", "")
     if state in _NO_SCHEMA:
         hint = ": run `counter schema apply`"
     elif state == "25006":
         hint = ": this server is a standby; add target_session_attrs=read-write to the DSN"
+    elif state == "53100":
+        hint = ": make room on the disk of the server"
     elif state == "53300":
         hint = ": raise max_connections, or lower postgresql_connections"
     elif state == "42501":

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from counter.errors import StartupError, StoreUnavailableError
+from counter.limits import SECOND
 from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.postgresql.control import PostgresqlControl
@@ -42,6 +43,12 @@ class PostgresqlStore:
             if version is None:
                 raise StartupError("the schema is empty: run `counter schema apply`")
             check_version(version)
+            if await self._database.value("SHOW transaction_read_only") == "on":
+                raise StoreUnavailableError(
+                    "PostgreSQL: this server is a standby, or read-only: name all hosts in the DSN,"
+                    " and add target_session_attrs=read-write",
+                    retry_after_us=SECOND,
+                )
             for each in (await check_server(self._database)).warnings:
                 _log.warning("%s", each)
         except StoreUnavailableError as error:

@@ -1,0 +1,123 @@
+"""Connect to the first host of a DSN that accepts, with messages that name the host.
+
+asyncpg spends the whole time-out on the first host if that is silent, as a machine that lost its
+power is, and would never try the next one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+
+from counter.errors import StartupError
+
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_PORT_MAX: Final = 65_535
+#: Another host, or the same one later, may do.
+_TRY_NEXT: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+#: What is wrong with the DSN, or an option of it that the server refuses.
+_UNUSABLE: Final = (
+    ValueError,
+    asyncpg.ClientConfigurationError,
+    asyncpg.UndefinedObjectError,
+    asyncpg.CantChangeRuntimeParamError,
+    asyncpg.InvalidParameterValueError,
+)
+
+
+class Hosts:
+    """The hosts of *dsn*. Raises StartupError if it cannot be used; no message has the password."""
+
+    def __init__(self, dsn: str) -> None:
+        try:
+            parts = urlsplit(dsn)
+            login, at, places = parts.netloc.rpartition("@")
+            options = parse_qs(parts.query)
+        except ValueError as error:
+            raise StartupError(f"the DSN of PostgreSQL cannot be used: {error}") from error
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise StartupError(
+                f"the DSN of PostgreSQL begins with {dsn[: dsn.find(':') + 1][:20]!r}: give"
+                " postgresql://user:password@host:port/database"
+            )
+        for place in places.split(","):
+            _check_port(place)
+        for name in _FILES:
+            for path in options.get(name, ()):
+                if not Path(path).is_file():
+                    raise StartupError(f"{name} of the DSN of PostgreSQL is no file: {path}")
+        #: Host and DSN; the one to try first is in front.
+        self._hosts = deque([(places, dsn)])
+        if "," in places:
+            self._hosts = deque(
+                (place, parts._replace(netloc=f"{login}{at}{place}").geturl())
+                for place in places.split(",")
+            )
+
+    async def connect(self, *_: object, timeout: float, **given: Any) -> asyncpg.Connection:
+        """Return a connection to the first host that accepts, after *timeout* seconds at most.
+
+        A host that fails, or is silent, is tried last the next time, even if the caller did not
+        wait for this.
+        """
+        failed: list[str] = []
+        for host, dsn in tuple(self._hosts):
+            share_s = timeout / len(self._hosts)
+            connected = False
+            try:
+                connection = await asyncpg.connect(dsn, timeout=share_s, **given)
+                connected = True
+                return connection
+            except ssl.SSLCertVerificationError:
+                raise
+            except _TRY_NEXT as error:
+                text = str(error) or f"no answer within {share_s:g} s"
+                if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+                    text = "this server is not what target_session_attrs of the DSN asks for"
+                failed.append(f"{host or 'the default host'}: {text}")
+            finally:
+                if not connected and self._hosts[0] == (host, dsn):
+                    self._hosts.rotate(-1)
+        raise ConnectionError("; ".join(failed))
+
+
+def refusal(error: BaseException) -> StartupError | None:
+    """Return *error* with the fix if waiting does not mend it; None for others."""
+    if isinstance(
+        error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError
+    ):
+        return StartupError(
+            f"PostgreSQL refuses to log in: {error}: change user or password in the DSN, or"
+            " pg_hba.conf"
+        )
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return StartupError(f"PostgreSQL: {error}: create the database first")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StartupError(
+            f"the certificate of PostgreSQL is refused: {error.verify_message}: give the authority"
+            " that signed it as sslrootcert in the DSN, and a host that the certificate names"
+        )
+    if isinstance(error, _UNUSABLE):
+        return StartupError(f"the DSN of PostgreSQL cannot be used: {error}")
+    return None
+
+
+def _check_port(place: str) -> None:
+    """Raise StartupError, without the value: it is a part of a password that is not escaped, if
+    that has a slash."""
+    port = place.rpartition("]")[2].partition(":")[2]
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) <= _PORT_MAX):
+        raise StartupError(
+            f"a port in the DSN of PostgreSQL is not a number from 1 to {_PORT_MAX}; in a password,"
+            " write / as %2F, : as %3A and @ as %40"
+        )

@@ -1,0 +1,234 @@
+"""What cannot work is refused with the value and the fix, and never with the password; what may
+heal is waited for."""
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from shutil import chown, copy
+
+import asyncpg
+import pytest
+
+from counter.clock import SystemClock
+from counter.errors import StartupError, StoreUnavailableError
+from counter.limits import MILLISECOND, SECOND
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
+from counter.storage.postgresql.database import Database
+from counter.storage.shared.startup_retry import StartupRetry
+from scripts.postgresql_server import PostgresqlServer
+from tests.contracts.cases import DATASET
+from tests.support.certificates import Authority
+from tests.support.postgresql import postgresql_server
+from tests.support.waiting import eventually
+
+#: asyncpg leaves the connection over which a server refused to log in to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CONNECTIONS = 12
+ACCESS = """
+host all locked 127.0.0.1/32 scram-sha-256
+host all banned 127.0.0.1/32 reject
+host all all 127.0.0.1/32 trust
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Iterator[PostgresqlServer]:
+    """A server with TLS, few connections, and rules of who may log in; with a schema."""
+    with postgresql_server() as server:
+        signed = authority.sign("db")
+        for path in (signed.cert, signed.key):
+            copy(path, server.data / path.name)
+            chown(server.data / path.name, server.data.owner())
+        (server.data / signed.key.name).chmod(0o600)
+        (server.data / "pg_hba.conf").write_text(ACCESS)
+        server.stop()
+        server.start(
+            ssl="on",
+            ssl_cert_file=signed.cert.name,
+            ssl_key_file=signed.key.name,
+            max_connections=str(CONNECTIONS),
+            superuser_reserved_connections="0",
+        )
+        asyncio.run(_prepare(server.dsn()))
+        yield server
+        gc.collect()
+
+
+async def _prepare(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("CREATE ROLE locked LOGIN PASSWORD 'right'; CREATE ROLE banned LOGIN")
+    await connection.close()
+    database = Database(PostgresqlOptions(dsn))
+    await database.open()
+    await apply_schema(database, [DATASET])
+    await database.close()
+
+
+@asynccontextmanager
+async def opened(
+    dsn: str, schema: str = "counter", timeout_us: int = 10 * SECOND
+) -> AsyncIterator[PostgresqlStore]:
+    store = PostgresqlStore(PostgresqlOptions(dsn, schema, 4, timeout_us), SystemClock())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "said"),
+    [
+        ("mysql://u:S3cret@{place}/db", "begins with 'mysql:': give postgresql://"),
+        ("{place}/db", "give postgresql://user:password@host:port/database"),
+        ("postgresql://u:S3cret/x@{place}/db", "a port in the DSN.*write / as %2F"),
+        ("postgresql://u:S3cret@h:99999/db", "a port in the DSN.*from 1 to 65535"),
+        ("postgresql://counter@{place}/postgres?sslmode=always", "`sslmode` parameter must be one"),
+        ("postgresql://counter@{place}/postgres?colour=red", 'unrecognized.*"colour"'),
+        ("postgresql://counter@{place}/postgres?sslrootcert=/no/ca.pem", "is no file: /no/ca.pem"),
+        ("postgresql://locked:S3cret@{place}/postgres", 'user "locked": change user or password'),
+        ("postgresql://banned:S3cret@{place}/postgres", 'user "banned".*pg_hba.conf'),
+        ("postgresql://stranger:S3cret@{place}/postgres", 'role "stranger" does not exist'),
+        ("postgresql://counter:S3cret@{place}/nowhere", '"nowhere" does not exist: create the'),
+    ],
+)
+async def test_what_waiting_does_not_mend_is_refused_at_once(
+    server: PostgresqlServer, dsn: str, said: str
+) -> None:
+    with pytest.raises(StartupError, match=said) as refused:
+        async with opened(dsn.format(place=f"127.0.0.1:{server.port}")):
+            pass
+    assert "S3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, "the schema is empty: run `counter schema apply`"),
+        (0, "has version 0, and this program needs 1: run `counter schema apply`"),
+        (99, "has version 99, and this program knows 1: start it with the newer program"),
+    ],
+)
+async def test_a_schema_of_another_version(
+    server: PostgresqlServer, version: int | None, said: str
+) -> None:
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE SCHEMA other; CREATE TABLE other.meta (version integer)")
+    try:
+        if version is not None:
+            await connection.execute("INSERT INTO other.meta VALUES ($1)", version)
+        with pytest.raises(StartupError, match=said):
+            async with opened(server.dsn(), "other"):
+                pass
+    finally:
+        await connection.execute("DROP SCHEMA other CASCADE")
+        await connection.close()
+
+
+async def test_a_schema_that_is_missing(server: PostgresqlServer) -> None:
+    with pytest.raises(StartupError, match=r"other.meta.*run `counter schema apply`"):
+        async with opened(server.dsn(), "other"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("no-such-host.invalid", "no-such-host.invalid: .*not known"),
+        ("127.0.0.1:1,127.0.0.1:2", "127.0.0.1:1: .*; 127.0.0.1:2: "),
+    ],
+)
+async def test_a_server_that_is_not_there_yet_is_waited_for(
+    hosts: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store's errors that may heal name the host; startup retries them for its time-out."""
+    store = PostgresqlStore(PostgresqlOptions(f"postgresql://u:S3cret@{hosts}/db"), SystemClock())
+    with pytest.raises(StoreUnavailableError, match=said) as refused:
+        await StartupRetry(10 * MILLISECOND).run(store.open)
+    assert "waiting up to 10ms for the store: PostgreSQL: " in caplog.text
+    assert "S3cret" not in caplog.text + refused.value.detail
+
+
+async def test_a_read_only_server_is_waited_for(server: PostgresqlServer) -> None:
+    """As a standby is, which may be promoted."""
+    dsn = f"{server.dsn()}?default_transaction_read_only=on"
+    with pytest.raises(StoreUnavailableError, match="add target_session_attrs=read-write"):
+        async with opened(dsn):
+            pass
+    with pytest.raises(StoreUnavailableError, match="not what target_session_attrs"):
+        async with opened(f"{dsn}&target_session_attrs=read-write"):
+            pass
+
+
+async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
+    server: PostgresqlServer,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        dsn = server.dsn().replace("@", f"@{place},")
+        async with opened(dsn, timeout_us=SECOND) as store:
+            await store.ping()
+            # From now on, new connections begin with the host that answered.
+            await asyncio.gather(*(store.ping() for _ in range(4)))
+
+
+async def test_too_many_connections(server: PostgresqlServer) -> None:
+    """Refused at the start, and of requests later; both recover by themselves."""
+    full = "raise max_connections, or lower postgresql_connections"
+    async with opened(server.dsn()) as store:
+        await store._database._pool.expire_connections()  # type: ignore[union-attr]
+        others = await _all_connections(server.dsn())
+        with pytest.raises(StoreUnavailableError, match=full):
+            async with opened(server.dsn()):
+                pass
+        answers = await asyncio.gather(*(store.ping() for _ in range(8)), return_exceptions=True)
+        refused = [each for each in answers if each is not None]
+        assert refused
+        for each in refused:
+            assert isinstance(each, StoreUnavailableError)
+            assert full in each.detail
+            assert each.retry_after_us == SECOND
+        for other in others:
+            await other.close()
+
+        async def recovered() -> bool:
+            found = await asyncio.gather(*(store.ping() for _ in range(4)), return_exceptions=True)
+            return not any(found)
+
+        await eventually(recovered, "the pool recovers")
+
+
+async def _all_connections(dsn: str) -> list[asyncpg.Connection]:
+    found = []
+    while True:
+        try:
+            found.append(await asyncpg.connect(dsn))
+        except asyncpg.TooManyConnectionsError:
+            return found
+
+
+async def test_tls_with_the_servers_authority(
+    server: PostgresqlServer, authority: Authority, tmp_path: Path
+) -> None:
+    verified = f"{server.dsn()}?sslmode=verify-full&sslrootcert="
+    async with opened(f"{verified}{authority.cert}") as store:
+        assert await store._database.value(
+            "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+        )
+    other = Authority(tmp_path, "other")
+    with pytest.raises(StartupError, match=r"certificate of PostgreSQL is refused.*sslrootcert"):
+        async with opened(f"{verified}{other.cert}"):
+            pass
+    elsewhere = f"{verified}{authority.cert}".replace("127.0.0.1", "127.0.0.2")
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.2"):
+        async with opened(elsewhere):
+            pass
