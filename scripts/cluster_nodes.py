@@ -1,4 +1,4 @@
-"""A real cluster on loopback: Cassandra nodes and memcached servers, with faults for each.
+"""A real cluster on loopback: Cassandra nodes, memcached and Redis, with faults for each.
 
     cluster = Cluster.create(Path(".cluster/dev"), Shape(nodes=3))
     cluster.start()
@@ -33,6 +33,7 @@ from scripts.cluster_servers import (
     CassandraSettings,
     cassandra_node,
     memcached_server,
+    redis_server,
 )
 
 _FREE_BLOCK_TRIES: Final = 100
@@ -40,7 +41,7 @@ _FREE_BLOCK_TRIES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a cluster consists of; server *n* of either kind is at *address* + n - 1.
+    """What a cluster consists of; server *n* of each kind is at *address* + n - 1.
 
     *quick* disables Java's optimizing compiler: a node starts with half the work and stays slower.
     It also gives a node 4 token ranges instead of 16, so that a repair is short. Clients connect
@@ -52,10 +53,12 @@ class Shape:
 
     nodes: int = 1
     memcached: int = 1
+    redis: int = 0
     auth: bool = False
     address: str = "127.0.0.1"
     cassandra_port: int = 9042
     memcached_port: int = 11211
+    redis_port: int = 6379
     heap_mb: int = 512
     quick: bool = False
     client_offset: int = 0
@@ -111,6 +114,11 @@ class Cluster:
             for number in range(1, shape.memcached + 1)
             for name in [f"memcached-{number}"]
         )
+        self.redis = tuple(
+            redis_server(name, directory / name, shape.address_of(number), shape.redis_port)
+            for number in range(1, shape.redis + 1)
+            for name in [f"redis-{number}"]
+        )
 
     @classmethod
     def create(cls, directory: Path, shape: Shape) -> Cluster:
@@ -141,7 +149,7 @@ class Cluster:
 
     @property
     def servers(self) -> tuple[ServerProcess, ...]:
-        return self.cassandra + self.memcached
+        return self.cassandra + self.memcached + self.redis
 
     @property
     def contact_points(self) -> list[str]:
@@ -160,6 +168,11 @@ class Cluster:
     def memcached_url(self) -> str:
         return f"memcached://{','.join(self.memcached_addresses)}"
 
+    @property
+    def redis_url(self) -> str:
+        """The URL of the first Redis."""
+        return f"redis://{self.shape.address_of(1)}:{self.shape.redis_port}"
+
     def server(self, name: str) -> ServerProcess:
         """``2`` or ``cassandra-2``, ``memcached-1``. Raises ClusterError."""
         for each in self.servers:
@@ -174,9 +187,10 @@ class Cluster:
         Nodes start one after the other, because two that join a ring at once disturb each other. A
         node answers some time before it knows the others.
         """
-        started = [each.name for each in self.memcached if each.launch()]
+        caches = self.memcached + self.redis
+        started = [each.name for each in caches if each.launch()]
         started += [each.name for each in self.cassandra if each.start()]
-        for each in self.memcached:
+        for each in caches:
             each.wait_ready()
         if len(self.cassandra) > 1:
             # Imported here, because memcached alone is started without the driver.
@@ -241,8 +255,8 @@ def free_address(count: int, *ports: int) -> str:
 
 def make_temporary(directory: Path, shape: Shape) -> Cluster:
     """A cluster like *shape* in *directory*, at addresses that are free."""
-    count = max(shape.nodes, shape.memcached)
-    ports = (shape.cassandra_port, STORAGE_PORT, shape.memcached_port)
+    count = max(shape.nodes, shape.memcached, shape.redis)
+    ports = (shape.cassandra_port, STORAGE_PORT, shape.memcached_port, shape.redis_port)
     values = asdict(shape) | {"address": free_address(count, *ports)}
     return Cluster.create(directory, Shape(**values))
 

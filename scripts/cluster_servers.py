@@ -1,4 +1,4 @@
-"""Configure, start and probe one Cassandra node and one memcached.
+"""Configure, start and probe one Cassandra node, one memcached and one Redis.
 
 Cassandra's flags are those of its ``cassandra-env.sh`` and ``jvm17-server.options``, without those
 that only long-lived clusters need, and with delays for a cluster on one machine.
@@ -100,6 +100,29 @@ def memcached_missing() -> str | None:
     """Return what to install before memcached can run; None if it is installed."""
     if shutil.which("memcached") is None:
         return "there is no `memcached` (Debian, Ubuntu: apt-get install memcached)"
+    return None
+
+
+def redis_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
+    """A Redis that keeps nothing on disk."""
+
+    def command() -> Sequence[str]:
+        if problem := redis_missing():
+            raise ClusterError(problem)
+        return [
+            *("redis-server", "--bind", address, "--port", str(port)),
+            *("--save", "", "--appendonly", "no", "--maxmemory", "64mb"),
+        ]
+
+    return ServerProcess(
+        name, folder, command, lambda: _answers(address, port), MEMCACHED_START_TIMEOUT_S
+    )
+
+
+def redis_missing() -> str | None:
+    """Return what to install before Redis can run; None if it is installed."""
+    if shutil.which("redis-server") is None:
+        return "there is no `redis-server` (Debian, Ubuntu: apt-get install redis-server)"
     return None
 
 

@@ -8,6 +8,7 @@ install_packages() {
     command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
     command -v mvn >/dev/null || missing+=(maven)
     command -v memcached >/dev/null || missing+=(memcached)
+    command -v redis-server >/dev/null || missing+=(redis-server)
     command -v chromium >/dev/null || missing+=(chromium)
     has_postgresql || missing+=(postgresql)
     command -v pgbouncer >/dev/null || missing+=(pgbouncer)

@@ -12,11 +12,15 @@ from hypothesis import HealthCheck, settings
 from tests.support.app import App, forget_applications, running
 from tests.support.cluster import (
     allow_time_to_start,
+    any_cache,
     breakable,
+    breakable_cache,
     breakable_memcached,
+    breakable_redis,
     cassandra,
     cassandra_with_passwords,
     memcached,
+    redis,
     schedule,
     three_nodes,
 )
@@ -26,12 +30,16 @@ from tests.support.postgresql import postgresql
 from tests.support.rest import Rest
 
 __all__ = [
+    "any_cache",
     "breakable",
+    "breakable_cache",
     "breakable_memcached",
+    "breakable_redis",
     "cassandra",
     "cassandra_with_passwords",
     "memcached",
     "postgresql",
+    "redis",
     "three_nodes",
 ]
 

@@ -32,7 +32,7 @@ SDK = "counter/client"
 SPOOL = "counter/client/spool.py"
 
 FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
-DRIVERS = ("sqlite3", "_sqlite3", "asyncpg", "cassandra", "pymemcache")
+DRIVERS = ("sqlite3", "_sqlite3", "asyncpg", "cassandra", "hiredis", "pymemcache", "redis")
 #: The words of the core that the SDK uses too, and may.
 SHARED_WITH_THE_SDK = (
     *("counter.clock", "counter.errors", "counter.limits", "counter.names", "counter.tokens"),
@@ -49,7 +49,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/security": ("counter", "counter/core", "counter/telemetry"),
     "counter/storage/shared": ("counter",),
     "counter/storage/memory": ("counter",),
-    "counter/storage/memcached": ("counter", "counter/telemetry", "counter/storage/shared"),
+    "counter/storage/memcached": ("counter", "counter/storage/shared"),
+    "counter/storage/redis": ("counter", "counter/storage/shared"),
     "counter/storage/sqlite": (
         *("counter", "counter/telemetry", "counter/storage/shared"),
         "counter/storage/memory",
@@ -62,6 +63,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("counter", "counter/core", "counter/config", "counter/storage/shared"),
         *("counter/storage/memory", "counter/storage/sqlite"),
         *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memcached"),
+        "counter/storage/redis",
     ),
     "counter/ops": (
         *("counter", "counter/client", "counter/core", "counter/config", "counter/storage"),

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from counter.config.settings import DatasetSettings, Settings, config_file, read_toml, warnings_of
-from counter.config.values import replication_text
+from counter.config.values import replication_text, without_password
 from counter.durations import format_duration
 from counter.errors import StartupError
 
@@ -42,6 +42,11 @@ def load(flags: Mapping[str, Any]) -> Loaded:
     Raises StartupError with every problem, a line each.
     """
     origins = _origins(flags)
+    if without_password(flags.get("cache", "")) != flags.get("cache", ""):
+        raise StartupError(
+            "cache (flag --cache): a password does not belong on a command line, which process"
+            " lists show: set COUNTER_CACHE, or cache in the file"
+        )
     try:
         settings = Settings(**flags)
     except ValidationError as error:
@@ -89,6 +94,8 @@ def toml_value(name: str, value: Any) -> str:
     """Return the value of the setting *name* as TOML text."""
     if isinstance(value, SecretStr):
         return json.dumps(_MASK)
+    if name == "cache":
+        value = without_password(value)
     if name == "replication":
         value = replication_text(value)
         return str(value) if value.isdigit() else json.dumps(value)
@@ -143,7 +150,7 @@ def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
         known = DatasetSettings.model_fields if rest else Settings.model_fields
         close = difflib.get_close_matches((rest or [name])[-1], known, 1)
         return f"there is no such setting{f'; is it {close[0]}?' if close else ''}"
-    if name in ("cassandra_password", "dsn"):
+    if name in ("cassandra_password", "dsn", "cache"):
         return message
     value = str(each["input"])[:_SHOWN_CHARS_MAX]
     return message if value in message else f"{message} (it is {value!r})"

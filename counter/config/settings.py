@@ -40,6 +40,7 @@ from counter.config.values import (
     endpoint,
     memcached_servers,
     read_secret,
+    redis_server,
 )
 from counter.consistency import gap_of
 from counter.core.namespaces import check_settings
@@ -266,7 +267,11 @@ class Settings(BaseSettings):
         True, description="Require that each node's certificate names the address of the node"
     )
 
-    cache: CacheAddress = Field("memory", description="memory, or memcached://host:port,host:port")
+    cache: CacheAddress = Field(
+        "memory",
+        description="memory, memcached://host:port,host:port, or redis://host:port",
+        repr=False,
+    )
     cache_timeout: Annotated[Duration, between(limits.MILLISECOND, 5 * limits.SECOND)] = Field(
         100 * limits.MILLISECOND, description="The time-out of requests to the cache"
     )
@@ -433,8 +438,12 @@ class Settings(BaseSettings):
         return [endpoint(each, CASSANDRA_PORT) for each in self.contact_points]
 
     def cache_servers(self) -> tuple[tuple[str, int], ...]:
-        """Return (host, port) of each memcached; empty if the cache is in memory."""
-        return memcached_servers(self.cache)
+        """Return (host, port) of each memcached; empty for other caches."""
+        return () if self.redis_server() else memcached_servers(self.cache)
+
+    def redis_server(self) -> tuple[str, str] | None:
+        """Return the URL of Redis, and host:port of it; None for other caches."""
+        return redis_server(self.cache)
 
     def default_namespace(self) -> NamespaceSettings:
         """Return the settings of the namespace ``default``, which are the defaults of new
@@ -491,7 +500,8 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         guard = ", and conflicts of tokens are detected only if payload_check is strict"
         yield (
             "cache is memory: each process has its own BEST_EFFORT counts"
-            f"{guard if settings.store == 'cassandra' else ''}; use memcached://host:port"
+            f"{guard if settings.store == 'cassandra' else ''}; use memcached://host:port or"
+            " redis://host:port"
         )
     if settings.store != "cassandra":
         return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from pydantic_settings import NoDecode
@@ -15,9 +15,15 @@ from counter.durations import format_duration, parse_duration
 
 CASSANDRA_PORT: Final = 9042
 MEMCACHED_PORT: Final = 11211
+REDIS_PORT: Final = 6379
 REPLICAS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
+#: The schemes of Redis and Valkey, which speak one protocol, with those that the driver knows.
+_REDIS: Final[Mapping[str, str]] = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
+#: Options of a URL of Redis, which are those of the driver.
+_REDIS_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_REDIS_DATABASE: Final = re.compile(r"/?|/\d{1,9}", re.ASCII)
 _HOST: Final = re.compile(r"[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(%\w+)?\]", re.ASCII)
 #: A name as in the header Host, without a port.
 _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252}[a-z0-9])?|\[[0-9a-f:.]+\]")
@@ -25,6 +31,7 @@ _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252}[a-z0-9])?|\[[0-9a-f
 _ORIGIN: Final = re.compile(
     r"(?!http://.*:80$|https://.*:443$)https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
 )
+_BEFORE_AT: Final = re.compile(r"^([a-z]*:?/{0,2}).*@", re.DOTALL)
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 _Item = TypeVar("_Item")
@@ -130,8 +137,42 @@ Replication = Annotated[
 
 
 def _check_cache(text: str) -> str:
-    memcached_servers(text)
+    if redis_server(text) is None:
+        memcached_servers(text)
     return text
+
+
+def redis_server(text: str) -> tuple[str, str] | None:
+    """Return the URL for the driver, and host:port, of ``redis://user:password@host:port/0``; None
+    if *text* has another scheme. Raises ValueError, without the password."""
+    scheme, _, rest = text.partition("://")
+    if scheme not in _REDIS:
+        return None
+    shown = without_password(text)[:80]
+    try:
+        url = urlsplit(f"//{rest}")
+        options = parse_qs(url.query, keep_blank_values=True)
+        host, port = endpoint(url.netloc.rpartition("@")[2], REDIS_PORT)
+    except ValueError:
+        # Its message could show a part of a password.
+        raise ValueError(
+            f"{shown!r} is not like {scheme}://user:password@host:port/0, one host, with special"
+            " characters of the password as %XX"
+        ) from None
+    if not _REDIS_DATABASE.fullmatch(url.path) or url.fragment:
+        raise ValueError(f"{shown!r} has no number of a database after the host")
+    for name in options:
+        if _REDIS[scheme] != "rediss" or name not in _REDIS_OPTIONS:
+            raise ValueError(
+                f"{scheme}:// has no option {name[:80]!r}; rediss:// and valkeys:// have"
+                f" {', '.join(_REDIS_OPTIONS)}"
+            )
+    return f"{_REDIS[scheme]}://{rest}", f"{host}:{port}"
+
+
+def without_password(text: str) -> str:
+    """Return the URL *text* with all before the last @ masked, well-formed or not."""
+    return _BEFORE_AT.sub(r"\1********@", text)
 
 
 def memcached_servers(text: str) -> tuple[tuple[str, int], ...]:
@@ -140,14 +181,17 @@ def memcached_servers(text: str) -> tuple[tuple[str, int], ...]:
     if text == "memory":
         return ()
     if not text.startswith(_MEMCACHED):
-        raise ValueError(f"{text[:80]!r} is neither memory nor memcached://host:port,host:port")
+        raise ValueError(
+            f"{without_password(text)[:80]!r} is neither memory nor memcached://host:port,host:port"
+            " nor redis://host:port, rediss://, valkey:// or valkeys://"
+        )
     named = text.removeprefix(_MEMCACHED).rstrip("/")
     if "/" in named or urlsplit(f"//{named}").username is not None:
-        raise ValueError(f"{text[:80]!r} has more than hosts and ports in it")
+        raise ValueError(f"{without_password(text)[:80]!r} has more than hosts and ports in it")
     return tuple(endpoint(each.strip(), MEMCACHED_PORT) for each in named.split(","))
 
 
-#: ``memory``, or ``memcached://host:port,host:port``.
+#: ``memory``, ``memcached://host:port,host:port``, or ``redis://host:port``.
 CacheAddress = Annotated[str, AfterValidator(_check_cache)]
 
 

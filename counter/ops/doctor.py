@@ -25,6 +25,7 @@ from counter.client.addresses import direct
 from counter.client.transport import read_body
 from counter.config.report import Loaded
 from counter.config.settings import Settings
+from counter.config.values import without_password
 from counter.core.clock_guard import guard_of
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
@@ -191,14 +192,14 @@ def _disk(data: Path) -> Iterator[Finding]:
 
 
 async def _cache(settings: Settings, clock: Clock) -> Finding:
-    servers = ", ".join(f"{host}:{port}" for host, port in settings.cache_servers())
-    if not servers:
+    servers = without_password(settings.cache)
+    if servers == "memory":
         if settings.store == "sqlite":
             return _ok("cache", "kept in the process itself")
         detail = (
             "each process has its own: fewer reads hit it, and guards miss what others recorded"
         )
-        return Finding("cache", "warning", detail, "give --cache memcached://host to all of them")
+        return Finding("cache", "warning", detail, "give all of them one cache: memcached or Redis")
     try:
         cache = open_cache(settings, clock)
         await cache.open()
@@ -209,11 +210,11 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
             await cache.ping()
     except (CounterError, TimeoutError) as error:
         why = _text(error) or f"{servers} did not answer within {_CACHE_S:g} s"
-        do = "start memcached, or set --cache right; counts stay right meanwhile, only slower"
+        do = "start it, or set --cache right; counts stay right meanwhile, only slower"
         return _wrong("cache", why, do)
     finally:
         await cache.close()
-    return _ok("cache", f"memcached answers: {servers}")
+    return _ok("cache", f"it answers: {servers}")
 
 
 async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:

@@ -74,13 +74,16 @@ async def opened_keys(
 
 def open_cache(settings: Settings, clock: Clock) -> Cache:
     """Return the configured cache, not yet open. Raises StartupError if its driver is missing."""
-    servers = settings.cache_servers()
-    if servers:
+    # Deployments may share a server; each has its own keyspace.
+    prefix, timeout_us = settings.keyspace, settings.cache_timeout
+    if server := settings.redis_server():
+        from counter.storage.redis import RedisCache
+
+        return RedisCache(*server, clock, timeout_us=timeout_us, prefix=prefix)
+    if servers := settings.cache_servers():
         from counter.storage.memcached import MemcachedCache
 
-        # Deployments may share a memcached; each has its own keyspace.
-        prefix = settings.keyspace
-        return MemcachedCache(servers, clock, timeout_us=settings.cache_timeout, prefix=prefix)
+        return MemcachedCache(servers, clock, timeout_us=timeout_us, prefix=prefix)
     from counter.storage.memory import MemoryCache
 
     return MemoryCache(clock, entries_max=settings.cache_entries_max)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import pytest
 
 from counter.storage.memcached import commands
-from counter.storage.memcached.commands import Change, ContentionError, Entry, Note
+from counter.storage.memcached.commands import ContentionError, pack_value, unpack_value
 from counter.storage.memcached.connection import Connection
-from counter.storage.memcached.keys import pack_value, unpack_count, unpack_value
+from counter.storage.shared.cache_entries import Change, Entry, Note, unpack_count
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW

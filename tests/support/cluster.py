@@ -1,8 +1,8 @@
-"""Fixtures over real servers: one Cassandra node, three of them, memcached.
+"""Fixtures over real servers: one Cassandra node, three of them, memcached, Redis.
 
 They are started once a test run (three nodes once a module), at free addresses of their own, and
-end with it, even if it is killed. Where Java, Maven or memcached is missing, a test that asks for
-one is skipped at a desk and fails in the gate.
+end with it, even if it is killed. Where Java, Maven, memcached or Redis is missing, a test that
+asks for one is skipped at a desk and fails in the gate.
 """
 
 import tempfile
@@ -43,6 +43,8 @@ def running_cluster(
     needed = cluster_jars.missing() if shape.nodes else None
     if shape.memcached:
         needed = needed or cluster_servers.memcached_missing()
+    if shape.redis:
+        needed = needed or cluster_servers.redis_missing()
     if needed:
         miss(needed)
     directory = Path(tempfile.mkdtemp(prefix="counter-cluster-"))
@@ -131,6 +133,35 @@ def breakable_memcached(memcached: Cluster) -> Iterator[Cluster]:
     """The same two servers, to be killed and paused: they are mended afterwards."""
     yield memcached
     memcached.mend()
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[Cluster]:
+    """One Redis. Never to be broken: use ``breakable_redis``."""
+    with running_cluster(Shape(nodes=0, memcached=0, redis=1)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def breakable_redis(redis: Cluster) -> Iterator[Cluster]:
+    """The same server, to be killed, paused and set otherwise: a new one replaces it afterwards."""
+    yield redis
+    redis.redis[0].kill()
+    redis.mend()
+
+
+@pytest.fixture(params=["memcached", "redis"])
+def any_cache(request: pytest.FixtureRequest) -> Cluster:
+    """The servers of each kind of cache. Never to be broken: use ``breakable_cache``."""
+    cluster: Cluster = request.getfixturevalue(request.param)
+    return cluster
+
+
+@pytest.fixture
+def breakable_cache(any_cache: Cluster) -> Iterator[Cluster]:
+    """The same servers, to be killed and paused: they are mended afterwards."""
+    yield any_cache
+    any_cache.mend()
 
 
 def allow_time_to_start(items: list[pytest.Item]) -> None:

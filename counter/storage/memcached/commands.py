@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from counter.storage.memcached.connection import NO_NUMBER, Connection
-from counter.storage.memcached.keys import (
-    increment_of,
-    pack_count,
-    pack_value,
-    unpack_count,
-    unpack_value,
-)
-from counter.types import Checkpoint, Guarded
+from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count, unpack_count
+from counter.types import Guarded
 
 #: A round fails if another process changed the same key.
 _ROUNDS_MAX: Final = 20
 _STORED: Final = b"STORED"
 _NOT_FOUND: Final = b"NOT_FOUND"
-
-
-class Entry(NamedTuple):
-    """A count to store for *ttl_s*."""
-
-    key: bytes
-    ttl_s: int
-    checkpoint: Checkpoint
-
-
-class Note(NamedTuple):
-    """The fingerprint of a token's payload, stored for *ttl_s*."""
-
-    key: bytes
-    ttl_s: int
-    payload: bytes
-
-
-class Change(NamedTuple):
-    """An addition to a best-effort counter; None sets it back to 0."""
-
-    key: bytes
-    delta: int | None
+_MODULUS: Final = 2**64
+#: memcached counts without a sign. This far up, there is room below 0, and all values that are not
+#: enormous have the same number of digits: they are changed in place. And they stay below 2**63,
+#: from where on memcached 1.6.18, Debian 12's, may find a number's memory to hold no number: it
+#: looks for a minus sign, and goes on past the number into what its memory held before.
+_ZERO: Final = 2**62
+_SIGN: Final = 2**63
 
 
 class ContentionError(Exception):
@@ -109,16 +87,10 @@ def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
     known = [each.key for each, answer in zip(notes, answers, strict=True) if answer != _STORED]
     found = connection.get_many(dict.fromkeys(known)) if known else {}
     return [
-        Guarded.NEW if answer == _STORED else _compared(found.get(each.key), each.payload)
+        # What is not found was evicted between the two round trips.
+        Guarded.NEW if answer == _STORED else each.compared(found.get(each.key))
         for each, answer in zip(notes, answers, strict=True)
     ]
-
-
-def _compared(noted: bytes | None, payload: bytes) -> Guarded:
-    if noted is None:
-        # Evicted between the two round trips.
-        return Guarded.NEW
-    return Guarded.SAME if noted == payload else Guarded.OTHER
 
 
 def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
@@ -190,6 +162,22 @@ def _second_try(each: Change) -> bytes:
     return b"add %b 0 0 %d\r\n%b\r\n" % (each.key, len(value), value)
 
 
-def ask_version(connection: Connection, questions: Sequence[None]) -> Sequence[bytes]:
+def ask_version(connection: Connection, questions: Sequence[bytes]) -> Sequence[bytes]:
     """Return whether it answers."""
     return connection.pipeline([b"version\r\n" for _ in questions])
+
+
+def pack_value(number: int) -> bytes:
+    """Return a best-effort value as memcached holds it."""
+    return b"%d" % ((number + _ZERO) % _MODULUS)
+
+
+def unpack_value(value: bytes) -> int:
+    """Return the best-effort value that memcached holds as *value*."""
+    return (int(value) - _ZERO + _SIGN) % _MODULUS - _SIGN
+
+
+def increment_of(delta: int) -> int:
+    """Return what to ``incr`` by for *delta*. A negative one goes the long way round, because
+    ``decr`` stops at 0. So a counter has 64 bits, and past 2**63 - 1 it goes on at -2**63."""
+    return delta % _MODULUS

@@ -10,16 +10,14 @@ from typing import Final
 from pymemcache.client.base import Client
 from pymemcache.exceptions import MemcacheUnexpectedCloseError, MemcacheUnknownError
 
+from counter.storage.shared.cache_lane import NotConnectedError
+
 #: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
 _PIPELINED_MAX: Final = 1_000
 _RECEIVED_BYTES: Final = 65_536
 _END: Final = b"\r\n"
 #: The answer to a change of what memcached cannot read as a number.
 NO_NUMBER: Final = b"CLIENT_ERROR cannot increment or decrement non-numeric value"
-
-
-class NotConnectedError(Exception):
-    """No connection could be made: nothing was sent."""
 
 
 class _TellingClient(Client):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The service over memcached: what it shares between processes, and what goes on without it."""
+"""The service over memcached and Redis: what processes share, and what goes on without it."""
 
 import asyncio
 import uuid
@@ -10,23 +10,23 @@ from unittest.mock import patch
 import pytest
 
 from counter.ports import Cache
-from counter.storage.memcached.lane import RETRY_AFTER_US
+from counter.storage.shared.cache_lane import RETRY_AFTER_US
 from scripts.cluster_nodes import Cluster
 from tests.support.app import App
+from tests.support.caches import new_cache, processes_of
 from tests.support.clock import FakeClock
-from tests.support.memcached import new_cache
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import SECOND
 
 
 @pytest.fixture(autouse=True)
-def _cache_in_memcached(memcached: Cluster) -> Iterator[None]:
+def _cache_in_servers(any_cache: Cluster) -> Iterator[None]:
     """One prefix for all processes of a test."""
     prefix = uuid.uuid4().hex
 
     def open_cache(_: object, clock: FakeClock) -> Cache:
-        return new_cache(memcached, clock, prefix=prefix)
+        return new_cache(any_cache, clock, prefix=prefix)
 
     with patch("api.app.open_cache", open_cache):
         yield
@@ -92,11 +92,11 @@ async def test_the_guard_of_one_process_knows_the_tokens_of_another(app: App, ot
     assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
 
 
-async def test_without_memcached_events_are_counted_and_best_effort_waits(
-    app: App, breakable_memcached: Cluster
+async def test_without_its_servers_events_are_counted_and_best_effort_waits(
+    app: App, breakable_cache: Cluster
 ) -> None:
     """Nothing is lost, nothing hangs, and nobody starts anything again."""
-    server = breakable_memcached.memcached[0]
+    server = processes_of(breakable_cache)[0]
     rest, best_effort = app.rest, await loose(app)
     for fault, mend in ((server.kill, server.start), (server.pause, server.resume)):
         before = await rest.count("c")

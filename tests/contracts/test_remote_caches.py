@@ -1,27 +1,28 @@
-"""memcached keeps the cache's contract, over a real one and over two."""
+"""memcached and Redis keep the cache's contract, over real servers."""
 
 import asyncio
+import importlib
 import sys
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
 
-from counter.errors import StartupError
+from counter.errors import InvalidBodyError, StartupError
 from counter.limits import INT64_MAX, INT64_MIN, SECOND
 from counter.ports import Cache
-from counter.storage.memcached import MemcachedCache
 from counter.storage.memcached.connection import Connection
-from counter.storage.memcached.keys import count_key, token_key, value_key
+from counter.storage.shared.cache_entries import count_key, token_key, value_key
+from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Era, Guarded, Namespace
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cache_cases import UntimedCacheCases, namespace_of
 from tests.contracts.cases import NOW, UNUSUAL_NAMES, add
+from tests.support.caches import new_cache, store, ttl_of
 from tests.support.clock import FakeClock
-from tests.support.memcached import new_cache
 
 
 class OnMemcached(UntimedCacheCases):
@@ -39,6 +40,17 @@ class OnMemcached(UntimedCacheCases):
 
 class TestOneServer(OnMemcached):
     """All keys in one place."""
+
+
+class TestRedis(UntimedCacheCases):
+    """The same over Redis."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis: Cluster) -> None:
+        self._cluster = redis
+
+    def new_cache(self, clock: FakeClock) -> Cache:
+        return new_cache(self._cluster, clock)
 
 
 class TestTwoServers(OnMemcached):
@@ -64,25 +76,15 @@ def prefix() -> str:
 
 
 @pytest.fixture
-async def cache(memcached: Cluster, prefix: str) -> AsyncIterator[MemcachedCache]:
-    cache = new_cache(memcached, FakeClock(NOW), prefix=prefix)
+async def cache(any_cache: Cluster, prefix: str) -> AsyncIterator[RemoteCache[Any]]:
+    cache = new_cache(any_cache, FakeClock(NOW), prefix=prefix)
     await cache.open()
     yield cache
     await cache.close()
 
 
-def ttl_of(memcached: Cluster, key: bytes) -> int:
-    """How many more seconds the server keeps *key*; -1 for ever."""
-    host, _, port = memcached.memcached_addresses[0].partition(":")
-    connection = Connection(host, int(port), 1.0)
-    [answer] = connection.pipeline([b"mg %b t\r\n" % key])
-    connection.close()
-    assert answer.startswith(b"HD t"), answer
-    return int(answer.removeprefix(b"HD t"))
-
-
 async def test_a_count_is_kept_for_its_ttl(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     """In whole seconds, rounded up, and never for ever."""
     base = namespace_of()
@@ -90,43 +92,43 @@ async def test_a_count_is_kept_for_its_ttl(
     for ttl_us, expected_s in ((10 * SECOND, 10), (9 * SECOND + 1, 10), (1, 1)):
         namespace = replace(base, settings=replace(base.settings, cache_ttl_us=ttl_us))
         await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
-        assert expected_s - 1 <= ttl_of(memcached, key) <= expected_s
+        assert expected_s - 1 <= ttl_of(any_cache, key) <= expected_s
 
 
 async def test_an_older_count_does_not_prolong_a_newer_one(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     base = namespace_of()
     longer = replace(base, settings=replace(base.settings, cache_ttl_us=1_000 * SECOND))
     key = count_key(prefix, base.id, "c")
     await cache.put_many(base, [("c", Checkpoint(NOW, 1))])
     await cache.put_many(longer, [("c", Checkpoint(NOW - 1, 1))])
-    assert ttl_of(memcached, key) <= 10
+    assert ttl_of(any_cache, key) <= 10
     await cache.put_many(longer, [("c", Checkpoint(NOW + 1, 1))])
-    assert ttl_of(memcached, key) > 900
+    assert ttl_of(any_cache, key) > 900
 
 
 async def test_a_ttl_of_many_days_is_not_taken_for_a_date(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     """Past 30 days, memcached takes a TTL for seconds since 1970: gone at once."""
     base = namespace_of()
     namespace = replace(base, settings=replace(base.settings, cache_ttl_us=10**14))
     await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
-    assert ttl_of(memcached, count_key(prefix, base.id, "c")) > 29 * 24 * 3600
+    assert ttl_of(any_cache, count_key(prefix, base.id, "c")) > 29 * 24 * 3600
 
 
 async def test_a_best_effort_value_does_not_expire(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     """The TTL bounds how stale a count is; a best-effort value is the count."""
     for delta in (5, -9):
         await cache.increment(namespace_of(), "c", delta)
-        assert ttl_of(memcached, value_key(prefix, namespace_of().id, "c")) == -1
+        assert ttl_of(any_cache, value_key(prefix, namespace_of().id, "c")) == -1
 
 
 async def test_the_guard_remembers_a_token_until_it_is_late_everywhere(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     """By the longest accept limit that holds for any of its times."""
     base = namespace_of()
@@ -134,12 +136,12 @@ async def test_the_guard_remembers_a_token_until_it_is_late_everywhere(
     eras = (Era(0, 60 * SECOND), Era(NOW, SECOND))
     await cache.guard(replace(base, settings=settings, eras=eras), [add()])
     late_s = 60 + base.settings.future_limit_us // SECOND
-    assert late_s < ttl_of(memcached, token_key(prefix, base.id, add())) < 4 * late_s
+    assert late_s < ttl_of(any_cache, token_key(prefix, base.id, add())) < 4 * late_s
 
 
-async def test_a_best_effort_counter_has_64_bits(cache: MemcachedCache) -> None:
+async def test_a_best_effort_counter_in_memcached_has_64_bits(memcached: Cluster) -> None:
     """At the end it goes on at the other end, as the driver's own does."""
-    namespace = namespace_of()
+    cache, namespace = new_cache(memcached, FakeClock(NOW)), namespace_of()
     assert await cache.increment(namespace, "up", INT64_MAX) == INT64_MAX
     assert await cache.increment(namespace, "up", 1) == INT64_MIN
     assert await cache.increment(namespace, "down", INT64_MIN) == INT64_MIN
@@ -148,6 +150,29 @@ async def test_a_best_effort_counter_has_64_bits(cache: MemcachedCache) -> None:
     assert await cache.increment(namespace, "zero", INT64_MAX) == -1
     assert await cache.increment(namespace, "zero", 1) == 0
     assert list(await cache.best_effort(namespace, ["up", "zero"])) == [INT64_MIN, 0]
+    await cache.close()
+
+
+async def test_a_best_effort_counter_in_redis_refuses_what_does_not_fit_64_bits(
+    redis: Cluster,
+) -> None:
+    """It keeps its value, and changes that came with it are made."""
+    cache, namespace = new_cache(redis, FakeClock(NOW)), namespace_of()
+    for name, end, step in (("up", INT64_MAX, 1), ("down", INT64_MIN, -1)):
+        assert await cache.increment(namespace, name, end) == end
+        refused, made, late = await asyncio.gather(
+            cache.increment(namespace, name, step),
+            cache.increment(namespace, f"beside {name}", step),
+            cache.increment(namespace, name, -step),
+            return_exceptions=True,
+        )
+        assert isinstance(refused, InvalidBodyError)
+        assert f"has 64 bits, and adding {step} would exceed them" in refused.detail
+        assert (made, late) == (step, end - step)
+        assert list(await cache.best_effort(namespace, [name])) == [end - step]
+    assert cache.trouble is None
+    assert cache.tally.calls["change"].errors == 0
+    await cache.close()
 
 
 @pytest.mark.parametrize("start", [INT64_MIN, -1, 0, 2**62, INT64_MAX])
@@ -177,22 +202,18 @@ async def test_what_memory_held_before_disturbs_no_counter(memcached: Cluster, s
 
 
 async def test_foreign_bytes_are_no_count(
-    memcached: Cluster, cache: MemcachedCache, prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
 ) -> None:
     """They read as nothing, and are replaced."""
     namespace = namespace_of()
-    host, _, port = memcached.memcached_addresses[0].partition(":")
-    connection = Connection(host, int(port), 1.0)
-    key = count_key(prefix, namespace.id, "c")
-    connection.pipeline([b"set %b 0 0 4\r\njunk\r\n" % key])
-    connection.close()
+    store(any_cache, count_key(prefix, namespace.id, "c"), b"junk")
     assert list(await cache.get_many(namespace, ["c"])) == [None]
     await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
     assert list(await cache.get_many(namespace, ["c"])) == [Checkpoint(NOW, 1)]
     assert cache.trouble is None
 
 
-async def test_batches_may_be_large(cache: MemcachedCache) -> None:
+async def test_batches_may_be_large(cache: RemoteCache[Any]) -> None:
     """Larger than what waits in a socket's buffers."""
     namespace = namespace_of()
     entries = [(f"c{n}", Checkpoint(NOW, 10**100 + n)) for n in range(10_000)]
@@ -216,12 +237,15 @@ def test_keys_are_what_memcached_takes() -> None:
     assert [key for key in keys if b" " in key] == []
 
 
-def test_a_missing_driver_is_named() -> None:
+@pytest.mark.parametrize(
+    ("kind", "driver"), [("memcached", "pymemcache"), ("redis", "redis"), ("redis", "hiredis")]
+)
+def test_a_missing_driver_is_named(kind: str, driver: str) -> None:
     """With the extra that brings it."""
-    names = [name for name in sys.modules if name.startswith("counter.storage.memcached")]
-    without = dict.fromkeys([name for name in sys.modules if name.startswith("pymemcache")])
+    names = [name for name in sys.modules if name.startswith(f"counter.storage.{kind}")]
+    without = dict.fromkeys([name for name in sys.modules if name.split(".")[0] == driver])
     with patch.dict(sys.modules, without):
         for name in names:
             del sys.modules[name]
-        with pytest.raises(StartupError, match=r"pip install '\.\[memcached\]' in its checkout"):
-            import counter.storage.memcached  # noqa: F401
+        with pytest.raises(StartupError, match=rf"pip install '\.\[{kind}\]' in its checkout"):
+            importlib.import_module(f"counter.storage.{kind}")

@@ -1,4 +1,4 @@
-"""The way to one memcached and back: from the event loop to a thread, once per batch.
+"""Send requests to one server of a cache: from the event loop to a thread, once for each batch.
 
 Requests of one turn of the event loop share a round trip; later ones leave with the next batch. A
 server that fails is left alone for a while: no request waits for a time-out that was just seen.
@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from counter import limits
 from counter.errors import OverloadedError
 from counter.metrics import Calls
 from counter.ports import Clock
-from counter.storage.memcached.connection import Connection, NotConnectedError
 from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.bridge import Worker
 
@@ -34,6 +34,19 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
+class NotConnectedError(Exception):
+    """No connection could be made: nothing was sent."""
+
+
+class RefusedError(Exception):
+    """The server cannot do some of a batch now, and did not. ``answers`` has an answer for each
+    item, None for those that it refused."""
+
+    def __init__(self, reason: str, answers: Sequence[Any]) -> None:
+        super().__init__(reason)
+        self.answers = answers
+
+
 class Unreachable:
     """Takes the place of a missing answer. ``sent``: the request may have been processed."""
 
@@ -42,23 +55,36 @@ class Unreachable:
         self.sent = sent
 
 
-class Server:
-    """Whether one memcached is asked at all."""
+class Connection(Protocol):
+    """A blocking connection, which connects when it is used. It belongs to one thread at a time."""
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        ...
+
+
+_Connection = TypeVar("_Connection", bound=Connection)
+
+
+class Server(Generic[_Connection]):
+    """Whether one server is asked at all. *name* is what messages call it."""
 
     def __init__(
-        self, host: str, port: int, timeout_s: float, clock: Clock, changed: Callable[[], None]
+        self,
+        name: str,
+        connection: Callable[[], _Connection],
+        timeout_s: float,
+        clock: Clock,
+        changed: Callable[[], None],
     ) -> None:
-        self.name = f"{host}:{port}"
+        self.name = name
+        self.connection = connection
         self.timeout_s = timeout_s
         #: Why it is left alone; None while it answers.
         self.trouble: str | None = None
-        self._address = (host, port)
         self._clock = clock
         self._changed = changed
         self._retry_at_us = 0
-
-    def connection(self) -> Connection:
-        return Connection(*self._address, self.timeout_s)
 
     def may_be_asked(self) -> bool:
         """True while it answers, and once in RETRY_AFTER_US while it does not."""
@@ -92,22 +118,23 @@ class Lane(Generic[_Item, _Answer]):
 
     def __init__(
         self,
-        server: Server,
-        work: Callable[[Connection, Sequence[_Item]], Sequence[_Answer]],
+        server: Server[_Connection],
+        work: Callable[[_Connection, Sequence[_Item]], Sequence[_Answer]],
         calls: Calls | None = None,
     ) -> None:
         """*calls* counts batches, and requests that were not answered."""
         self._calls = calls or Calls()
         self._server = server
-        self._work = work
-        self._connection = server.connection()
+        connection = server.connection()
+        self._work = partial(work, connection)
+        self._connection: Connection = connection
         self._batcher: Batcher[None, _Item, _Answer | Unreachable] = Batcher(
             self._send,
-            name=f"memcached at {server.name}",
+            name=server.name,
             items_max=_BATCH_ITEMS,
             waiting_max=_WAITING_MAX,
         )
-        self._worker = Worker("memcached", self._run, self._arrived)
+        self._worker = Worker(server.name.partition(" ")[0], self._run, self._arrived)
         #: Why no request is sent any more; None while requests are sent.
         self._shut: str | None = None
 
@@ -162,7 +189,7 @@ class Lane(Generic[_Item, _Answer]):
 
     def _run(self, sent: _Sent[_Item, _Answer]) -> Sequence[_Answer]:
         """Do the work of a batch. Runs on the thread."""
-        return self._work(self._connection, sent[0].items)
+        return self._work(sent[0].items)
 
     def _arrived(
         self, sent: _Sent[_Item, _Answer], result: Sequence[_Answer] | BaseException
@@ -173,7 +200,12 @@ class Lane(Generic[_Item, _Answer]):
         self._calls.ended(time.perf_counter() - began_s)
         if self._shut == _OVERDUE:
             self._shut = None
-        if isinstance(result, BaseException):
+        if isinstance(result, RefusedError):
+            self._connection.close()
+            refused = self._unreachable(str(result), sent=False)
+            self._fail(refused)
+            batch.end([refused if each is None else each for each in result.answers])
+        elif isinstance(result, BaseException):
             failure = self._failure(result)
             self._fail(failure)
             batch.end_all(failure)
@@ -206,4 +238,4 @@ class Lane(Generic[_Item, _Answer]):
         self._batcher.answer_waiting(None, Unreachable(failure.reason, sent=False))
 
     def _unreachable(self, reason: str, *, sent: bool) -> Unreachable:
-        return Unreachable(f"memcached at {self._server.name}: {reason}", sent=sent)
+        return Unreachable(f"{self._server.name}: {reason}", sent=sent)

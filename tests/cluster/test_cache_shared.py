@@ -1,4 +1,4 @@
-"""One memcached for several deployments: each sees its own."""
+"""One memcached or Redis for several deployments: each sees its own."""
 
 from contextlib import AsyncExitStack
 
@@ -8,14 +8,15 @@ from counter.types import Checkpoint
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cache_cases import namespace_of
 from tests.contracts.cases import NOW
+from tests.support.caches import cache_url
 from tests.support.clock import FakeClock
 
 
-async def test_keyspaces_keep_apart_what_has_the_same_number(memcached: Cluster) -> None:
+async def test_keyspaces_keep_apart_what_has_the_same_number(any_cache: Cluster) -> None:
     """Namespaces are numbered from 1 in every keyspace: a count of another one must not show."""
     async with AsyncExitStack() as stack:
         first, again, other = [
-            open_cache(Settings(keyspace=keyspace, cache=memcached.memcached_url), FakeClock(NOW))
+            open_cache(Settings(keyspace=keyspace, cache=cache_url(any_cache)), FakeClock(NOW))
             for keyspace in ("shared_a", "shared_a", "shared_b")
         ]
         for cache in (first, again, other):

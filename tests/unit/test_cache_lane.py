@@ -1,4 +1,4 @@
-"""The way to a memcached: what goes together, and what becomes of those who wait."""
+"""The way to a server of a cache: what goes together, and what becomes of those who wait."""
 
 import asyncio
 import threading
@@ -7,13 +7,26 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 
 from counter.metrics import Calls
-from counter.storage.memcached.connection import Connection, NotConnectedError
-from counter.storage.memcached.lane import RETRY_AFTER_US, Lane, Server, Unreachable
+from counter.storage.shared.cache_lane import (
+    RETRY_AFTER_US,
+    Lane,
+    NotConnectedError,
+    RefusedError,
+    Server,
+    Unreachable,
+)
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
 #: No test but one runs into it.
 TIMEOUT_S = 10.0
+
+
+class Idle:
+    """A connection that is not made."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class Work:
@@ -25,12 +38,16 @@ class Work:
         self.open = threading.Event()
         self.open.set()
 
-    def __call__(self, connection: Connection, items: Sequence[int]) -> Sequence[int]:
+    def __call__(self, connection: Idle, items: Sequence[int]) -> Sequence[int]:
         self.batches.append(list(items))
         self.open.wait()
         if self.error is not None:
             raise self.error
         return [2 * item for item in items]
+
+
+def new_server(clock: FakeClock, timeout_s: float = TIMEOUT_S) -> Server[Idle]:
+    return Server("memcached at 127.0.0.1:1", Idle, timeout_s, clock, lambda: None)
 
 
 @pytest.fixture
@@ -46,12 +63,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def server(clock: FakeClock) -> Server:
-    return Server("127.0.0.1", 1, TIMEOUT_S, clock, lambda: None)
+def server(clock: FakeClock) -> Server[Idle]:
+    return new_server(clock)
 
 
 @pytest.fixture
-async def lane(server: Server, work: Work) -> AsyncIterator[Lane[int, int]]:
+async def lane(server: Server[Idle], work: Work) -> AsyncIterator[Lane[int, int]]:
     lane = Lane(server, work)
     yield lane
     work.open.set()
@@ -97,7 +114,7 @@ async def test_a_batch_has_a_bound(lane: Lane[int, int], work: Work) -> None:
     assert [len(batch) for batch in work.batches] == [600, 600, 3_000, 1]
 
 
-async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server) -> None:
+async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server[Idle]) -> None:
     """That the queue is full is not the server's fault."""
     waiting = asyncio.create_task(lane.ask([0] * 50_000))
     await asyncio.sleep(0)
@@ -107,7 +124,7 @@ async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server
 
 
 async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
-    lane: Lane[int, int], work: Work, server: Server
+    lane: Lane[int, int], work: Work, server: Server[Idle]
 ) -> None:
     """What was sent may have been done; what waited was surely not."""
     work.error = ConnectionResetError("gone")
@@ -136,6 +153,18 @@ async def test_where_no_connection_was_made_nothing_was_sent(
     assert not answer.sent
 
 
+async def test_what_a_server_refuses_was_surely_not_done(
+    lane: Lane[int, int], work: Work, server: Server[Idle]
+) -> None:
+    """The rest of its batch has its answers, and the server is left alone."""
+    work.error = RefusedError("memory is full", [2, None])
+    told = [each for [each] in await asyncio.gather(lane.ask([1]), lane.ask([2]))]
+    assert told[0] == 2
+    assert isinstance(told[1], Unreachable)
+    assert not told[1].sent
+    assert server.trouble == told[1].reason == "memcached at 127.0.0.1:1: memory is full"
+
+
 async def test_a_failed_server_is_tried_once_in_a_while(
     lane: Lane[int, int], work: Work, clock: FakeClock
 ) -> None:
@@ -159,7 +188,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     work: Work, clock: FakeClock
 ) -> None:
     """As when a name is looked up and nobody answers: no socket's time-out bounds that."""
-    lane = Lane(Server("127.0.0.1", 1, 0.001, clock, lambda: None), work)
+    lane = Lane(new_server(clock, 0.001), work)
     work.open.clear()
     assert "does not answer at all" in await reason(lane)
     clock.advance(RETRY_AFTER_US)
@@ -197,7 +226,7 @@ async def test_a_closed_lane_answers_no_caller(lane: Lane[int, int], work: Work)
 
 
 async def test_batches_and_requests_without_an_answer_are_tallied(
-    server: Server, work: Work
+    server: Server[Idle], work: Work
 ) -> None:
     """Those too that were not sent, because the server is left alone."""
     calls = Calls()

@@ -1,4 +1,4 @@
-"""memcached dead, frozen, wiped or started again: nothing hangs, nothing needs a restart.
+"""memcached or Redis dead, frozen, wiped or started again: nothing hangs, nothing needs a restart.
 
 The breaker goes by a fake clock: a server is left alone until the test lets a second pass.
 """
@@ -16,14 +16,14 @@ import pytest
 
 from counter.errors import CacheUnavailableError
 from counter.storage.memcached import MemcachedCache
-from counter.storage.memcached.connection import Connection
-from counter.storage.memcached.lane import RETRY_AFTER_US
+from counter.storage.shared.cache_lane import RETRY_AFTER_US
+from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cache_cases import namespace_of
 from tests.contracts.cases import NOW, add
+from tests.support.caches import cache_address, new_cache, processes_of, wipe
 from tests.support.clock import FakeClock
-from tests.support.memcached import new_cache
 from tests.support.waiting import eventually
 
 NAMES = [f"c{n}" for n in range(50)]
@@ -46,7 +46,7 @@ async def cache_of(
     servers: int = 1,
     timeout_us: int = 2_000_000,
     prefix: str | None = None,
-) -> AsyncIterator[MemcachedCache]:
+) -> AsyncIterator[RemoteCache[Any]]:
     """An open cache, under a limit that only a hang could reach."""
     cache = new_cache(cluster, clock, servers=servers, timeout_us=timeout_us, prefix=prefix)
     await cache.open()
@@ -55,20 +55,20 @@ async def cache_of(
     await cache.close()
 
 
-async def fill(cache: MemcachedCache) -> None:
+async def fill(cache: RemoteCache[Any]) -> None:
     """A count, a best-effort value and a token for each name."""
     await cache.put_many(SPACE, [(name, Checkpoint(NOW, 1)) for name in NAMES])
     await asyncio.gather(*(cache.increment(SPACE, name, 1) for name in NAMES))
     await cache.guard(SPACE, [add(name) for name in NAMES])
 
 
-async def known(cache: MemcachedCache) -> list[str]:
+async def known(cache: RemoteCache[Any]) -> list[str]:
     """The names whose counts the cache has."""
     found = await cache.get_many(SPACE, NAMES)
     return [name for name, each in zip(NAMES, found, strict=True) if each is not None]
 
 
-async def assert_knows_nothing(cache: MemcachedCache) -> None:
+async def assert_knows_nothing(cache: RemoteCache[Any]) -> None:
     """Reads are empty, writes do nothing, best-effort counters say that they are not available."""
     assert await known(cache) == []
     await cache.put_many(SPACE, [("c0", Checkpoint(NOW + 1, 2))])
@@ -79,20 +79,20 @@ async def assert_knows_nothing(cache: MemcachedCache) -> None:
         await cache.best_effort(SPACE, NAMES)
     with pytest.raises(CacheUnavailableError):
         await cache.clear(SPACE, "c0")
-    with pytest.raises(CacheUnavailableError, match="memcached at"):
+    with pytest.raises(CacheUnavailableError, match=" at 127"):
         await cache.ping()
     assert cache.trouble is not None
 
 
 async def test_a_killed_server_knows_nothing_and_comes_back_empty(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
-    server = breakable_memcached.memcached[0]
-    async with cache_of(breakable_memcached, clock) as cache:
+    server = processes_of(breakable_cache)[0]
+    async with cache_of(breakable_cache, clock) as cache:
         await fill(cache)
         server.kill()
         await assert_knows_nothing(cache)
-        assert breakable_memcached.memcached_addresses[0] in str(cache.trouble)
+        assert cache_address(breakable_cache) in str(cache.trouble)
         server.start()
         clock.advance(RETRY_AFTER_US)
         assert await known(cache) == []
@@ -103,11 +103,11 @@ async def test_a_killed_server_knows_nothing_and_comes_back_empty(
 
 
 async def test_a_server_that_was_started_again_is_used_at_once(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """Nothing is sent into the connections to the one before, and no increment fails for them."""
-    server = breakable_memcached.memcached[0]
-    async with cache_of(breakable_memcached, clock) as cache:
+    server = processes_of(breakable_cache)[0]
+    async with cache_of(breakable_cache, clock) as cache:
         await fill(cache)
         server.kill()
         server.start()
@@ -119,11 +119,11 @@ async def test_a_server_that_was_started_again_is_used_at_once(
 
 
 async def test_a_frozen_server_is_not_waited_for(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """Its connections stay open, and new ones are even taken."""
-    server = breakable_memcached.memcached[0]
-    async with cache_of(breakable_memcached, clock, timeout_us=SHORT_US) as cache:
+    server = processes_of(breakable_cache)[0]
+    async with cache_of(breakable_cache, clock, timeout_us=SHORT_US) as cache:
         await fill(cache)
         server.pause()
         await assert_knows_nothing(cache)
@@ -140,11 +140,11 @@ async def test_a_frozen_server_is_not_waited_for(
 
 
 async def test_an_increment_without_an_answer_may_have_been_made(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """And its error says so; the next one, to a server that is left alone, was surely not."""
-    server = breakable_memcached.memcached[0]
-    async with cache_of(breakable_memcached, clock, timeout_us=SHORT_US) as cache:
+    server = processes_of(breakable_cache)[0]
+    async with cache_of(breakable_cache, clock, timeout_us=SHORT_US) as cache:
         await cache.increment(SPACE, "c", 1)
         server.pause()
         with pytest.raises(CacheUnavailableError, match="may have been made") as first:
@@ -164,14 +164,11 @@ async def test_an_increment_without_an_answer_may_have_been_made(
         await eventually(made, "the increment that was sent is made")
 
 
-async def test_a_wiped_server_has_lost_all(memcached: Cluster, clock: FakeClock) -> None:
+async def test_a_wiped_server_has_lost_all(any_cache: Cluster, clock: FakeClock) -> None:
     """Which is no trouble: counts are read anew, best-effort counters begin again."""
-    async with cache_of(memcached, clock) as cache:
+    async with cache_of(any_cache, clock) as cache:
         await fill(cache)
-        host, _, port = memcached.memcached_addresses[0].partition(":")
-        connection = Connection(host, int(port), 2.0)
-        assert connection.pipeline([b"flush_all\r\n"]) == [b"OK"]
-        connection.close()
+        wipe(any_cache)
         assert await known(cache) == []
         assert list(await cache.best_effort(SPACE, ["c0"])) == [0]
         assert list(await cache.guard(SPACE, [add()])) == [Guarded.NEW]
@@ -209,11 +206,11 @@ async def test_one_dead_server_of_two_leaves_the_other_its_keys(
 
 
 async def test_a_failed_server_is_left_alone_for_a_while(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """Nobody waits for the same time-out again; a ping asks all the same."""
-    server = breakable_memcached.memcached[0]
-    async with cache_of(breakable_memcached, clock) as cache:
+    server = processes_of(breakable_cache)[0]
+    async with cache_of(breakable_cache, clock) as cache:
         await fill(cache)
         server.kill()
         assert await known(cache) == []
@@ -229,11 +226,11 @@ async def test_a_failed_server_is_left_alone_for_a_while(
 
 
 async def test_a_service_starts_without_its_cache(
-    breakable_memcached: Cluster, clock: FakeClock
+    breakable_cache: Cluster, clock: FakeClock
 ) -> None:
-    server = breakable_memcached.memcached[0]
+    server = processes_of(breakable_cache)[0]
     server.kill()
-    async with cache_of(breakable_memcached, clock) as cache:
+    async with cache_of(breakable_cache, clock) as cache:
         assert "refused" in str(cache.trouble)
         server.start()
         clock.advance(RETRY_AFTER_US)
@@ -269,15 +266,15 @@ async def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
 
 
 async def test_of_two_processes_the_newer_count_stands(
-    memcached: Cluster, clock: FakeClock
+    any_cache: Cluster, clock: FakeClock
 ) -> None:
     """However their puts cross: the seed of a failure is in its message."""
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     prefix = uuid.uuid4().hex
     async with (
-        cache_of(memcached, clock, prefix=prefix) as one,
-        cache_of(memcached, clock, prefix=prefix) as other,
+        cache_of(any_cache, clock, prefix=prefix) as one,
+        cache_of(any_cache, clock, prefix=prefix) as other,
     ):
         for number in range(40):
             name = f"race {number}"
@@ -293,13 +290,13 @@ async def test_of_two_processes_the_newer_count_stands(
 
 
 async def test_of_two_processes_every_increment_counts(
-    memcached: Cluster, clock: FakeClock
+    any_cache: Cluster, clock: FakeClock
 ) -> None:
     """Also where both find no counter yet, and both make one."""
     prefix = uuid.uuid4().hex
     async with (
-        cache_of(memcached, clock, prefix=prefix) as one,
-        cache_of(memcached, clock, prefix=prefix) as other,
+        cache_of(any_cache, clock, prefix=prefix) as one,
+        cache_of(any_cache, clock, prefix=prefix) as other,
     ):
         names = [f"race {number}" for number in range(40)]
         await asyncio.gather(
@@ -309,12 +306,12 @@ async def test_of_two_processes_every_increment_counts(
 
 
 async def test_of_two_processes_one_is_told_that_the_token_is_new(
-    memcached: Cluster, clock: FakeClock
+    any_cache: Cluster, clock: FakeClock
 ) -> None:
     prefix = uuid.uuid4().hex
     async with (
-        cache_of(memcached, clock, prefix=prefix) as one,
-        cache_of(memcached, clock, prefix=prefix) as other,
+        cache_of(any_cache, clock, prefix=prefix) as one,
+        cache_of(any_cache, clock, prefix=prefix) as other,
     ):
         for number in range(40):
             event = add(number=number)
