@@ -84,7 +84,7 @@ def _rates(loads: Sequence[Load]) -> str:
     )
 
 
-def _loaded(bench: Bench, server: Server) -> list[Load]:
+def loaded(bench: Bench, server: Server) -> list[Load]:
     """Warm *server* up and measure it last, in a namespace made for it."""
     answer = server.client.put(BASE, json={"counter_type": "BEST_EFFORT"})
     check(answer.status_code == 201, f"no namespace: {answer.status_code} {answer.text[:300]}")
@@ -95,26 +95,22 @@ def _loaded(bench: Bench, server: Server) -> list[Load]:
 
 def _no_storage(bench: Bench) -> Load:
     with variant(bench, "no-storage") as server:
-        loads = _loaded(bench, server)
+        loads = loaded(bench, server)
         check_answers(server, loads)
         return loads[-1]
 
 
 def _embedded(bench: Bench) -> Load:
     with counter_serve(bench, bench.fresh_folder("data")) as server:
-        return _counted(server, _loaded(bench, server))
+        return counted(server, loaded(bench, server))
 
 
 def _in_memcached(bench: Bench) -> Load:
-    data = bench.fresh_folder("data")
-    with (
-        _memcached(bench) as url,
-        counter_serve(bench, data, "--cache", url, "--cache-timeout=1s") as server,
-    ):
-        return _counted(server, _loaded(bench, server))
+    with cached_serve(bench, "memcached") as server:
+        return counted(server, loaded(bench, server))
 
 
-def _counted(server: Server, loads: list[Load]) -> Load:
+def counted(server: Server, loads: list[Load]) -> Load:
     """The last of *loads*, once every acknowledged add of all is counted, one without an answer
     at most once, and nothing else."""
     names = counter_names(COUNTERS)
@@ -134,10 +130,15 @@ def _counted(server: Server, loads: list[Load]) -> Load:
 
 
 @contextmanager
-def _memcached(bench: Bench) -> Iterator[str]:
-    """The address of a memcached that is gone afterwards."""
-    directory = bench.fresh_folder("memcached")
-    cluster = make_temporary(directory, Shape(nodes=0, memcached=1))
+def cached_serve(bench: Bench, kind: str, *flags: str) -> Iterator[Server]:
+    """``counter serve`` on an empty folder with its cache in a ``memcached`` or a ``redis``, which
+    is gone afterwards."""
+    directory = bench.fresh_folder(kind)
+    cluster = make_temporary(directory, Shape(nodes=0, **{"memcached": 0, kind: 1}))
+    data = bench.fresh_folder("data")
     with dies_with_us(directory):
         cluster.start()
-        yield cluster.memcached_url
+        url = cluster.redis_url if cluster.redis else cluster.memcached_url
+        cache = ("--cache", url, "--cache-timeout=1s")
+        with counter_serve(bench, data, *cache, *flags) as server:
+            yield server

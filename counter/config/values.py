@@ -20,7 +20,12 @@ REPLICAS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 #: The schemes of Redis and Valkey, which speak one protocol, with those that the driver knows.
-_REDIS: Final[Mapping[str, str]] = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
+_REDIS: Final[Mapping[str, str]] = {
+    "redis": "redis",
+    "valkey": "redis",
+    "rediss": "rediss",
+    "valkeys": "rediss",
+}
 #: Options of a URL of Redis, which are those of the driver.
 _REDIS_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _REDIS_DATABASE: Final = re.compile(r"/?|/\d{1,9}", re.ASCII)

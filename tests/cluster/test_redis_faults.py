@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from scripts.cluster_nodes import Cluster
 from tests.contracts.cache_cases import namespace_of
 from tests.contracts.cases import NOW, add
 from tests.support.caches import redis_cache
+from tests.support.certificates import Authority
 from tests.support.clock import FakeClock
+from tests.support.server import ports_in_a_row
 
 SPACE = namespace_of()
 NAMES = [f"c{n}" for n in range(20)]
@@ -223,4 +226,36 @@ async def test_scripts_that_a_server_forgot_are_sent_again(
         assert await works(cache)
         with Redis.from_url(redis.redis_url) as client:
             client.script_flush()
+        assert await works(cache)
+
+
+async def test_tls_needs_a_certificate_of_the_authority_for_the_host(
+    breakable_redis: Cluster, admin: Any, clock: FakeClock, tmp_path: Path
+) -> None:
+    """By rediss:// and valkeys://; and shows its own where the server asks for one."""
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    signed, own = authority.sign(), authority.sign("client")
+    port = ports_in_a_row(1)
+    address = breakable_redis.shape.address_of(1)
+    admin.execute_command(
+        *("CONFIG", "SET", "bind", f"{address} 127.0.0.1", "tls-port", port),
+        *("tls-cert-file", str(signed.cert), "tls-key-file", str(signed.key)),
+        *("tls-ca-cert-file", str(authority.cert), "tls-auth-clients", "optional"),
+    )
+    trust = f"ssl_ca_certs={authority.cert}"
+    for start in ("rediss://127.0.0.1", "valkeys://localhost"):
+        async with cache_at(f"{start}:{port}/0?{trust}", clock) as cache:
+            assert await works(cache)
+    for url in (
+        f"rediss://127.0.0.1:{port}",
+        f"rediss://127.0.0.1:{port}?ssl_ca_certs={stranger.cert}",
+        f"rediss://{address}:{port}?{trust}",
+    ):
+        async with cache_at(url, clock) as cache:
+            assert "certificate verify failed" in str(cache.trouble), url
+    admin.config_set("tls-auth-clients", "yes")
+    async with cache_at(f"rediss://127.0.0.1:{port}?{trust}", clock) as cache:
+        assert cache.trouble is not None
+    shown = f"{trust}&ssl_certfile={own.cert}&ssl_keyfile={own.key}"
+    async with cache_at(f"rediss://127.0.0.1:{port}?{shown}", clock) as cache:
         assert await works(cache)

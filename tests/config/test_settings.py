@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from counter.config.report import load
+from counter.config.report import document_of, effective, load
 from counter.config.settings import Settings, warnings_of
-from counter.config.values import endpoint, memcached_servers
+from counter.config.values import endpoint, memcached_servers, redis_server, without_password
 from counter.errors import StartupError
 from counter.types import Dataset, PayloadCheck, Placement
 from tests.support.times import DAY, HOUR, MILLISECOND, SECOND
@@ -218,10 +220,82 @@ class TestValues:
 
     @pytest.mark.parametrize(
         "text",
-        ["redis://one", "memcached://", "memcached://a/b", "memcached://me:pw@one", "Memory"],
+        ["redes://one", "memcached://", "memcached://a/b", "memcached://me:pw@one", "Memory"],
     )
     def test_any_other_cache_is_refused(self, text: str) -> None:
         assert "cache" in refusal(cache=text)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("redis://one", ("redis://one", "one:6379")),
+            ("valkey://one:1/", ("redis://one:1/", "one:1")),
+            ("rediss://u:p@[::1]:7/15", ("rediss://u:p@[::1]:7/15", "::1:7")),
+            (
+                "valkeys://:a%40b%2F@one/0?ssl_ca_certs=/a.pem",
+                ("rediss://:a%40b%2F@one/0?ssl_ca_certs=/a.pem", "one:6379"),
+            ),
+            ("memory", None),
+            ("memcached://one", None),
+        ],
+    )
+    def test_a_cache_may_be_in_redis(self, text: str, expected: tuple[str, str] | None) -> None:
+        assert Settings(cache=text).redis_server() == redis_server(text) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("redis://", "is not like redis://user:password@host:port/0"),
+            ("valkey://one:0", "is not like valkey://user:password@host:port/0"),
+            ("redis://one:port", "is not like"),
+            ("redis://one,two", "one host"),
+            ("redis://:hush@", "is not like"),
+            ("redis://:hu/sh@one", "special characters of the password as %XX"),
+            ("redis://:hu#sh@one", "is not like"),
+            ("redis://:hu?sh@one", "is not like"),
+            ("redis://:hush@one/first", "no number of a database"),
+            ("redis://:hush@one/1/2", "no number of a database"),
+            ("redis://:hush@one/-1", "no number of a database"),
+            ("redis://:hush@one/0?db=1", "redis:// has no option 'db'"),
+            ("redis://:hush@one?ssl_ca_certs=a", "redis:// has no option 'ssl_ca_certs'"),
+            ("rediss://one?ssl_cert_reqs=none", "rediss:// has no option 'ssl_cert_reqs'"),
+            ("redis://one?password=hush", "redis:// has no option 'password'"),
+            ("REDIS://:hush@one", "is neither memory nor memcached://"),
+            ("redis:/:hush@one", "is neither memory nor memcached://"),
+            (":hush@one", "is neither memory nor memcached://"),
+            ("memcached://me:hush@one", "more than hosts and ports"),
+        ],
+    )
+    def test_a_wrong_address_of_redis_is_refused_without_its_password(
+        self, text: str, words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COUNTER_CACHE", text)
+        message = refusal()
+        assert "cache (environment COUNTER_CACHE)" in message
+        assert words in message
+        assert "hush" not in message
+        assert "hu" not in message.replace("is not like", "")
+
+    def test_a_password_of_the_cache_is_no_flag_and_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url = "redis://me:hush@one:1/2"
+        message = refusal(cache=url)
+        assert "cache (flag --cache): a password does not belong on a command line" in message
+        assert "hush" not in message
+        monkeypatch.setenv("COUNTER_CACHE", url)
+        loaded = load({})
+        assert loaded.settings.cache == url
+        shown = (effective(loaded), str(document_of(loaded)), repr(loaded), str(loaded.settings))
+        assert [text for text in shown if "hush" in text] == []
+        assert 'cache = "redis://********@one:1/2"' in shown[0]
+
+    @given(st.text(max_size=20), st.sampled_from(["redis://", "rediss:/", "x:", "", "MEM://"]))
+    def test_nothing_before_the_last_at_is_shown(self, secret: str, scheme: str) -> None:
+        """Of a URL that is written wrong too."""
+        shown = without_password(f"{scheme}:SECRET{secret}SECRET@host")
+        assert "SECRET" not in shown
+        assert shown.endswith("********@host")
 
     @pytest.mark.parametrize("value", [5, 5.0, True])
     def test_a_duration_without_a_unit_is_refused(self, value: Any) -> None:

@@ -114,6 +114,8 @@ def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
     settings = Settings()
     assert [settings.store] == OURS[name]["profiles"]
     hosts = [host for host, _ in [*settings.contact_endpoints(), *settings.cache_servers()]]
+    if redis := settings.redis_server():
+        hosts.append(redis[1].partition(":")[0])
     if settings.dsn is not None:
         server = urlsplit(settings.dsn.get_secret_value())
         own = SERVICES["postgresql"]["environment"]
@@ -155,7 +157,9 @@ def test_postgresql_is_of_a_version_that_the_service_takes() -> None:
     assert int(major[1]) >= VERSION_MIN
 
 
-@pytest.mark.parametrize("driver", ["asyncpg", "cassandra-driver", "pymemcache"])
+@pytest.mark.parametrize(
+    "driver", ["asyncpg", "cassandra-driver", "pymemcache", "redis", "hiredis"]
+)
 def test_the_image_has_the_driver_of_each_store(driver: str) -> None:
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     assert re.search(rf"^{driver}==", lock, re.MULTILINE)

@@ -49,9 +49,8 @@ of_any_store = {
 of_a_cluster = of_any_store | {
     "contact_points": st.lists(endpoints, min_size=1, max_size=3).map(",".join),
     "workers": st.integers(1, 64),
-    "cache": st.lists(endpoints, min_size=1, max_size=2).map(
-        lambda e: "memcached://" + ",".join(e)
-    ),
+    "cache": st.lists(endpoints, min_size=1, max_size=2).map(lambda e: "memcached://" + ",".join(e))
+    | endpoints.map(lambda e: f"valkey://{e}/1"),
     "replication": copies.map(str)
     | st.dictionaries(names, copies, min_size=1, max_size=2).map(
         lambda each: ",".join(f"{name}:{number}" for name, number in each.items())
