@@ -134,7 +134,8 @@ def cached_serve(bench: Bench, kind: str, *flags: str) -> Iterator[Server]:
     """``counter serve`` on an empty folder with its cache in a ``memcached`` or a ``redis``, which
     is gone afterwards."""
     directory = bench.fresh_folder(kind)
-    cluster = make_temporary(directory, Shape(nodes=0, **{"memcached": 0, kind: 1}))
+    shape = Shape(nodes=0, memcached=int(kind == "memcached"), redis=int(kind == "redis"))
+    cluster = make_temporary(directory, shape)
     data = bench.fresh_folder("data")
     with dies_with_us(directory):
         cluster.start()
