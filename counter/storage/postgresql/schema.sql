@@ -324,8 +324,10 @@ BEGIN
     END IF;
 END $$;
 
+-- Fails if statements that read the events do not end soon: appends queue behind the lock that it
+-- waits for, and a backup may read for hours.
 CREATE FUNCTION drop_slice(p_dataset integer, p_start bigint) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '50ms' AS $$
 DECLARE
     ended bigint;
 BEGIN

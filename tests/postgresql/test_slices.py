@@ -1,0 +1,135 @@
+"""Partitions by slice: how they are dropped, and which of them a statement looks at."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from unittest.mock import patch
+
+import asyncpg
+import pytest
+
+from counter.errors import StoreUnavailableError
+from counter.limits import SECOND
+from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import Database
+from counter.types import Namespace, Written
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    WINDOW,
+    add,
+    slice_at,
+)
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore, PostgresqlServer
+
+
+class Log:
+    """A store with a namespace, and slices of which the last holds now."""
+
+    def __init__(self, store: FreshStore, namespace: Namespace) -> None:
+        self.store, self.namespace = store, namespace
+        self.events, self.rollups, self.control = store.events, store.rollups, store.control
+
+
+@pytest.fixture
+async def log(postgresql: PostgresqlServer) -> AsyncIterator[Log]:
+    options = PostgresqlOptions(postgresql.dsn(), schema="kept", timeout_us=60 * SECOND)
+    store = FreshStore(options, FakeClock(NOW), [DATASET], keeps_schema=True)
+    await store.open()
+    (dataset,) = await store.control.datasets()
+    starts = range(FIRST_SLICE, SLICES_END, SLICE)
+    await store.control.make_slices(dataset, *map(slice_at, starts))
+    namespace = await store.control.create_namespace("tests", SETTINGS, NOW)
+    assert namespace is not None
+    yield Log(store, namespace)
+    await store.close()
+
+
+async def test_a_slice_that_is_read_is_dropped_later_and_holds_up_no_append(
+    postgresql: PostgresqlServer, log: Log
+) -> None:
+    """A backup may read for hours; what waits for it would let all appends wait, too."""
+    dataset = log.namespace.dataset
+    backup = await asyncpg.connect(postgresql.dsn())
+    async with backup.transaction():
+        await backup.fetch("SELECT FROM kept.events")
+        drop = asyncio.create_task(log.control.drop_slice(dataset, FIRST_SLICE))
+        for _ in range(1_000):
+            if drop.done() or await backup.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            ):
+                break
+        assert await log.events.append(log.namespace, [add()]) == [Written.NEW]
+        with pytest.raises(StoreUnavailableError, match="lock timeout"):
+            await drop
+        assert (await log.control.slices(dataset))[0].start_us == FIRST_SLICE
+        assert await log.control.dropped_before(dataset) == 0
+    await backup.close()
+    await log.control.drop_slice(dataset, FIRST_SLICE)
+    assert (await log.control.slices(dataset))[0].start_us == FIRST_SLICE + SLICE
+
+
+READS: dict[str, Callable[[Log], Awaitable[Any]]] = {
+    "tails": lambda log: log.events.tails(log.namespace, [("c", NOW - 1), ("d", NOW)]),
+    "sums": lambda log: log.events.sums(log.namespace, [("c", NOW), ("d", NOW)]),
+    "find": lambda log: log.events.find(log.namespace, [add(), add("d")]),
+    "window_folds": lambda log: log.events.window_folds(
+        log.namespace, ["c"], from_us=NOW, to_us=NOW + WINDOW
+    ),
+    "scan": lambda log: log.events.scan(
+        log.namespace, "c", from_us=NOW, to_us=NOW + WINDOW, before=None, limit=9
+    ),
+    "dirty": lambda log: log.rollups.dirty(
+        log.namespace, 0, after_us=NOW - 1, through_us=NOW, start=None, limit=9
+    ),
+    "marked": lambda log: log.rollups.marked(log.namespace, [0], after_us=NOW - 1, through_us=NOW),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_a_read_of_now_opens_no_older_slice(log: Log, read: str) -> None:
+    """Each partition that a statement may look at is opened and locked, with its indexes: with 740
+    of them that takes a second, and a few statements at once fill the server's table of locks."""
+    now_slice = max(each for each in range(FIRST_SLICE, SLICES_END, SLICE) if each <= NOW)
+    assert now_slice > FIRST_SLICE
+    plans: list[str] = []
+    rows = Database.rows
+
+    async def explained(database: Database, sql: str, *arguments: Any) -> Any:
+        if "{s}.events" in sql:
+            lines = await rows(database, f"EXPLAIN {sql}", *arguments)
+            plans.append("\n".join(line[0] for line in lines))
+        return await rows(database, sql, *arguments)
+
+    with patch.object(Database, "rows", explained):
+        await READS[read](log)
+    starts = {int(each) for plan in plans for each in re.findall(r"events_\d+_(\d+)", plan)}
+    assert starts
+    assert min(starts) >= now_slice
+
+
+async def test_a_replay_opens_no_other_slice(postgresql: PostgresqlServer, log: Log) -> None:
+    """Nor does an append, whichever outcome it has."""
+    arguments = (
+        *(log.namespace.dataset.id, log.namespace.id, []),
+        *(["c"], [NOW], [add().event_id], [0], [1], [0], [False], [None]),
+    )
+    opened = []
+    for _ in range(8):
+        connection = await asyncpg.connect(postgresql.dsn())
+        async with connection.transaction():
+            await connection.fetch(
+                "SELECT kept.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)", *arguments
+            )
+            opened += await connection.fetchval(
+                "SELECT ARRAY(SELECT relation::regclass::text FROM pg_locks"
+                " WHERE pid = pg_backend_pid() AND relation::regclass::text ~ 'events_[0-9]+_[0-9]+$')"
+            )
+        await connection.close()
+    assert set(opened) == {f"kept.events_{log.namespace.dataset.id}_{NOW - NOW % SLICE}"}
