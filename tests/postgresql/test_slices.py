@@ -14,6 +14,7 @@ from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.database import Database
 from counter.types import Namespace, Written
+from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -26,7 +27,7 @@ from tests.contracts.cases import (
     slice_at,
 )
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore, PostgresqlServer
+from tests.support.postgresql import FreshStore
 
 
 class Log:
@@ -116,7 +117,7 @@ async def test_a_read_of_now_opens_no_older_slice(log: Log, read: str) -> None:
 
 async def test_a_replay_opens_no_other_slice(postgresql: PostgresqlServer, log: Log) -> None:
     """Nor does an append, whichever outcome it has."""
-    arguments = (
+    arguments: tuple[Any, ...] = (
         *(log.namespace.dataset.id, log.namespace.id, []),
         *(["c"], [NOW], [add().event_id], [0], [1], [0], [False], [None]),
     )
@@ -128,8 +129,8 @@ async def test_a_replay_opens_no_other_slice(postgresql: PostgresqlServer, log: 
                 "SELECT kept.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)", *arguments
             )
             opened += await connection.fetchval(
-                "SELECT ARRAY(SELECT relation::regclass::text FROM pg_locks"
-                " WHERE pid = pg_backend_pid() AND relation::regclass::text ~ 'events_[0-9]+_[0-9]+$')"
+                "SELECT ARRAY(SELECT relname FROM pg_locks JOIN pg_class ON pg_class.oid = relation"
+                " WHERE pid = pg_backend_pid() AND relname ~ '^events_[0-9]+_[0-9]+$')"
             )
         await connection.close()
-    assert set(opened) == {f"kept.events_{log.namespace.dataset.id}_{NOW - NOW % SLICE}"}
+    assert set(opened) == {f"events_{log.namespace.dataset.id}_{NOW - NOW % SLICE}"}

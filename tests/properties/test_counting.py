@@ -26,6 +26,10 @@ class OverSqlite(CounterMachine):
 class OverPostgresql(CounterMachine):
     storage = "postgresql"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches.enter_context(no_deadline_by_the_wall())
+
 
 class OverMemory(StallingMachine):
     storage = "memory"

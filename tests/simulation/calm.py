@@ -51,6 +51,7 @@ def no_deadline_by_the_wall() -> Iterator[None]:
     that runs the test is busy with other things."""
     with ExitStack() as patches:
         for module in ("events", "decisions"):
-            name = f"counter.storage.cassandra.{module}.within"
-            patches.enter_context(patch(name, _whatever_it_takes))
+            for store in ("cassandra", "postgresql"):
+                name = f"counter.storage.{store}.{module}.within"
+                patches.enter_context(patch(name, _whatever_it_takes))
         yield

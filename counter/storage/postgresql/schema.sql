@@ -195,6 +195,38 @@ BEGIN
             WITH ORDINALITY e (counter, time, id, item, place));
 END $$;
 
+-- What became of events that were inserted in this transaction unless they were there: as append()
+-- has it. Planned for each call, so that it opens no partition but those of the events.
+CREATE FUNCTION outcomes(
+    p_dataset integer, p_namespace bigint, p_counter text[], p_time bigint[], p_id bytea[],
+    p_item integer[], p_delta bigint[], p_clear boolean[], p_atom bytea[], is_late boolean[]
+) RETURNS smallint[] LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    first bigint := (SELECT min(t) FROM unnest(p_time) t);
+    last bigint := (SELECT max(t) FROM unnest(p_time) t);
+BEGIN
+    RETURN (
+        SELECT array_agg(CASE
+            WHEN is_late[e.place] THEN 3
+            WHEN s.is_ours AND e.time_of_identity = 1 THEN 0
+            WHEN s.clear = e.clear AND (e.clear OR s.delta = e.delta)
+                AND s.atom IS NOT DISTINCT FROM e.atom THEN 1
+            ELSE 2
+            END::smallint ORDER BY e.place)
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY counter, time, id, item ORDER BY place)
+                AS time_of_identity
+            FROM unnest(p_counter, p_time, p_id, p_item, p_delta, p_clear, p_atom)
+                WITH ORDINALITY w (counter, time, id, item, delta, clear, atom, place)
+        ) e
+        LEFT JOIN LATERAL (
+            SELECT s.*, s.xmin = pg_current_xact_id()::xid AS is_ours FROM events s
+            WHERE s.dataset = p_dataset AND s.namespace = p_namespace AND s.counter = e.counter
+            AND s.event_time = e.time AND s.event_id = e.id AND s.item = e.item
+            AND s.event_time BETWEEN first AND last
+        ) s ON true);
+END $$;
+
 -- Writes each event on its own. The outcomes in order: 0 new, 1 replayed, 2 conflict, 3 late; NULL
 -- if all are new. Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is
 -- written.
@@ -227,25 +259,8 @@ BEGIN
     IF inserted = cardinality(p_time) THEN
         RETURN NULL;
     END IF;
-    RETURN (
-        SELECT array_agg(CASE
-            WHEN is_late[e.place] THEN 3
-            WHEN s.is_ours AND e.time_of_identity = 1 THEN 0
-            WHEN s.clear = e.clear AND (e.clear OR s.delta = e.delta)
-                AND s.atom IS NOT DISTINCT FROM e.atom THEN 1
-            ELSE 2
-            END::smallint ORDER BY e.place)
-        FROM (
-            SELECT *, row_number() OVER (PARTITION BY counter, time, id, item ORDER BY place)
-                AS time_of_identity
-            FROM unnest(p_counter, p_time, p_id, p_item, p_delta, p_clear, p_atom)
-                WITH ORDINALITY w (counter, time, id, item, delta, clear, atom, place)
-        ) e
-        LEFT JOIN LATERAL (
-            SELECT s.*, s.xmin = pg_current_xact_id()::xid AS is_ours FROM events s
-            WHERE s.dataset = p_dataset AND s.namespace = p_namespace AND s.counter = e.counter
-            AND s.event_time = e.time AND s.event_id = e.id AND s.item = e.item
-        ) s ON true);
+    RETURN outcomes(p_dataset, p_namespace, p_counter, p_time, p_id, p_item, p_delta, p_clear, p_atom,
+        is_late);
 END $$;
 
 -- Writes the events of one token or none; one outcome as append() has it. CN003 is a conflict, too.
@@ -266,10 +281,8 @@ BEGIN
         VALUES (p_dataset, p_namespace, '', p_time[1], p_id[1], 0, 0, -1, false, p_atom)
         ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
-        RETURN (
-            SELECT CASE s.atom WHEN p_atom THEN 1 ELSE 2 END FROM events s
-            WHERE s.dataset = p_dataset AND s.namespace = p_namespace AND s.counter = ''
-            AND s.event_time = p_time[1] AND s.event_id = p_id[1] AND s.item = 0);
+        RETURN (outcomes(p_dataset, p_namespace, ARRAY[''], p_time[1:1], p_id[1:1], ARRAY[0],
+            ARRAY[0::bigint], ARRAY[false], ARRAY[p_atom], NULL))[1];
     END IF;
     INSERT INTO counters (namespace, name)
         SELECT DISTINCT p_namespace, c.name COLLATE "C" FROM unnest(p_counter) c (name) ORDER BY 2
