@@ -100,7 +100,7 @@ class _Made:
 
     def _measure(self, what: str, number: int, held: bool) -> Load:
         server = self._servers[number]
-        processes = _processes(server, number)
+        processes = processes_of(server, number)
         with shares.capped(processes, _SHARE) if held else nullcontext():
             before_s = sum(map(cpu_s_of, processes))
             measured = self._load(server, what, self._bench.seconds)
@@ -133,7 +133,7 @@ class _Made:
             check(set(read.values()) == {1}, f"counts of 1 are {sorted(set(read.values()))}")
 
 
-def _processes(server: Server, number: int) -> list[int]:
+def processes_of(server: Server, number: int) -> list[int]:
     """The processes that answer requests: one is the server itself, several are its children."""
     if number == 1:
         return [server.pid]

@@ -54,8 +54,8 @@ def run(bench: Bench) -> Report:
     return Report(
         subject="half-load",
         title="Adds at half of the peak load",
-        method=f"Durable single adds over HTTP to `counter serve`, embedded.{_method()}",
-        figures=(_figure("embedded", rounds, _EMBEDDED_MS),),
+        method=f"Durable single adds over HTTP to `counter serve`, embedded.{method()}",
+        figures=(figure("embedded", rounds, _EMBEDDED_MS),),
     )
 
 
@@ -66,7 +66,7 @@ def over_cassandra(bench: Bench) -> Report:
         worker = where.worker()
         try:
             loads = [_adds(server, place.base, 1.0 if bench.quick else WARM_UP_S)]
-            variants = {"one node": lambda: _halved(bench, server, place.base, loads)}
+            variants = {"one node": lambda: halved(bench, server, place.base, loads)}
             (rounds,) = bench.alternate(variants).values()
             check_events(where, server, place, loads)
             rolled_up = worker.counters()
@@ -79,20 +79,22 @@ def over_cassandra(bench: Bench) -> Report:
         title="Adds at half of the peak load over Cassandra",
         method=(
             "Single adds over HTTP to `counter serve --store cassandra` over one Cassandra node and"
-            f" memcached, with one `counter rollup`, all on the same machine.{_method()} Afterwards"
+            f" memcached, with one `counter rollup`, all on the same machine.{method()} Afterwards"
             " every row is read back: each acknowledged add is one event, each unanswered one at"
             " most one, and the API counts what the rows say."
         ),
-        figures=(_figure("one Cassandra node", rounds, _CLUSTER_MS),),
+        figures=(figure("one Cassandra node", rounds, _CLUSTER_MS),),
         conditions=conditions(),
     )
 
 
-def _method() -> str:
+def method() -> str:
+    """How the peak is found, and half of it kept."""
     return _METHOD.format(connections=CONNECTIONS, seconds=_HALF_S, counters=COUNTERS)
 
 
-def _figure(where: str, rounds: list[Halved], target_ms: float) -> Figure:
+def figure(where: str, rounds: list[Halved], target_ms: float) -> Figure:
+    """The p99 at half of the peak."""
     p99 = [each.half.p99_ms for each in rounds]
     return Figure(
         f"p99 of adds at half of the peak load, {where}",
@@ -115,12 +117,12 @@ def _embedded(bench: Bench) -> Halved:
     with counter_serve(bench, data) as server:
         if not bench.quick:
             loads.append(_adds(server, BASE, WARM_S))
-        halved = _halved(bench, server, BASE, loads)
+        found = halved(bench, server, BASE, loads)
         check_adds(bench, server, BASE, data, COUNTERS, loads)
-    return halved
+    return found
 
 
-def _halved(bench: Bench, server: Server, base: str, loads: list[Load]) -> Halved:
+def halved(bench: Bench, server: Server, base: str, loads: list[Load]) -> Halved:
     """Find the peak and load with half of it; all that was added is noted in *loads*."""
     peak = _adds(server, base, bench.seconds)
     loads.append(peak)

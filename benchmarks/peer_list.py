@@ -53,7 +53,7 @@ def peers(bench: Bench) -> tuple[list[Peer], list[str]]:
     """Those that can run here, and a word about each that cannot."""
     found = [floor(), Peer("FastAPI", "nothing", _nowhere)]
     left_out: list[str] = []
-    for some in (_redis, _postgres, _sqlite, _nats):
+    for some in (_redis, postgres, _sqlite, _nats):
         try:
             found += some(bench)
         except _MissingError as missing:
@@ -87,7 +87,8 @@ def _redis(_bench: Bench) -> list[Peer]:
     ]
 
 
-def _postgres(_bench: Bench) -> list[Peer]:
+def postgres(_bench: Bench) -> list[Peer]:
+    """Those over PostgreSQL."""
     found = peer_stores.postgres_version()
     if found is None:
         raise _MissingError("PostgreSQL: there is no `postgres` (apt-get install postgresql)")

@@ -75,6 +75,7 @@ class Compared:
     """Ours and the peers in one setting, a sample a round."""
 
     setting: Setting
+    promise: str
     peers: Sequence[Peer]
     targets: Mapping[str, float]
     taken: Mapping[str, list[Taken]]
@@ -99,19 +100,20 @@ def run(bench: Bench) -> Report:
         # What differs in a setting of the store only is the same code.
         every = list({each.app: each for each in every}.values())
     hot = {each.name: each.hot_target for each in every if each.hot_target is not None}
-    compared = [_compare(bench, Setting(1, 64), every, hot)]
+    compared = [compare(bench, Setting(1, 64), every, hot, _ours, _OUR_PROMISE)]
     if not bench.quick:
         floor = peer_list.floor()
         relational = [each for each in every if each.app.startswith("postgres")]
         for connections, target in _FLOOR_TARGETS.items():
             among = [floor, *relational] if connections == 64 else [floor]
             setting = Setting(COUNTERS, connections)
-            compared.append(_compare(bench, setting, among, {floor.name: target}))
+            targets = {floor.name: target}
+            compared.append(compare(bench, setting, among, targets, _ours, _OUR_PROMISE))
     return Report(
         subject="peers",
         title="Single adds beside peers",
         method=_method(left_out),
-        figures=tuple(figure for each in compared for figure in _figures(each)),
+        figures=tuple(figure for each in compared for figure in figures(each)),
         plots=(_plot(compared[0]),),
     )
 
@@ -137,20 +139,26 @@ def _method(left_out: Sequence[str]) -> str:
     )
 
 
-def _compare(
-    bench: Bench, setting: Setting, peers: Sequence[Peer], targets: Mapping[str, float]
+def compare(
+    bench: Bench,
+    setting: Setting,
+    peers: Sequence[Peer],
+    targets: Mapping[str, float],
+    ours: Callable[[Bench, Setting], Taken],
+    promise: str,
 ) -> Compared:
-    variants: dict[str, Callable[[], Taken]] = {OURS: partial(_ours, bench, setting)}
+    """Run *ours*, which makes that *promise*, and each of *peers* in turn."""
+    variants: dict[str, Callable[[], Taken]] = {OURS: partial(ours, bench, setting)}
     variants |= {each.name: partial(_theirs, bench, setting, each) for each in peers}
     bench.say(f"{setting}:")
-    return Compared(setting, peers, targets, bench.alternate(variants))
+    return Compared(setting, promise, peers, targets, bench.alternate(variants))
 
 
 def _ours(bench: Bench, setting: Setting) -> Taken:
     data = bench.fresh_folder("data")
     with counter_serve(bench, data, *WINDOWS) as server:
-        warm = _warm(bench, setting, server, WARM_S)
-        measured = _load(setting, server, bench.seconds)
+        warm = warm_up(bench, setting, server, WARM_S)
+        measured = load_adds(setting, server, bench.seconds)
         check_adds(bench, server, BASE, data, setting.counters, [*warm, measured])
         return Taken(measured)
 
@@ -162,20 +170,21 @@ def _theirs(bench: Bench, setting: Setting, peer: Peer) -> Taken:
         with serving(arguments, log) as server:
             if peer.horizon:
                 _check_retry(server)
-            warm = _warm(bench, setting, server, _PEER_WARM_S)
+            warm = warm_up(bench, setting, server, _PEER_WARM_S)
             before_s = place.server.cpu_s() if place.server else 0.0
-            measured = _load(setting, server, bench.seconds)
+            measured = load_adds(setting, server, bench.seconds)
             store_cpu_s = place.server.cpu_s() - before_s if place.server else None
-            _check_counts(server, setting.counters, [*warm, measured])
+            check_counts(server, setting.counters, [*warm, measured])
             return Taken(measured, store_cpu_s)
 
 
-def _warm(bench: Bench, setting: Setting, server: Server, seconds: float) -> list[Load]:
+def warm_up(bench: Bench, setting: Setting, server: Server, seconds: float) -> list[Load]:
     """The load before the one that is measured; a quick run has none."""
-    return [] if bench.quick else [_load(setting, server, seconds)]
+    return [] if bench.quick else [load_adds(setting, server, seconds)]
 
 
-def _load(setting: Setting, server: Server, seconds: float) -> Load:
+def load_adds(setting: Setting, server: Server, seconds: float) -> Load:
+    """Single adds by wrk."""
     return load(
         server,
         "adds.lua",
@@ -198,7 +207,7 @@ def _check_retry(server: Server) -> None:
     check(counted == 3, f"an add of 3 that was sent twice counts {counted}")
 
 
-def _check_counts(server: Server, counters: int, loads: Sequence[Load]) -> None:
+def check_counts(server: Server, counters: int, loads: Sequence[Load]) -> None:
     """Every acknowledged add of *loads* is counted, and nothing that was not sent."""
     counted = _settled_count(server, counters)
     acknowledged = sum(each.requests for each in loads)
@@ -222,9 +231,10 @@ def _settled_count(server: Server, counters: int) -> int:
     raise BenchError("the server is still processing abandoned adds")
 
 
-def _figures(compared: Compared) -> list[Figure]:
+def figures(compared: Compared) -> list[Figure]:
+    """The rates of all, and the ratios of ours to each."""
     return [
-        _absolute(compared, OURS, _OUR_PROMISE),
+        _absolute(compared, OURS, compared.promise),
         *(_absolute(compared, each.name, _promise(each)) for each in compared.peers),
         *(_ratio(compared, each.name) for each in compared.peers),
     ]
