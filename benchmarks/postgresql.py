@@ -33,8 +33,11 @@ from benchmarks.pacing import at_pace
 from benchmarks.peer_stores import StoreServer
 from benchmarks.peers import Setting, Taken
 from benchmarks.results import Figure, Report, median, ratios
-from benchmarks.single_adds import BASE, COUNTERS, WARM_S, WINDOWS
+from benchmarks.single_adds import BASE, COUNTERS, WARM_S
 
+_DATASET: Final = ("--retention=1d", "--slice=12h", "--write-timeout=2s")
+#: So short that the rollup is at work during the measurement, as it is in a long run.
+_WINDOWS: Final = ("--rollup-window=2s", "--accept-limit=4s")
 _CONNECTIONS: Final = 64
 _TARGETS: Final = {"postgres": 3.0, "postgres-transaction": 5.0}
 _PROMISE: Final = "on disk before the answer; knows a retry for 1 day, the retention of events"
@@ -76,8 +79,8 @@ class _Site:
         self._bench = bench
         config = bench.fresh_folder("counter.toml")
         config.write_text(f'store = "postgresql"\ndsn = "{self.dsn}"\n', encoding="utf-8")
-        self._flags = ("--config", str(config), *flags)
-        schema = python_module("counter", "schema", "apply", *self._flags)
+        self._flags = ("--config", str(config), *_DATASET, *flags)
+        schema = python_module("counter", "schema", "apply", "--config", str(config), *_DATASET)
         done = subprocess.run(schema, cwd=ROOT, capture_output=True, text=True, check=False)
         check(done.returncode == 0, f"the schema cannot be applied: {done.stdout}{done.stderr}")
 
@@ -192,7 +195,7 @@ def adds(bench: Bench) -> Report:
 
 
 def _single(bench: Bench, setting: Setting) -> Taken:
-    with _site(bench, *WINDOWS) as site, site.api() as server:
+    with _site(bench, *_WINDOWS) as site, site.api() as server:
         warm = peers.warm_up(bench, setting, server, WARM_S)
         before_s = site.server.cpu_s()
         measured = peers.load_adds(setting, server, bench.seconds)
@@ -203,7 +206,7 @@ def _single(bench: Bench, setting: Setting) -> Taken:
 
 def _batches(bench: Bench) -> Taken:
     send = partial(_send, connections=_BATCHES_AT_ONCE, weight=_BATCH)
-    with _site(bench, *WINDOWS) as site, site.api() as server:
+    with _site(bench, *_WINDOWS) as site, site.api() as server:
         warm = send(server, 1.0 if bench.quick else WARM_S, "batches.lua", _BATCH)
         before_s = site.server.cpu_s()
         measured = send(server, bench.seconds, "batches.lua", _BATCH)

@@ -39,6 +39,7 @@ _BROKEN: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.Interna
 _RELEASE_S: Final = 0.5
 #: How long connections may take to end on shutdown, before they are dropped.
 _CLOSE_S: Final = 1.0
+_STATEMENTS_KEPT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +71,32 @@ class Database:
 
     async def open(self) -> None:
         """Connect. Raises StartupError and StoreUnavailableError."""
-        timeout_s = self.options.timeout_us / SECOND
         hosts = Hosts(self.options.dsn)
         try:
-            self._pool = await asyncpg.create_pool(
-                connect=hosts.connect,
-                min_size=1,
-                max_size=self.options.connections_max,
-                timeout=timeout_s,
-                command_timeout=timeout_s,
-                # A pooler in transaction mode may run each statement over another connection.
-                statement_cache_size=0,
-            )
+            self._pool = await self._connect(hosts.connect)
         except (*_BROKEN, ValueError, asyncpg.PostgresError) as error:
             raise refusal(error) or unavailable(error) from error
+
+    async def _connect(self, connect: Callable[..., Awaitable[asyncpg.Connection]]) -> asyncpg.Pool:
+        """Return a pool that keeps prepared statements, unless a pooler is in between: that may run
+        each statement over another session of the server."""
+        timeout_s = self.options.timeout_us / SECOND
+        probe = await connect(timeout=timeout_s, command_timeout=timeout_s, statement_cache_size=0)
+        try:
+            # A pooler names no process of the server to its clients.
+            process = await probe.fetchval("SELECT pg_backend_pid()")
+            is_direct = process == probe.get_server_pid()
+        finally:
+            await probe.close(timeout=timeout_s)
+        return await asyncpg.create_pool(
+            connect=connect,
+            min_size=1,
+            max_size=self.options.connections_max,
+            timeout=timeout_s,
+            command_timeout=timeout_s,
+            statement_cache_size=_STATEMENTS_KEPT if is_direct else 0,
+            reset=_keep,
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -155,6 +168,10 @@ async def within(timeout_us: int) -> AsyncIterator[None]:
             f"PostgreSQL took longer than {timeout_us / SECOND:g} s; ask again with the same token",
             retry_after_us=SECOND,
         ) from error
+
+
+async def _keep(_connection: object) -> None:
+    """Spare the round trip that resets what a session may have set: none sets anything."""
 
 
 def _converted(error: asyncpg.PostgresError) -> Exception:

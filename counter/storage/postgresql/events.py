@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import asyncpg
 
 from counter.errors import SliceMissingError, UnavailableError
-from counter.limits import SECOND
+from counter.limits import PENDING_WRITES_MAX, SECOND
+from counter.metrics import StoreTally
 from counter.partitions import shard_of
 from counter.ports import Counted
 from counter.storage.postgresql.database import Database, within
+from counter.storage.shared.batching import Batch, Batcher
 from counter.types import Event, Fold, Namespace, Written
 
 _OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
 _KNOWN_MAX: Final = 100_000
+#: A batch of appends has as many events, or one put if that has more.
+_EVENTS_MAX: Final = 1_000
+#: A batch that takes longer holds back no other. About two commits of a disk.
+_PATIENCE_S: Final = 0.01
+#: Connections that no append uses.
+_CONNECTIONS_KEPT: Final = 2
 _NO_FOLD: Final = Fold(False, 0)
 _LAST: Final = 2**63 - 1
 #: The fold of a counter's events in a span: what follows its last clear, which has its own index.
@@ -76,38 +85,114 @@ _BUSIEST_FROM: Final = (
 )
 
 
-class PostgresqlEvents:
-    """See :class:`counter.ports.EventStore`. The append itself checks age and decisions."""
+#: One namespace: the dataset's id, its own, its shards; and how long a write may take.
+_Key = tuple[int, int, int, int]
+_Appends = Batch[_Key, Event, Written | Exception]
 
-    def __init__(self, database: Database) -> None:
+
+class PostgresqlEvents:
+    """See :class:`counter.ports.EventStore`. The append itself checks age and decisions.
+
+    Events that are put together share a transaction, and the next ones gather meanwhile.
+    """
+
+    def __init__(self, database: Database, tally: StoreTally) -> None:
         self._database = database
-        #: Counters that are known to exist, by namespace and name; forgetting one is safe.
-        self._known: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._tally = tally
+        #: The shards of counters that are known to exist, by namespace; forgetting is safe.
+        self._known: dict[int, dict[str, int]] = {}
+        self._known_count = 0
+        self._appending: set[asyncio.Task[None]] = set()
+        self._appends: Batcher[_Key, Event, Written | Exception] = Batcher(
+            self._begin_appends,
+            name="PostgreSQL",
+            items_max=_EVENTS_MAX,
+            waiting_max=PENDING_WRITES_MAX,
+            # The rest of the connections is for reads.
+            at_once=max(1, database.options.connections_max - _CONNECTIONS_KEPT),
+            patience_s=_PATIENCE_S,
+        )
+
+    @property
+    def waiting(self) -> int:
+        """The number of events that wait for a connection, or for the batch before theirs."""
+        return self._appends.waiting
+
+    async def close(self) -> None:
+        """Wait for the appends that are under way."""
+        await self._appends.close()
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         if not events:
             return ()
-        names = dict.fromkeys((namespace.id, event[0]) for event in events)
-        new = [key for key in names if key not in self._known]
+        dataset, timeout_us = namespace.dataset.id, namespace.dataset.write_timeout_us
+        key = (dataset, namespace.id, namespace.settings.shards, timeout_us)
+        async with within(timeout_us):
+            outcomes = await self._appends.put(key, events)
+        if isinstance(outcomes[0], Exception):
+            # A put fails as a whole.
+            raise outcomes[0]
+        return cast("Sequence[Written]", outcomes)
+
+    def _begin_appends(self, batches: Sequence[_Appends]) -> None:
+        for batch in batches:
+            task = asyncio.get_running_loop().create_task(self._append(batch))
+            self._appending.add(task)
+            task.add_done_callback(self._appending.discard)
+
+    async def _append(self, batch: _Appends) -> None:
+        began_s = time.perf_counter()
+        outcomes = await self._append_parts(batch.key, batch.parts)
+        took_s = time.perf_counter() - began_s
+        self._tally.commit_rows.observe(len(outcomes))
+        self._tally.commit_seconds.observe(took_s)
+        failed = sum(isinstance(each, UnavailableError) for each in outcomes)
+        self._tally.calls["write"].ended(took_s, failed)
+        batch.end(outcomes)
+
+    async def _append_parts(
+        self, key: _Key, parts: Sequence[Sequence[Event]]
+    ) -> Sequence[Written | Exception]:
+        """Write *parts*, each of them on its own if a slice is missing; return an outcome, or an
+        error, for each event."""
+        events = [event for part in parts for event in part]
+        try:
+            return await self._append_events(key, events)
+        except SliceMissingError as error:
+            # One event may be the cause, and nothing is written.
+            if len(parts) == 1:
+                return [error] * len(events)
+        except Exception as error:
+            return [error] * len(events)
+        half = len(parts) // 2
+        return [
+            *await self._append_parts(key, parts[:half]),
+            *await self._append_parts(key, parts[half:]),
+        ]
+
+    async def _append_events(self, key: _Key, events: Sequence[Event]) -> Sequence[Written]:
+        dataset, namespace, shards, timeout_us = key
+        known = self._known.get(namespace, {})
         counters, times, ids, items, deltas, clears, atoms = zip(*events, strict=True)
-        async with within(namespace.dataset.write_timeout_us):
+        new = {name: shard_of(name, shards) for name in set(counters).difference(known)}
+        async with within(timeout_us):
             outcomes = await self._database.value(
                 "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-                namespace.dataset.id,
-                namespace.id,
-                [name for _, name in new],
+                dataset,
+                namespace,
+                list(new),
                 counters,
                 times,
                 ids,
                 items,
                 # The payload of a clear does not include its delta.
                 [0 if clear else delta for delta, clear in zip(deltas, clears, strict=True)],
-                self._shards(namespace, counters),
+                [known[name] if name in known else new[name] for name in counters],
                 clears,
                 atoms,
             )
         if outcomes is None:
-            self._learn(new)
+            self._learn(namespace, new)
             return [Written.NEW] * len(events)
         return [_OUTCOMES[each] for each in outcomes]
 
@@ -259,10 +344,12 @@ class PostgresqlEvents:
             return [0] * len(counters)
         return [shard_of(name, shards) for name in counters]
 
-    def _learn(self, names: Sequence[tuple[int, str]]) -> None:
-        self._known.update(dict.fromkeys(names))
-        while len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+    def _learn(self, namespace: int, new: Mapping[str, int]) -> None:
+        self._known_count += len(new)
+        if self._known_count > _KNOWN_MAX:
+            self._known.clear()
+            self._known_count = len(new)
+        self._known.setdefault(namespace, {}).update(new)
 
 
 def _missing(time_us: int) -> SliceMissingError:

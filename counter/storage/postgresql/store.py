@@ -26,13 +26,13 @@ class PostgresqlStore:
 
     def __init__(self, options: PostgresqlOptions, clock: Clock) -> None:
         database = self._database = Database(options)
-        self.events = PostgresqlEvents(database)
+        self.tally = StoreTally(("write", "read"))
+        self.events = PostgresqlEvents(database, self.tally)
         self.rollups = PostgresqlRollups(database)
         self.decisions = PostgresqlDecisions(database)
         self.control = PostgresqlControl(database, clock)
         self.leases = PostgresqlLeases(database)
         self.keys = PostgresqlKeys(database)
-        self.tally = StoreTally(("write", "read"))
         self.capabilities = Capabilities(transactional=True, busiest=self.events.busiest)
 
     async def open(self) -> None:
@@ -62,7 +62,8 @@ class PostgresqlStore:
             raise
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Finish what is under way, and close the connections."""
+        await self.events.close()
         await self._database.close()
 
     async def ping(self) -> None:
@@ -71,4 +72,4 @@ class PostgresqlStore:
 
     def queues(self) -> Mapping[str, int]:
         """Return the length of each of its queues."""
-        return {}
+        return {"store_write": self.events.waiting}

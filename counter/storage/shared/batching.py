@@ -3,12 +3,13 @@
 A store's round trip or transaction costs nearly the same for one item as for a hundred. So items
 of one key that are put in one turn of the event loop leave together, and items that are put while a
 batch is under way leave when it has ended. An item that comes alone waits for no other, and a slow
-store makes larger batches, not more of them.
+store makes larger batches, and more of them only up to a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -33,7 +34,7 @@ class _Uninterrupted(asyncio.Future[Any]):
 class _Queue(Generic[K, T]):
     """What waits under one key, and the number of its batches that are under way."""
 
-    __slots__ = ("is_ready", "items", "key", "puts", "under_way")
+    __slots__ = ("is_ready", "items", "key", "overdue", "puts", "under_way")
 
     def __init__(self, key: K) -> None:
         self.key = key
@@ -41,6 +42,8 @@ class _Queue(Generic[K, T]):
         #: The number of items in *puts*.
         self.items = 0
         self.under_way = 0
+        #: Those of them that hold back no other.
+        self.overdue = 0
         #: Whether it is among those that may leave.
         self.is_ready = False
 
@@ -63,16 +66,23 @@ class _Queue(Generic[K, T]):
 class Batch(Generic[K, T, R]):
     """Items of one key that are committed together. It must be ended once, in the event loop."""
 
-    __slots__ = ("_ended", "_puts", "_queue", "items", "key")
+    __slots__ = ("_ended", "_puts", "is_overdue", "items", "key", "queue", "timer")
 
     def __init__(
-        self, queue: _Queue[K, T], puts: list[_Put[T]], ended: Callable[[_Queue[K, T]], None]
+        self, queue: _Queue[K, T], puts: list[_Put[T]], ended: Callable[[Batch[K, T, R]], None]
     ) -> None:
-        self._queue = queue
         self._puts = puts
         self._ended = ended
+        self.queue = queue
+        self.is_overdue = False
+        self.timer: asyncio.TimerHandle | None = None
         self.key = queue.key
         self.items = [item for items, _ in puts for item in items]
+
+    @property
+    def parts(self) -> list[Sequence[T]]:
+        """The items, as they were put."""
+        return [items for items, _ in self._puts]
 
     def end(self, outcomes: Sequence[R]) -> None:
         """Give each item its own outcome, and let the next batch of the key leave."""
@@ -84,7 +94,7 @@ class Batch(Generic[K, T, R]):
             if not future.done():
                 future.set_result(outcomes[start:end])
             start = end
-        self._ended(self._queue)
+        self._ended(self)
 
     def end_all(self, outcome: R) -> None:
         """Give all items the same outcome, and let the next batch of the key leave."""
@@ -106,8 +116,10 @@ class Batcher(Generic[K, T, R]):
 
     *commit* gets the batches that leave in one turn of the event loop, begins to commit them and
     returns; each is ended later. It must not raise. Of each key *at_once* batches may be under way;
-    the second and further ones leave only if *items_max* items wait. A batch has at most as many
-    items, or one put if that has more. *waiting_max* items of a key may wait to leave.
+    the second and further ones leave only if *items_max* items wait, or if those before them have
+    taken longer than *patience_s* each: a batch that stalls holds back no other. A batch has at
+    most *items_max* items, or one put if that has more. *waiting_max* items of a key may wait to
+    leave.
 
     A cancelled caller leaves its items behind: they are committed with the others. Unless
     *interrupts*, it gets its CancelledError only when its batch has ended.
@@ -121,6 +133,7 @@ class Batcher(Generic[K, T, R]):
         items_max: int,
         waiting_max: int,
         at_once: int = 1,
+        patience_s: float = math.inf,
         interrupts: bool = True,
     ) -> None:
         """*name* is what errors call that which callers wait for."""
@@ -129,6 +142,7 @@ class Batcher(Generic[K, T, R]):
         self._items_max: Final = items_max
         self._waiting_max: Final = waiting_max
         self._at_once: Final = at_once
+        self._patience_s: Final = patience_s
         self._future: Final[type[asyncio.Future[Any]]] = (
             asyncio.Future if interrupts else _Uninterrupted
         )
@@ -203,11 +217,18 @@ class Batcher(Generic[K, T, R]):
         for queue in ready:
             queue.is_ready = False
             while self._may_leave(queue):
-                queue.under_way += 1
-                batches.append(Batch(queue, queue.take(self._items_max), self._ended))
+                batches.append(self._next(queue))
             self._look(queue)
         if batches:
             self._commit(batches)
+
+    def _next(self, queue: _Queue[K, T]) -> Batch[K, T, R]:
+        batch: Batch[K, T, R] = Batch(queue, queue.take(self._items_max), self._ended)
+        queue.under_way += 1
+        if self._patience_s < math.inf:
+            loop = asyncio.get_running_loop()
+            batch.timer = loop.call_later(self._patience_s, self._overdue, batch)
+        return batch
 
     async def close(self) -> None:
         """Reject new items, and wait until all others have ended."""
@@ -227,9 +248,9 @@ class Batcher(Generic[K, T, R]):
             )
 
     def _may_leave(self, queue: _Queue[K, T]) -> bool:
-        if queue.under_way == 0:
-            return queue.items > 0
-        return queue.under_way < self._at_once and queue.items >= self._items_max
+        if queue.under_way >= self._at_once:
+            return False
+        return queue.items >= (1 if queue.under_way == queue.overdue else self._items_max)
 
     def _look(self, queue: _Queue[K, T]) -> None:
         """Make *queue* ready if it may leave, and forget it if it is idle."""
@@ -245,6 +266,15 @@ class Batcher(Generic[K, T, R]):
             del self._queues[queue.key]
             self._idle.set()
 
-    def _ended(self, queue: _Queue[K, T]) -> None:
+    def _overdue(self, batch: Batch[K, T, R]) -> None:
+        batch.is_overdue = True
+        batch.queue.overdue += 1
+        self._look(batch.queue)
+
+    def _ended(self, batch: Batch[K, T, R]) -> None:
+        queue = batch.queue
         queue.under_way -= 1
+        queue.overdue -= batch.is_overdue
+        if batch.timer is not None:
+            batch.timer.cancel()
         self._look(queue)
