@@ -353,3 +353,28 @@ def test_in_every_order_of_events_each_item_is_committed_once_and_answered(
         await schedule.finish()
 
     asyncio.run(run())
+
+
+async def some_turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_overdue_batch_holds_back_no_other(commits: Commits) -> None:
+    """While a batch takes too long the next ones leave, as many at once as may be under way."""
+    batcher = _Batcher(
+        commits, name="the store", items_max=3, waiting_max=10, at_once=2, patience_s=0.0
+    )
+    waits = [batcher.put("a", [item]) for item in (1, 2)]
+    await some_turns()
+    waits += [batcher.put("a", [item]) for item in (3, 4)]
+    await some_turns()
+    waits.append(batcher.put("a", [5]))
+    await some_turns()
+    assert commits.items == [("a", [1, 2]), ("a", [3, 4])]
+    commits.end_first()
+    await some_turns()
+    assert commits.items == [("a", [3, 4]), ("a", [5])]
+    commits.end_all()
+    assert await asyncio.gather(*waits) == [["a1"], ["a2"], ["a3"], ["a4"], ["a5"]]
+    await batcher.close()

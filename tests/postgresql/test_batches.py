@@ -1,0 +1,150 @@
+"""Appends that share a transaction: each gets its own outcome, and an unknown one is all theirs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.types import Event, Namespace, Written
+from scripts.postgresql_server import PostgresqlServer
+from tests.contracts.cases import DATASET, NOW, SLICES_END, WINDOW, add
+from tests.postgresql.test_fence import World
+from tests.support.clock import FakeClock
+from tests.support.postgresql import ClockedStore, FreshStore
+from tests.support.relay import Relay
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
+    clock = FakeClock(NOW)
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), clock, [DATASET])
+    await store.open()
+    world = World(store, clock, postgresql.dsn())
+    await world.begin()
+    yield world
+    await store.close()
+
+
+async def together(
+    store: PostgresqlStore, namespace: Namespace, *puts: list[Event], commits: int = 1
+) -> list[list[Written] | BaseException]:
+    """Append *puts*, which leave in one batch; return the outcomes or the error of each. Meanwhile
+    there are so many *commits*."""
+    before = sum(store.tally.commit_rows.counts)
+    appends = (store.events.append(namespace, events) for events in puts)
+    outcomes = await asyncio.gather(*appends, return_exceptions=True)
+    assert sum(store.tally.commit_rows.counts) == before + commits
+    return [each if isinstance(each, BaseException) else list(each) for each in outcomes]
+
+
+async def counted(world: World, *names: str) -> list[int]:
+    folds = await world.store.events.tails(world.namespace, [(name, 0) for name in names])
+    return [fold.total for fold in folds]
+
+
+async def test_a_missing_slice_fails_its_own_put(world: World) -> None:
+    outcomes = await together(
+        world.store,
+        world.namespace,
+        [add("a")],
+        [add("b"), add("b", at=SLICES_END, number=2)],
+        [add("c"), add("d")],
+        [add("e", at=SLICES_END)],
+        [add("f")],
+    )
+    assert [outcomes[0], outcomes[2], outcomes[4]] == [
+        [Written.NEW],
+        [Written.NEW, Written.NEW],
+        [Written.NEW],
+    ]
+    assert isinstance(outcomes[1], SliceMissingError)
+    assert isinstance(outcomes[3], SliceMissingError)
+    assert await counted(world, *"abcdef") == [1, 0, 1, 1, 0, 1]
+
+
+async def test_each_event_has_its_own_outcome(world: World) -> None:
+    old, again = add("old"), add("again")
+    await world.store.rollups.advance(world.namespace, [0], NOW + WINDOW - 1)
+    later = NOW + WINDOW
+    again, other = add("again", at=later), add("other", at=later)
+    assert await together(world.store, world.namespace, [again, other]) == [[Written.NEW] * 2]
+    outcomes = await together(
+        world.store,
+        world.namespace,
+        [add("new", at=later)],
+        [old],
+        [again],
+        [other._replace(delta=7)],
+        [other, add("new", at=later)],
+        [add("new", at=later)._replace(delta=7)],
+    )
+    assert outcomes == [
+        [Written.NEW],
+        [Written.LATE],
+        [Written.REPLAYED],
+        [Written.CONFLICT],
+        [Written.REPLAYED, Written.REPLAYED],
+        [Written.CONFLICT],
+    ]
+    assert await counted(world, "new", "old", "again", "other") == [1, 0, 1, 1]
+
+
+async def test_a_stalled_batch_holds_back_no_other_and_dies_alone(world: World) -> None:
+    connection, transaction = await world.stalled(add("a"))
+    puts = [add("a")], [add("b")], [add("c"), add("d")]
+    stalled = asyncio.create_task(together(world.store, world.namespace, *puts, commits=2))
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+    await world.until(f"SELECT count(*) FROM ({waits}) w")
+    assert list(await world.store.events.append(world.namespace, [add("e")])) == [Written.NEW]
+    await world.database.rows(f"SELECT pg_terminate_backend(pid) FROM ({waits}) w")
+    await transaction.commit()
+    await connection.close()
+    _all_unknown(await stalled)
+    await _resend(world, Written.REPLAYED, Written.NEW)
+
+
+async def test_an_answer_that_is_lost_is_unknown_to_all_and_resending_is_exact(
+    world: World, postgresql: PostgresqlServer
+) -> None:
+    relay = Relay("127.0.0.1", postgresql.port)
+    async with relay.listening():
+        dsn = postgresql.dsn().replace(str(postgresql.port), str(relay.address[1]))
+        store = ClockedStore(PostgresqlOptions(dsn), world.clock)
+        await store.open()
+        # What the statement needs to know of the server is known by then.
+        await store.events.append(world.namespace, [add("warm")])
+        relay.mute = True
+        lost = asyncio.create_task(
+            together(store, world.namespace, [add("a")], [add("b")], [add("c"), add("d")])
+        )
+        await eventually(_are_there(world, 5), "the events are committed")
+        relay.cut()
+        relay.mute = False
+        _all_unknown(await lost)
+        await store.close()
+    await _resend(world, Written.REPLAYED, Written.REPLAYED)
+
+
+def _are_there(world: World, events: int) -> Callable[[], Awaitable[bool]]:
+    async def there() -> bool:
+        return bool(await world.database.value("SELECT count(*) FROM {s}.events") == events)
+
+    return there
+
+
+def _all_unknown(outcomes: list[list[Written] | BaseException]) -> None:
+    for outcome in outcomes:
+        assert isinstance(outcome, UnavailableError)
+        assert (outcome.applied, outcome.retry) == (None, "same_token")
+        assert isinstance(outcome, StoreUnavailableError)
+
+
+async def _resend(world: World, first: Written, others: Written) -> None:
+    outcomes = await together(
+        world.store, world.namespace, [add("a")], [add("b")], [add("c"), add("d")]
+    )
+    assert outcomes == [[first], [others], [others, others]]
+    assert await counted(world, *"abcd") == [1, 1, 1, 1]
