@@ -299,12 +299,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "schema": {
         "serve:apply": """
-        Create or update the Cassandra schema; it is safe to run repeatedly and concurrently.
+        Create or update the schema; it is safe to run repeatedly and concurrently.
           counter schema apply --store cassandra --contact-points db1 --replication dc1:3
         0 if all is there, 2 if it cannot be done; {interrupted}.
         """,
         "backup:restored": """
-        Prepare keyspaces restored from snapshots, so that no id or token is issued twice.
+        Prepare a restored database, or restored keyspaces: no id or token is issued twice.
           counter schema restored --store cassandra --contact-points db1
         0 if it is done, 2 if it cannot be; {interrupted}.
         """,

@@ -21,7 +21,7 @@ from scripts.postgresql_server import PostgresqlServer
 from tests.support.documents import page, python_of, save_programs
 from tests.support.postgresql import postgresql_server
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
-from tests.test_readme import WRITTEN_URL, compare, defaults, steps
+from tests.test_readme import WRITTEN_URL, compare, defaults, steps, without
 
 #: What readers do with a service that others use too: each page has counters of its own.
 TOGETHER = (
@@ -34,6 +34,7 @@ TOGETHER = (
 )
 #: Ports of what pages start themselves.
 PORTS = ("8000", "8090", "8443")
+BACKUP = "how-to/back-up-and-restore.md"
 _PRINTED = re.compile(r"print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -54,13 +55,17 @@ async def test_a_page_can_be_followed(name: str, service: Server, tmp_path: Path
     await _follow(name, {WRITTEN_URL: service.url}, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["how-to/secure-it.md", "how-to/back-up-and-restore.md"])
-async def test_a_page_about_a_service_of_ones_own_can_be_followed(
-    name: str, tmp_path: Path
-) -> None:
+async def test_a_service_of_ones_own_can_be_secured(tmp_path: Path) -> None:
     """Its data are in the directory where the reader is."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
-        await _follow(name, {WRITTEN_URL: server.url}, tmp_path)
+        await _follow("how-to/secure-it.md", {WRITTEN_URL: server.url}, tmp_path)
+
+
+async def test_a_service_of_ones_own_can_be_restored(tmp_path: Path) -> None:
+    """Its data are in the directory where the reader is."""
+    async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
+        text = without(page(BACKUP), "PostgreSQL")
+        await _follow(BACKUP, {WRITTEN_URL: server.url}, tmp_path, text)
 
 
 async def test_counts_move_from_embedded_to_a_cluster(service: Server, tmp_path: Path) -> None:
@@ -128,10 +133,12 @@ async def test_an_order_that_was_left_for_long_is_finished_once(
         assert [each["count"] for each in answer.json()["results"]] == [-2, 2]
 
 
-async def _follow(name: str, urls: Mapping[str, str], home: Path) -> list[str]:
+async def _follow(
+    name: str, urls: Mapping[str, str], home: Path, text: str | None = None
+) -> list[str]:
     """Save the programs that a page says to save, do what it says, and run the rest of its Python
     as one program, each ``print`` of which writes what stands behind it. The programs saved."""
-    text = page(name)
+    text = page(name) if text is None else text
     first = ports_in_a_row(len(PORTS))
     ports = {f"127.0.0.1:{each}": f"127.0.0.1:{first + at}" for at, each in enumerate(PORTS)}
     ports |= {f"--port {each}": f"--port {first + at}" for at, each in enumerate(PORTS)}

@@ -85,25 +85,35 @@ def restore(
 
 
 def restored(flags: StoreFlags | None = None, *, json: Json = False) -> None:
-    """Prepare restored keyspaces for use; see ``counter schema restored --help``."""
+    """Prepare a restored store for use; see ``counter schema restored --help``."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError("store is sqlite: `counter restore` does all that is needed there")
         asyncio.run(_begin_new_life(settings))
+        # A restored database is of one moment, and needs no repair.
+        audit = "start a worker, and run counter audit --all --repair"
+        if settings.store == "postgresql":
+            audit = "and run counter audit --all"
         print_answer(
-            f"Keyspace {settings.keyspace} issues no id or token again."
-            "\nBefore it is served: restart memcached, start a worker, and run"
-            " counter audit --all --repair",
+            f"{settings.keyspace} issues no id or token again."
+            f"\nBefore it is served: restart the cache, {audit}",
             {"keyspace": settings.keyspace},
             json=json,
         )
 
 
 async def _begin_new_life(settings: Settings) -> None:
+    clock = SystemClock()
+    if settings.store == "postgresql":
+        from counter.storage.postgresql.schema import begin_new_life
+
+        log = AdminLog(settings.audit_log, clock)
+        async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
+            await begin_new_life(settings)
+        return
     from counter.storage.cassandra import CassandraStore, options_of
 
-    clock = SystemClock()
     store = CassandraStore(options_of(settings), clock)
     await StartupRetry(settings.start_timeout).run(store.open)
     try:
@@ -120,9 +130,10 @@ async def _begin_new_life(settings: Settings) -> None:
 def _sqlite(flags: StoreFlags | None) -> Settings:
     settings = ready(flags).settings
     if settings.store != "sqlite":
+        by = "nodetool snapshot" if settings.store == "cassandra" else "pg_dump"
         raise StartupError(
-            "store is cassandra, whose nodes are backed up by `nodetool snapshot`: see"
-            ' "Backup and restore" in docs/operations.md'
+            f"store is {settings.store}, which is backed up by `{by}`: see"
+            " docs/how-to/back-up-and-restore.md"
         )
     return settings
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -22,14 +23,43 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
+#: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
+_JUMP: Final = 1_000_000
+
+
 async def apply_for(settings: Settings) -> Sequence[str]:
     """Apply the schema of *settings*; return what was done. Raises StartupError and
     StoreUnavailableError."""
+    async with _opened(settings) as database:
+        return await apply_schema(database, settings.datasets())
+
+
+async def begin_new_life(settings: Settings) -> None:
+    """Make sure that the restored schema of *settings* issues nothing that was issued before.
+
+    Tokens get another issuer, and a time not before now. Raises StartupError and
+    StoreUnavailableError.
+    """
+    async with _opened(settings) as database:
+        await database.rows(
+            "WITH tokens AS (UPDATE {s}.tokens SET next = 0, time = greatest(time, {s}.clock_us()),"
+            " issuer = substring(uuid_send(gen_random_uuid()) FROM 1 FOR 8)),"
+            " versions AS (UPDATE {s}.namespaces SET version = version + $1)"
+            " SELECT setval(name, nextval(name) + $1) FROM (VALUES"
+            " (pg_get_serial_sequence('{s}.namespaces', 'id')::regclass),"
+            " (pg_get_serial_sequence('{s}.datasets', 'id')::regclass)) s (name)",
+            _JUMP,
+        )
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[Database]:
+    """Connect as *settings* say, to a server that keeps the promise."""
     database = Database(postgresql_options(settings))
     await StartupRetry(settings.start_timeout).run(database.open)
     try:
         await check_server(database)
-        return await apply_schema(database, settings.datasets())
+        yield database
     finally:
         await database.close()
 
