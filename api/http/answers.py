@@ -1,4 +1,4 @@
-"""The answers that are written by hand, because they are hot, and problems."""
+"""Make the answers of hot routes, whose JSON is written directly, and problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false"
 
 
 def problem_reply(error: CounterError) -> Reply:
-    """*error* as a problem document, with Retry-After where waiting helps."""
+    """Return *error* as a problem document, with Retry-After if waiting helps."""
     headers = []
     seconds = retry_after_s(error)
     if seconds is not None:
@@ -43,7 +43,7 @@ def problem_reply(error: CounterError) -> Reply:
 
 
 def json_text(text: str) -> str:
-    """*text* as a JSON string."""
+    """Return *text* as a JSON string."""
     if text.isalnum() and text.isascii():
         return f'"{text}"'
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
@@ -52,7 +52,7 @@ def json_text(text: str) -> str:
 
 
 def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
-    """An add's answer in JSON; *extra* are further members, with a comma before them."""
+    """Return an add's answer in JSON; *extra* are further members, each after a comma."""
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
         extra += ',"retry_safe":false'
     return (
@@ -63,8 +63,8 @@ def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
 
 
 def added_texts(namespace: Namespace, outcomes: Iterable[Added | CounterError]) -> list[str]:
-    """The outcomes of many adds, each in JSON: :func:`added_text`, or a problem."""
-    # One refusal may serve many items.
+    """Return the outcomes of many adds, each in JSON: :func:`added_text`, or a problem."""
+    # Many items may share one error.
     problems: dict[int, str] = {}
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
         return [_outcome_text(namespace, each, problems) for each in outcomes]
@@ -90,13 +90,13 @@ def _outcome_text(
 
 
 def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:
-    """An add's answer."""
+    """Return an add's answer."""
     headers = (_REPLAYED_HEADER,) if added.replayed else ()
     return Reply(200, added_text(namespace, added, extra).encode(), JSON, headers)
 
 
 def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
-    """A clear's answer."""
+    """Return a clear's answer."""
     body = ClearAnswer(
         namespace=namespace.name,
         counter=cleared.counter,
@@ -109,7 +109,7 @@ def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
 
 
 def count_text(name: str, count: Count) -> str:
-    """The answer to a get in namespace *name*, in JSON."""
+    """Return the answer to a get in namespace *name*, in JSON."""
     counter, value, as_of_us, accuracy = count
     extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else ""
     return (
@@ -121,5 +121,6 @@ def count_text(name: str, count: Count) -> str:
 
 @lru_cache(maxsize=1_024)
 def count_reply(name: str, count: Count) -> Reply:
-    """The answer to a get in namespace *name*; that of a hot counter is the same many times."""
+    """Return the answer to a get in namespace *name*; cached, because a hot counter's is the same
+    many times."""
     return Reply(200, count_text(name, count).encode())

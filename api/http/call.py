@@ -1,4 +1,4 @@
-"""One request as the handlers see it, and their answer to it: bytes in, bytes out.
+"""A request as the handlers see it, and their answer: bytes in, bytes out.
 
 The routes work on these and not on a framework's request, because at tens of thousands of requests
 a second the framework's objects cost more than the count itself.
@@ -63,19 +63,19 @@ class Reply(NamedTuple):
     def json(
         cls, answer: BaseModel, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> Reply:
-        """*answer* in JSON, with the members that were given."""
+        """Return *answer* in JSON, with the members that are set."""
         return Reply(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
 
     @property
     def head(self) -> tuple[tuple[bytes, bytes], ...]:
-        """All its headers, with those that describe its body."""
+        """All headers, with those that describe the body."""
         if self.status in (NO_CONTENT, _NOT_MODIFIED):
             return self.headers
         length = b"%d" % len(self.body)
         return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
 
     async def send(self, send: Send) -> None:
-        """Send it over ASGI."""
+        """Send the answer over ASGI."""
         head = {"type": "http.response.start", "status": self.status, "headers": [*self.head]}
         await send(head)
         await send({"type": "http.response.body", "body": self.body})
@@ -90,7 +90,7 @@ class Found(Protocol):
 
 
 def _free(_adds: int) -> None:
-    """Where nothing is limited."""
+    """Take nothing: no rate limits the caller."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,24 +105,24 @@ class Call:
     counter: str = ""
     #: The namespace of that name; None if there is none.
     found: Namespace | None = None
-    #: Who sent it; None until that is known.
+    #: The caller; None before authentication.
     caller: Caller | None = None
     route: Found | None = None
-    #: Whether what it takes of the caller's rates is taken already.
+    #: Whether the request was counted against the caller's rates already.
     admitted: bool = False
-    #: Takes so many adds of what the caller may have. Raises RateLimitedError.
+    #: Takes a number of adds from the caller's rates. Raises RateLimitedError.
     charge: Callable[[int], None] = _free
-    #: Where room for its body is taken from as it comes, and how much is.
+    #: The memory that all bodies share, and how many bytes of it this one holds.
     room: Bounded | None = None
     held: int = 0
-    #: What a log should tell of it besides.
+    #: Further fields for the request log.
     logged: dict[str, Any] = field(default_factory=dict)
-    #: Whether the Idempotency-Key was read as a UUIDv7, time and all.
+    #: Whether the Idempotency-Key is a UUIDv7, so that its time is the token's.
     key_is_token: bool = False
 
     @property
     def who(self) -> Who:
-        """Who sent it, for the audit log: the key, never its secret, and where it came from."""
+        """The caller, for the audit log: the key's id, never its secret, and the address."""
         key = None if self.caller is None else self.caller.key
         client = self.scope.get("client")
         return Who(
@@ -133,19 +133,19 @@ class Call:
         )
 
     def sees(self, namespace: str) -> bool:
-        """Whether there is, for the caller, a namespace of this name."""
+        """Return whether the caller's key covers *namespace*."""
         return self.caller is None or self.caller.sees(namespace)
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of the header *name* (in lower case)."""
+        """Return the value of the header *name* (in lower case)."""
         return header_of(self.scope, name)
 
     def query(self, model: type[_Query]) -> _Query:
-        """The query as *model*. Raises InvalidParameterError."""
+        """Return the query as *model*. Raises InvalidParameterError."""
         return read_query(model, self.scope["query_string"])
 
     def content_type(self, *allowed: bytes) -> bytes:
-        """The body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
+        """Return the body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
         given = self.header(b"content-type") or b""
         media = given.partition(b";")[0].strip().lower()
         if media not in allowed:
@@ -155,7 +155,8 @@ class Call:
         return media
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLargeError, as soon as that is known, OverloadedError."""
+        """Return the whole body. Raises BodyTooLargeError, as soon as the size is known, and
+        OverloadedError."""
         announced = int(self.header(b"content-length") or 0)
         if announced > self.body_bytes_max:
             # Before 100 Continue is sent.
@@ -176,7 +177,7 @@ class Call:
         return b"".join(parts)
 
     async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:
-        """The body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
+        """Return the body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""
         if may_be_empty:
             body = await self.body()
             if not body:
@@ -213,7 +214,7 @@ class Call:
 
 
 def _bare_key(text: str) -> str:
-    """The key of a header: bare, or a quoted string of RFC 8941."""
+    """Return the key of a header: a bare text, or a quoted string of RFC 8941."""
     key = text.strip()
     if len(key) >= 2 and key[0] == key[-1] == '"':
         key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
@@ -227,7 +228,7 @@ def _bare_key(text: str) -> str:
 
 
 def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
-    """The value of the header *name* (in lower case)."""
+    """Return the value of the header *name* (in lower case)."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -235,9 +236,10 @@ def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
 
 
 def counter_of_segment(segment: bytes) -> str:
-    """The counter that a percent-encoded path segment names. Raises InvalidParameterError."""
+    """Return the counter that a percent-encoded path segment names. Raises
+    InvalidParameterError."""
     if segment.isalnum() and len(segment) <= COUNTER_NAME_CHARS_MAX:
-        # Nearly always: nothing to decode, and nothing to find fault with.
+        # The usual case: nothing to decode, and valid.
         return segment.decode("ascii")
     try:
         return check_counter_name(unquote_to_bytes(segment).decode())

@@ -1,7 +1,8 @@
-"""What every request passes: request id, headers, keys, admission, deadlines, observers, tally.
+"""Do what every request needs: request id, headers, keys, admission, deadlines, observers, tally.
 
-:class:`Front` is the ASGI application around FastAPI's. FastAPI finds the route of a request to
-``/v1``, and the route comes back to :meth:`Front.serve`; so does the fast lane, without ASGI.
+:class:`Front` is the ASGI application around FastAPI's. For a request to ``/v1`` FastAPI's router
+finds the route, which calls back :meth:`Front._serve`. The fast lane calls :meth:`Front.reply`
+without ASGI.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ _UUID7_HINT = (
     "; the Idempotency-Key was read as a UUIDv7, whose time is part of it: prefix ids that only"
     " look like one, for example order:<id>"
 )
-#: What requests that lead nowhere are tallied as: their paths are as many as clients like.
+#: The route, in metrics, of requests without one: their paths are not bounded in number.
 NOWHERE: Final = "other"
-#: Pages that tell of all namespaces.
+#: Pages that show all namespaces.
 _GUARDED: Final = frozenset({"/metrics"})
 _log = logging.getLogger("counter.api")
 
 
 class Front:
-    """An ASGI app around *site*, which finds *routes* and answers everything else.
+    """An ASGI app around *site*, which finds *routes* and answers all other requests.
 
-    A request that reaches a handler has passed the *gate*, and the *door* if it writes. Every
-    answer carries a request id and is counted in *tally*; *observers* look on.
+    A request that reaches a handler has passed the *gate* (keys and rates), and the *door* (load
+    shedding) if it writes. Every answer has a request id and is counted in *tally*. *observers* are
+    called at the start and at the end of each request.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Front:
         self._namespaces = namespaces
         self._site = site
         self._page_paths = frozenset(getattr(each, "path", "") for each in site.routes)
-        #: What FastAPI's handlers need around them.
+        #: FastAPI's handlers need this middleware.
         self._pages = AsyncExitStackMiddleware(site.router)
         self._observers = observers
         self.gate = gate
@@ -91,7 +93,7 @@ class Front:
         self.tally = tally or NoTally()
         self.ids = RequestIds()
         self.body_bytes_max = body_bytes_max
-        #: Whether no request may be answered before it comes here.
+        #: Whether every request must be answered here, because an observer wants to see all.
         self.sees_all = any(each.wants_all for each in observers)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -108,11 +110,11 @@ class Front:
         send = label.put_on(send, path, answered)
         only_head = scope["method"] == "HEAD"
         if only_head:
-            # What a GET would answer, without its body (RFC 9110, 9.3.2).
+            # The answer to a GET without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         try:
             self.gate.check_page(scope["method"], scope["headers"])
-            # The decoded path says whose it is, or an encoded letter of /v1/ would lead past here.
+            # Compare the decoded path: an encoded letter of /v1/ must not avoid these checks.
             if not path.startswith("/v1/"):
                 await self._page(scope, receive, send, label)
                 return
@@ -123,7 +125,7 @@ class Front:
         await self._route(call, receive, send, partial(self._serve, call, label, only_head))
 
     async def _page(self, scope: AsgiScope, receive: Receive, send: Send, label: Label) -> None:
-        """Have FastAPI answer a request outside of /v1. Raises its problem."""
+        """Have FastAPI answer a request outside of /v1. Raises CounterError."""
         path: str = scope["path"]
         if path in self._page_paths:
             label.route = f"GET {path}"
@@ -138,8 +140,8 @@ class Front:
     async def _route(
         self, call: Call, receive: Receive, send: Send, serve: Callable[..., Awaitable[None]]
     ) -> None:
-        """Have FastAPI's router find the route. What FastAPI puts around its router does nothing
-        for these, and costs more than the router."""
+        """Have FastAPI's router find the route. FastAPI's own middleware does nothing for these
+        requests, and costs more than the router."""
         site, scope = self._site, call.scope
         scope = {**scope, "app": site, "path": _routed_path(scope), "call": call, "serve": serve}
         try:
@@ -151,9 +153,9 @@ class Front:
                 await reply.send(send)
 
     def _nothing_at(self, scope: AsgiScope, path: str, error: HTTPException) -> CounterError:
-        """What is wrong with a path, or a method of it, that no route has."""
+        """Return the error for a path, or a method on it, that no route has."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-            # A start shows this address, and a terminal makes a link of it.
+            # `counter serve` prints this address, and terminals make it a link.
             hint = "; /console is a page for people, and /docs describes the API" * (path == "/")
             return NotFoundError(f"there is nothing at {path[:200]!r}{hint}")
         routes = [each for each in self.routes.values() if each.path_regex.match(scope["path"])]
@@ -164,12 +166,12 @@ class Front:
         )
 
     def _check_guarded(self, path: str, authorization: bytes | None) -> None:
-        """Raise what is wrong with the key of a request for a page that shows all namespaces."""
+        """Authorize a request for a page that shows all namespaces. Raises CounterError."""
         if path not in _GUARDED:
             return
         caller = self.gate.caller(authorization)
         if caller.key is not None:
-            # Without keys all share one rate, and a flood must not hide itself.
+            # Without keys all callers share one rate, and a flood must not block the metrics.
             self.gate.admit(caller, None, 0)
         caller.require_all_namespaces()
 
@@ -195,8 +197,8 @@ class Front:
     async def reply(
         self, call: Call, found: Route | CounterError, names: Mapping[str, str]
     ) -> Reply | None:
-        """The answer to *call*; None if its client is gone. *names* are those in its path, not
-        decoded."""
+        """Return the answer to *call*; None if the client disconnected. *names* are those in the
+        path, not decoded."""
         let_in = self._let_in(call, found, names)
         watching = self._watch(call)
         reply: Reply | None = None
@@ -214,7 +216,7 @@ class Front:
     def show_failure(
         self, call: Call, route: Route, names: Mapping[str, str], reply: Reply
     ) -> None:
-        """Have observers see a request that was answered directly, and failed."""
+        """Show observers a request that failed and was answered directly."""
         self._let_in(call, route, names)
         for ended in self._watch(call):
             ended(reply)
@@ -227,9 +229,9 @@ class Front:
     def _let_in(
         self, call: Call, found: Route | CounterError, names: Mapping[str, str]
     ) -> tuple[Route, Caller] | CounterError:
-        """The route and the caller, or why the request is refused; the names become the call's."""
+        """Return the route and the caller, or why the request is rejected; set the call's names."""
         try:
-            # First of all: a client without a key learns nothing about what exists.
+            # First: a client without a key learns nothing about what exists.
             caller = call.caller = self.gate.caller(call.header(b"authorization"))
             try:
                 if isinstance(found, CounterError):
@@ -240,7 +242,7 @@ class Front:
                     call.counter = counter_of_segment(names["counter"].encode("latin-1"))
                 caller.require(found.scope, call.namespace)
             except CounterError:
-                # It is a request all the same: else names could be guessed at past every rate.
+                # It counts as a request: otherwise guessing names would avoid the rate limit.
                 self.gate.admit(caller, None, 0)
                 raise
         except CounterError as error:
@@ -255,7 +257,8 @@ class Front:
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
             call.found = self._namespaces.find(name)
-            # Who changes what a namespace may have is not held up by those who have had all of it.
+            # The namespace's rate does not apply to changes of its settings: otherwise a
+            # namespace at its limit could not get a higher one.
             namespace = None if route.latest else call.found
             if not call.admitted:
                 self.gate.admit(caller, namespace, route.adds)
@@ -276,7 +279,7 @@ class Front:
             self.door.bodies.give_back(call.held)
 
     async def _unknown(self, call: Call, error: NamespaceUnknownError) -> CounterError:
-        """What to say where the store, or this process, does not know the call's namespace."""
+        """Return the error if the store, or this process, does not know the call's namespace."""
         try:
             known = self._namespaces.get(call.namespace)
             await self._namespaces.look()
@@ -300,7 +303,7 @@ def known_error(error: Exception) -> CounterError:
 
 
 def _without_body(send: Send) -> Send:
-    """*send* with the bodies of answers left out; their heads stay as they are."""
+    """Wrap *send*: it sends the heads of answers without their bodies."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -311,7 +314,8 @@ def _without_body(send: Send) -> Send:
 
 
 def _routed_path(scope: AsgiScope) -> str:
-    """The path to match routes with: the raw one, because a name may hold an encoded slash."""
+    """Return the path to match routes with: the raw one, because a name may hold an encoded
+    slash."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     parts = raw.partition(b"?")[0].split(b"/")[2:]
     return b"/".join([b"", b"v1", *parts]).decode("latin-1")

@@ -1,6 +1,6 @@
 """The routes of ``/v1``: FastAPI matches and documents them, and the front answers them.
 
-A handler declares its namespace, query and body as FastAPI has it, and the document is made of
+A handler declares its namespace, query and body as in FastAPI, and FastAPI makes the document from
 that. :class:`Route` reads them, because errors must come in one order (key, namespace, parameters,
 body) and name the value and the bound, and because FastAPI's own way costs more than the count.
 """
@@ -51,23 +51,23 @@ class EventStream(Response):
 
 
 def call_of(request: Request) -> Call:
-    """The request as handlers see it."""
+    """Return the request as handlers see it."""
     call: Call = request.scope["call"]
     return call
 
 
-#: What every handler takes first.
+#: The first parameter of every handler.
 CallOf = Annotated[Call, Depends(call_of)]
 
 
 def namespace_of(call: CallOf) -> Namespace:
-    """The namespace of the path. Raises NamespaceUnknownError."""
+    """Return the namespace of the path. Raises NamespaceUnknownError."""
     if call.found is None:
         raise unknown(call.namespace)
     return call.found
 
 
-#: What a handler takes whose namespace must exist.
+#: The parameter of a handler whose namespace must exist.
 InNamespace = Annotated[Namespace, Depends(namespace_of)]
 
 
@@ -75,11 +75,11 @@ class Route(PlainRoute):
     """One route: ``path`` with ``{namespace}`` and ``{counter}``.
 
     The *handler* takes the call and, by these names, a ``namespace``, a ``query`` and a ``body``.
-    Its name is the operation's id, and its docstring says what it does.
+    Its name is the operation's id, and the first line of its docstring is the summary.
 
-    One that *writes* events wants a fresh copy of the namespace's settings; one that shows or
-    changes them, the *latest*. *adds* are those that any request to it makes; a batch's handler
-    says for itself how many it brings. *shows* is what needs a namespace that keeps events.
+    A route that *writes* events needs a fresh copy of the namespace's settings; one that shows or
+    changes the settings needs the *latest*. Each request counts as *adds* adds in rate limits; a
+    batch's handler counts its adds itself. *shows* names what only a namespace with events has.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Route(PlainRoute):
         **described: Any,
     ) -> None:
         super().__init__(path, handler, name=f"{method} {path}")
-        # An empty name is a wrong name, and not another path.
+        # An empty name is an invalid name, not another path.
         self.path_regex = re.compile(self.path_regex.pattern.replace("[^/]+", "[^/]*"))
         # Starlette adds HEAD to GET; here the front answers HEAD.
         self.methods = {method}
@@ -115,13 +115,13 @@ class Route(PlainRoute):
         self._described = {"answer": _model(hints.get("return")), **described}
 
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Have the front answer."""
+        """Have the front answer the request."""
         if scope["method"] != self.method:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         await scope["serve"](self, scope, receive, send)
 
     async def answer(self, call: Call) -> Reply:
-        """Read what the handler takes from *call*, and have it answer."""
+        """Read the handler's parameters from *call*, and return its answer."""
         taken: dict[str, Any] = {}
         if self.takes_namespace:
             taken["namespace"] = namespace = namespace_of(call)
@@ -135,9 +135,9 @@ class Route(PlainRoute):
         return answer if isinstance(answer, Reply) else Reply.json(answer)
 
     def described(self) -> APIRoute:
-        """The route as FastAPI describes it.
+        """Return the route as FastAPI describes it.
 
-        Made when the document is made: to analyze the parameters of all routes takes most of a
+        Only the document needs it: analyzing the parameters of all routes would take most of a
         start.
         """
         return self._as_described(**self._described)
@@ -154,9 +154,9 @@ class Route(PlainRoute):
         responses: Mapping[int, Mapping[str, Any]] | None = None,
         **more: Any,
     ) -> APIRoute:
-        """*problems* are the statuses of its problems beside those that every route may answer,
-        *headers* those of its answer, *declares* functions with the parameters that the handler
-        reads by itself, *responses* further forms of its answer."""
+        """*problems* are the statuses of its problems besides those of every route, *headers* those
+        of its answer, *declares* functions with the parameters that the handler reads itself,
+        *responses* further forms of its answer."""
         declares = list(declares)
         if "{counter}" in self.path:
             declares.insert(0, of_counter)
@@ -188,7 +188,7 @@ class Route(PlainRoute):
             ],
             **more,
         )
-        # FastAPI takes all of the docstring, of which the summary has the first line.
+        # FastAPI takes the whole docstring, whose first line is the summary already.
         made.description = ""
         return made
 
@@ -204,7 +204,7 @@ def route(method: str, path: str, scope: Scope, **described: Any) -> Callable[[_
 
 
 def routes_of(*owners: object) -> list[Route]:
-    """The routes whose handlers the *owners* have, in the order of their classes."""
+    """Return the routes of the handlers of *owners*, in the order of their classes."""
     marked = [
         (getattr(owner, name), each.route)
         for owner in owners
@@ -218,7 +218,7 @@ def routes_of(*owners: object) -> list[Route]:
 
 
 def _model(hint: Any) -> type[BaseModel] | None:
-    """The model of a parameter's annotation, which may have more in it."""
+    """Return the model in a parameter's annotation, None if it has none."""
     for each in (hint, *get_args(hint)):
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
@@ -226,17 +226,17 @@ def _model(hint: Any) -> type[BaseModel] | None:
 
 
 def headers_of(*names: str) -> dict[str, Any]:
-    """The headers of an answer: the request's id, and those of *names* in the components."""
+    """Return references to the headers of an answer: the request id, and those of *names*."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
 def problem(status: int) -> dict[str, Any]:
-    """The response of the document's components with the problems of *status*."""
+    """Return a reference to the response for the problems of *status*."""
     return {"$ref": f"#/components/responses/{problem_name(status)}"}
 
 
 def problem_name(status: int) -> str:
-    """The name of that response, such as ``NotFound``."""
+    """Return the name of that response, such as ``NotFound``."""
     return "".join(HTTPStatus(status).phrase.title().split())
 
 

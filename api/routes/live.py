@@ -1,7 +1,7 @@
-"""A counter's count as it changes, by server-sent events.
+"""Stream a counter's count as it changes, by server-sent events.
 
-All who watch one counter in this process share one look at it, twice a second. A stream ends after
-a while, when the process ends, and when the key that asked for it is no longer good for it.
+All streams of one counter in this process share one read of it, twice a second. A stream ends after
+a fixed time, on shutdown, and when its key is no longer valid for the namespace.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class _Watch:
     counter: str
     latest: Count | CounterError
     watchers: int = 0
-    #: Replaced at each look, so that everybody who waits sees each of them.
+    #: Set at each read, and then replaced, so that each waiting stream sees each read.
     looked: asyncio.Future[None] = field(default_factory=_future)
     task: asyncio.Task[None] | None = None
 
 
 class LiveRoutes:
-    """The handler of ``live``, and the streams that it began."""
+    """The handler of ``live``, and its open streams."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class LiveRoutes:
         self._service = service
         self._gate = gate
         self._now_s = now_s
-        #: How many streams there are, how long each may be, and how often it is looked.
+        #: The number of open streams, their maximum, how long each may last, and the time between
+        #: two reads.
         self.streams = 0
         self.streams_max = limits.LIVE_STREAMS_MAX
         self.by_key = Shares(limits.LIVE_STREAMS_PER_KEY_MAX)
@@ -116,7 +117,7 @@ class LiveRoutes:
         )
 
     def close(self) -> None:
-        """End all streams, and begin no more: the process ends."""
+        """End all streams and accept no more, on shutdown."""
         self._is_closed = True
         for watch in self._watches.values():
             _wake(watch)
@@ -131,8 +132,8 @@ class LiveRoutes:
         return watch
 
     def _take_shares(self, call: Call) -> Callable[[], None]:
-        """Count a stream for the key and the address of *call*; return what gives that back.
-        Raises OverloadedError."""
+        """Count a stream for the key and the address of *call*; return a function that ends the
+        count. Raises OverloadedError."""
         address = peer_of(call.scope.get("client"))
         key = call.caller.key if call.caller is not None else None
         holders = [(self.by_key, key.id, f"the key {key.id}")] if key is not None else []
@@ -178,12 +179,12 @@ class LiveRoutes:
             except CounterError as error:
                 watch.latest = error
             except Exception:
-                _log.exception("a counter was looked at in a way that should not fail")
+                _log.exception("a read for a live count failed unexpectedly")
                 watch.latest = CounterError("internal error; see the server log")
             _wake(watch)
 
     async def _pieces(self, call: Call, watch: _Watch) -> AsyncGenerator[bytes, None]:
-        """The events of one stream."""
+        """Yield the events of one stream."""
         sent: tuple[object, ...] = ()
         sent_s = beat_s = began_s = self._now_s()
         while not self._is_closed:
@@ -197,16 +198,16 @@ class LiveRoutes:
                 beat_s = now_s
                 yield _BEAT
             if isinstance(found, CounterError) and found.status < 500:
-                # It will not get better by waiting.
+                # A client error: waiting does not change it.
                 return
             if now_s - began_s >= self.stream_s:
                 break
-            # A look may take long; who waits for it shall know that the stream lives.
+            # If a read takes long, a heartbeat shows the client that the stream is alive.
             await asyncio.wait((looked,), timeout=_HEARTBEAT_S)
         yield _BYE
 
     def _seen(self, call: Call, watch: _Watch) -> Count | CounterError:
-        """What the stream of *call* may tell now: a key may have been revoked meanwhile."""
+        """Return what the stream of *call* may send now: its key may have been revoked."""
         try:
             caller = self._gate.caller(call.header(b"authorization"))
             caller.require(Scope.READ, watch.namespace.name)
@@ -222,7 +223,7 @@ def _wake(watch: _Watch) -> None:
 
 
 def _what(found: Count | CounterError) -> tuple[object, ...]:
-    """Return what is sent again as soon as it differs."""
+    """Return the part of a count that is sent at once when it changes."""
     if isinstance(found, CounterError):
         return (found.code,)
     return found.count, found.accuracy

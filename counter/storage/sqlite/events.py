@@ -1,4 +1,4 @@
-"""Store the event log in SQLite: a table per slice, clustered by (counter, time, id, item).
+"""Store the event log in SQLite: a table per slice, clustered by (time, counter, id, item).
 
 An append rejects late events, creates counters, and inserts all events of its batch; each
 step is one set-based statement.
