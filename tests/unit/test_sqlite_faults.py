@@ -15,7 +15,7 @@ from counter.core.namespaces import Namespaces
 from counter.errors import NamespaceUnknownError, OverloadedError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.storage.sqlite import SqliteStore
-from counter.storage.sqlite.lane import Lane
+from counter.storage.sqlite.database import Lane
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
 from tests.rollup.world import DATASET, SETTINGS

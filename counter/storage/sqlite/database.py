@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from counter import limits
-from counter.errors import StartupError, StoreUnavailableError
+from counter.errors import StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND, SECOND
 from counter.metrics import Calls, StoreTally
 from counter.ports import Clock
 from counter.quantities import format_bytes
-from counter.storage.sqlite.lane import Lane
+from counter.storage.shared.batching import Batch, Batcher
+from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite.live import Ids, LiveTail
 from counter.storage.sqlite.schema import (
     SCHEMA_VERSION,
@@ -32,6 +33,9 @@ from counter.types import Dataset, Slice
 #: Runs the jobs of one batch that share it, with the connection and the clock read within the
 #: transaction; returns a result, or an exception, for each.
 Merged = Callable[[sqlite3.Connection, int, Sequence[Any]], Sequence[Any]]
+
+#: Runs one batch of jobs on a lane's thread; returns a result, or an exception, for each of them.
+Execute = Callable[[Sequence[Any]], Sequence[Any]]
 
 _log = logging.getLogger("counter.sqlite")
 _Row = TypeVar("_Row")
@@ -87,6 +91,77 @@ def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]
     """Insert *rows*, a chunk per step."""
     for chunk in chunks(rows):
         insert(connection, into, chunk)
+
+
+class Lane:
+    """Runs jobs on a thread that owns one connection. While one batch runs, the next one gathers:
+    a burst of calls costs one thread crossing, one transaction and one wake-up.
+
+    A cancelled caller gets its CancelledError only when its batch has ended, so that the outcome of
+    its write is known.
+    """
+
+    def __init__(
+        self, name: str, execute: Execute, *, jobs_max: int, calls: Calls | None = None
+    ) -> None:
+        """*calls* counts the batches, and the jobs of them that the store failed."""
+        self._execute = execute
+        self._calls = calls or Calls()
+        self._batcher: Batcher[None, Any, Any] = Batcher(
+            self._send,
+            name="the store",
+            items_max=jobs_max,
+            waiting_max=jobs_max,
+            interrupts=False,
+        )
+        self._worker = Worker(name, self._run, self._ended)
+        self._worker.start()
+
+    async def call(self, job: Any) -> Any:
+        """Return the result of *job* when its batch is done.
+
+        Raises what the job raised, and OverloadedError, before any work, if too many jobs wait.
+        """
+        (result,) = await self._batcher.put(None, (job,))
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait for the running batch to end."""
+        return self._batcher.waiting
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is running or about to."""
+        return self._batcher.is_under_way(None) or self._batcher.waiting > 0
+
+    async def close(self) -> None:
+        """Run the accepted jobs, then stop the thread."""
+        await self._batcher.close()
+        self._worker.stop()
+        await self._worker.join()
+
+    def _send(self, batches: Sequence[Batch[None, Any, Any]]) -> None:
+        for batch in batches:
+            self._worker.send(batch)
+
+    def _run(self, batch: Batch[None, Any, Any]) -> Sequence[Any]:
+        """Run a batch, on the thread."""
+        began_s = time.perf_counter()
+        results = self._execute(batch.items)
+        failed = sum(isinstance(each, UnavailableError) for each in results)
+        self._calls.ended(time.perf_counter() - began_s, failed)
+        return results
+
+    def _ended(self, batch: Batch[None, Any, Any], results: Sequence[Any] | BaseException) -> None:
+        if isinstance(results, BaseException):
+            batch.end_all(results)
+        else:
+            batch.end(results)
+        # Before the callers of this batch continue, so that the thread does not wait for them.
+        self._batcher.leave()
 
 
 class InlineReader:
