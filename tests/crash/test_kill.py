@@ -4,24 +4,53 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from counter.config.settings import Settings
+from counter.storage.postgresql import Database, postgresql_options
+from counter.storage.postgresql.schema import apply_for
 from counter.tokens import TokenGenerator
 from counter.types import Token
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
 from tests.support.rest import Rest, item
-from tests.support.server import Server, serving
+from tests.support.server import SMALL_WINDOWS, Server, serving
 from tests.support.times import to_us
 from tests.support.waiting import eventually
 
 ROUNDS = 5
 CLIENTS = 6
 COUNTERS = [f"c{number}" for number in range(5)]
+OVER_POSTGRESQL = {
+    "store": "postgresql",
+    "keyspace": "killed",
+    "write_timeout": "1s",
+    "lease_time": "6s",
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def flags(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Mapping[str, str]:
+    """The settings of the service under test besides small windows, over a store that is new."""
+    if request.param == "sqlite":
+        return {}
+    server: PostgresqlServer = request.getfixturevalue("postgresql")
+    monkeypatch.setenv("COUNTER_DSN", server.dsn())
+    given: dict[str, Any] = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
+    settings = Settings(**given)
+    database = Database(postgresql_options(settings))
+    await database.open()
+    await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
+    await database.close()
+    await apply_for(settings)
+    return OVER_POSTGRESQL
 
 
 class Load:
@@ -149,12 +178,15 @@ async def check_rolled_up(rest: Rest, model: Model) -> None:
 
 
 @pytest.mark.slow
-async def test_every_acknowledged_add_survives_kill_9_exactly_once(tmp_path: Path) -> None:
+async def test_every_acknowledged_add_survives_kill_9_exactly_once(
+    tmp_path: Path, flags: Mapping[str, str]
+) -> None:
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
     print(f"CRASH_SEED={seed}")
-    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+    async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(server, seed)
-        for _ in range(ROUNDS):
+        # Over PostgreSQL no files are recovered.
+        for _ in range(2 if flags else ROUNDS):
             await load.until(load.random.randrange(1, 400), server.kill)
             await server.start()
             await load.settle()
@@ -170,11 +202,13 @@ async def test_every_acknowledged_add_survives_kill_9_exactly_once(tmp_path: Pat
         assert "Traceback" not in server.all_errors()
 
 
-async def test_what_is_in_flight_at_sigterm_is_answered_or_retried(tmp_path: Path) -> None:
+async def test_what_is_in_flight_at_sigterm_is_answered_or_retried(
+    tmp_path: Path, flags: Mapping[str, str]
+) -> None:
     """A graceful end acknowledges what it took; the rest is as after a crash."""
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
     print(f"CRASH_SEED={seed}")
-    async with serving(tmp_path / "data", tmp_path / "logs") as server:
+    async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(server, seed)
         await load.until(50, server.terminate)
         assert await server.ended() == 0

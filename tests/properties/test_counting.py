@@ -1,11 +1,18 @@
 """Sends, retries, hedges, clears, rollups, restarts: however they mix, a token counts once."""
 
+import asyncio
+from itertools import cycle
+from typing import Any
+
 import pytest
 from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
 from tests.properties.stalls import StallingMachine
 from tests.simulation.calm import no_deadline_by_the_wall
+from tests.support.app import App
+from tests.support.model import Send
+from tests.support.rest import Rest
 
 #: A failure is made small before it is shown, and that takes minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -24,11 +31,46 @@ class OverSqlite(CounterMachine):
 
 
 class OverPostgresql(CounterMachine):
+    """Two processes: a send goes to one of them in turn, its hedge to the other, and both roll up
+    everything at once."""
+
     storage = "postgresql"
 
     def __init__(self) -> None:
         super().__init__()
         self.patches.enter_context(no_deadline_by_the_wall())
+
+    async def _start(self, counter_type: str, shards: int) -> None:
+        await super()._start(counter_type, shards)
+        self.other = App(self.storage, self.directory, small=True, beside=self.app)
+        await self.other.start()
+        self.turns = cycle((self.other, self.app))
+        self.at = self.app
+        works = self.app.roll_up
+
+        async def roll_up_twice() -> None:
+            await asyncio.gather(works(), self.other.roll_up())
+
+        self.app.roll_up = roll_up_twice  # type: ignore[method-assign]
+
+    @property
+    def rest(self) -> Rest:
+        return self.at.rest.within("p")
+
+    async def _ask(self, each: Send) -> Any:
+        at = next(self.turns)
+        await at.application.service.namespaces.refresh()
+        self.at = at
+        try:
+            return await super()._ask(each)
+        finally:
+            self.at = self.app
+
+    async def _check_all(self) -> None:
+        try:
+            await super()._check_all()
+        finally:
+            await self.other.stop()
 
 
 class OverMemory(StallingMachine):

@@ -55,19 +55,23 @@ class App:
         small: bool = False,
         over_socket: bool = False,
         tracing: Any = None,
+        beside: "App | None" = None,
         **settings: Any,
     ) -> None:
-        """*over_socket*, requests come over a connection, and may take the fast lane."""
+        """*over_socket*, requests come over a connection, and may take the fast lane; *beside*
+        another one, both are processes over one store."""
         self._api = need("api.app")
         self._settings = need("counter.config.settings").Settings(
             data=directory, **{"hosts": ("test",), **(SMALL if small else WIDE), **settings}
         )
         self._tracing = tracing
         self._over_socket = over_socket
-        self.clock = FakeClock(START_US)
+        self.clock: FakeClock = FakeClock(START_US) if beside is None else beside.clock
         self._new_store: Callable[[], Any] = lambda: None
         dataset = replace(self._settings.dataset(), id=1)
-        if storage == "memory":
+        if beside is not None:
+            self._new_store = beside._new_store
+        elif storage == "memory":
             memory = need("counter.storage.memory").MemoryStore(self.clock, (dataset,))
             self._new_store = lambda: memory
         elif storage == "simulated":
