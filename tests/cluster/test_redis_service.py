@@ -40,7 +40,7 @@ async def is_cached_and_counts(server: Server) -> None:
         async def rolled_up() -> bool:
             return await rest.count("c", "10m") == 5 and await hits(rest) > 0
 
-        await eventually(rolled_up, "the count comes out of the cache")
+        await eventually(rolled_up, "the count comes out of the cache", seconds=60)
         values = [(await loose.add("d", 1)).status_code for _ in range(20)]
         assert (set(values), await loose.count("d")) == ({200}, 20)
         refusal = await loose.add("d", 2**63 - 1)
@@ -91,7 +91,9 @@ async def test_over_cassandra(cassandra: Cluster, redis: Cluster, tmp_path: Path
     given = {name: flags[name] for name in names} | DATASET
     applied = await asyncio.to_thread(run_counter, "schema", "apply", **given)
     assert applied.returncode == 0, applied.stderr
-    async with serving(tmp_path, tmp_path / "logs", cache=redis.redis_url, **flags) as server:
+    async with serving(
+        tmp_path, tmp_path / "logs", cache=redis.redis_url, rollup="true", **flags
+    ) as server:
         await is_cached_and_counts(server)
 
 
