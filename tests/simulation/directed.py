@@ -23,8 +23,8 @@ QUICK: Final = (
 
 _CRASHES: Final = "tests/evidence/test_crashes.py::"
 _FAULTS: Final = "tests/http/test_faults.py::"
-_SKEW: Final = "tests/unit/test_skew.py::"
-_RESOLUTION: Final = "tests/unit/test_resolution.py::"
+_CLOCK_GUARD: Final = "tests/unit/test_clock_guard.py::"
+_RESOLUTION: Final = "tests/unit/test_resolve.py::"
 _READING: Final = "tests/unit/test_read_moments.py::"
 _ROLLER: Final = "tests/unit/test_roller.py::"
 _NAMESPACES: Final = "tests/unit/test_namespaces.py::"
@@ -51,10 +51,10 @@ DIRECTED: Final[Mapping[str, str]] = {
     ),
     "timer-alone": f"{_FAULTS}test_a_write_past_its_time_is_not_acknowledged_and_counts_once",
     "time-out-is-success": (
-        "tests/unit/test_writing.py::test_an_add_that_the_store_alone_gave_up_is_not_acknowledged"
+        "tests/unit/test_write.py::test_an_add_that_the_store_alone_gave_up_is_not_acknowledged"
     ),
     "mark-remembered-early": (
-        "tests/unit/test_writing.py::test_a_mark_that_is_on_its_way_is_no_mark_yet"
+        "tests/unit/test_write.py::test_a_mark_that_is_on_its_way_is_no_mark_yet"
     ),
     "guard-is-proof": (
         "tests/http/test_payload_check.py::test_what_the_guard_has_seen_is_written_all_the_same"
@@ -63,7 +63,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "no-skew-in-closing": _OPEN,
     "one-skew-in-closing": _OPEN,
     "no-clock-guard": (
-        f"{_SKEW}test_past_the_bound_nothing_that_depends_on_the_clock_is_done[add]"
+        f"{_CLOCK_GUARD}test_past_the_bound_nothing_that_depends_on_the_clock_is_done[add]"
     ),
     "clock-after-look-up": (
         f"{_RESOLUTION}test_a_window_that_closes_while_an_event_is_looked_for_was_open"
@@ -88,7 +88,7 @@ DIRECTED: Final[Mapping[str, str]] = {
         f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
     ),
     "namespace-by-any-clock": (
-        f"{_SKEW}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"
+        f"{_CLOCK_GUARD}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"
     ),
     "slices-by-any-clock": (
         "tests/rollup/test_clock.py::"

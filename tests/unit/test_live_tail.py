@@ -13,7 +13,7 @@ import pytest
 from counter.storage.sqlite import live
 from counter.storage.sqlite.live import LiveTail
 from counter.types import Event, Fold, Namespace
-from tests.unit.test_writing import SPACE
+from tests.unit.test_write import SPACE
 
 WINDOW = SPACE.settings.rollup_window_us
 AFTER = [("a", -1), ("b", -1)]
