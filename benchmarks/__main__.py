@@ -64,6 +64,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "start": start.run,
     "operating-cost": keys_cost.run,
     "rollups": rollups.run,
+    "postgresql-rollups": rollups.over_postgresql,
     "memory": memory.run,
     "growth-counters": growth_adds.counters,
     "growth-events": growth_adds.events,
@@ -89,7 +90,14 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
 _WAITING: Final = frozenset({"cluster-quorum", "cluster-rollups", "cluster-takeover"})
 _WITHOUT_WRK: Final = frozenset(
     {
-        *("rollups", "sdk-buffered", "start", "growth-rollup", "growth-backlog"),
+        *(
+            "rollups",
+            "postgresql-rollups",
+            "sdk-buffered",
+            "start",
+            "growth-rollup",
+            "growth-backlog",
+        ),
         *("cluster-rollups", "cluster-takeover"),
     }
 )

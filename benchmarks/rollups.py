@@ -6,13 +6,15 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Bench, check
+from benchmarks.peer_stores import postgres
 from benchmarks.prepared import (
     NAMESPACE,
     Shape,
@@ -20,15 +22,20 @@ from benchmarks.prepared import (
     many_counters,
     many_counters_apart,
     many_events,
+    name_of,
     prepare,
     settings_for,
 )
 from benchmarks.results import Figure, Report, median, ratios
 from counter.clock import SystemClock
+from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
+from counter.ports import Store
 from counter.storage.memory import MemoryCache
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
+from counter.storage.postgresql.database import Database
 from counter.storage.sqlite import SqliteStore
 from counter.tokens import TokenGenerator
 from counter.types import Event, Namespace, Written
@@ -37,6 +44,7 @@ from rollup.worker import RollupWorker
 from scripts.demo_names import read_names
 
 _EVENTS_PER_S_TARGET: Final = 200_000
+_EVENTS_PER_S_TARGET_POSTGRESQL: Final = 100_000
 #: Log n of a B-tree is not nothing, and this is a shared machine.
 _COST_TARGET: Final = 1.25
 _NAMES: Final = 300_000
@@ -95,7 +103,10 @@ class Desk:
     def __init__(self, data: Path) -> None:
         settings = settings_for(data)
         self.clock = SteppedClock()
-        self.store = SqliteStore(data, self.clock, [settings.dataset()])
+        self._use(SqliteStore(data, self.clock, [settings.dataset()]), settings)
+
+    def _use(self, store: Store, settings: Settings) -> None:
+        self.store = store
         self.namespaces = Namespaces(self.store, self.clock)
         cache = MemoryCache(self.clock, entries_max=settings.cache_entries_max)
         self.worker = RollupWorker(self.store, cache, self.clock, self.namespaces)
@@ -151,14 +162,14 @@ class Desk:
         that the rollup took by the clock, and of this process's CPU."""
         settings, dataset = namespace.settings, namespace.dataset
         lag_us = settings.accept_limit_us + dataset.write_timeout_us
-        self.clock.move_to(self.clock.now_us() + settings.rollup_window_us + lag_us)
+        await self.move_to(self.clock.now_us() + settings.rollup_window_us + lag_us)
         taken = await _timed(self.worker.tick())
         await self._check(namespace)
         return taken
 
     async def _append(self, namespace: Namespace, batches: Sequence[Sequence[Event]]) -> None:
         for batch in batches:
-            self.clock.move_to(batch[-1].event_time_us)
+            await self.move_to(batch[-1].event_time_us)
             written = await self.store.events.append(namespace, batch)
             check(set(written) == {Written.NEW}, f"not every event was written: {set(written)}")
 
@@ -176,9 +187,44 @@ class Desk:
                     f"{name}: {wanted} written, {stored} rolled up, {count.count} read",
                 )
 
+    async def move_to(self, time_us: int) -> None:
+        """Move the clock forward to *time_us*."""
+        self.clock.move_to(time_us)
+
     def expect(self, loaded: dict[str, int]) -> None:
         """Note what counters were loaded with."""
         self._loaded = loaded
+
+
+class PostgresqlDesk(Desk):
+    """The same over a PostgreSQL, whose clock is moved along."""
+
+    def __init__(self, dsn: str) -> None:
+        self.clock = SteppedClock()
+        self._dataset = settings_for(Path()).dataset()
+        self._database = Database(PostgresqlOptions(dsn))
+        self._use(PostgresqlStore(self._database.options, self.clock), settings_for(Path()))
+
+    @asynccontextmanager
+    async def open(self, namespace: str) -> AsyncIterator[Namespace]:
+        await self._database.open()
+        try:
+            await self._database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
+            await apply_schema(self._database, [self._dataset])
+            await self._database.rows("CREATE TABLE {s}.bench_clock AS SELECT 0::bigint AS us")
+            await self._database.rows(
+                "CREATE OR REPLACE FUNCTION {s}.clock_us() RETURNS bigint LANGUAGE sql VOLATILE"
+                " AS 'SELECT us FROM {s}.bench_clock'"
+            )
+            await self.move_to(self.clock.now_us())
+            async with super().open(namespace) as opened:
+                yield opened
+        finally:
+            await self._database.close()
+
+    async def move_to(self, time_us: int) -> None:
+        self.clock.move_to(time_us)
+        await self._database.rows("UPDATE {s}.bench_clock SET us = $1", self.clock.now_us())
 
 
 async def _timed(work: Awaitable[object]) -> tuple[float, float]:
@@ -197,7 +243,11 @@ def run(bench: Bench) -> Report:
         "the same and old events": many_events(bench.quick),
     }
     data = {name: prepare(bench, shape) for name, shape in shapes.items()}
-    figures = [asyncio.run(_rate(bench)), *asyncio.run(_costs(bench, shapes, data))]
+    sqlite = partial(_sqlite_desk, bench)
+    figures = [
+        asyncio.run(_rate(bench, sqlite, _EVENTS_PER_S_TARGET)),
+        *asyncio.run(_costs(bench, shapes, data)),
+    ]
     return Report(
         subject="rollups",
         title="Rollup",
@@ -213,27 +263,70 @@ def run(bench: Bench) -> Report:
     )
 
 
-async def _rate(bench: Bench) -> Figure:
+def over_postgresql(bench: Bench) -> Report:
+    """Measure the rate over PostgreSQL, with the server on this machine."""
+    with postgres(bench) as server:
+        dsn = f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
+        figures = asyncio.run(_rates(bench, partial(PostgresqlDesk, dsn)))
+    return Report(
+        subject="postgresql-rollups",
+        title="Rollup over PostgreSQL",
+        method=(
+            "One pass of one rollup worker over PostgreSQL with Debian's settings on the same"
+            " machine, in windows of 10 s, with a clock moved by hand past their closing; what is"
+            " counted is the whole pass. Afterwards every counter is read back, as rolled up and"
+            " exactly. CPU is the worker's alone."
+        ),
+        figures=tuple(figures),
+    )
+
+
+async def _rates(bench: Bench, new_desk: Callable[[], Desk]) -> list[Figure]:
+    """The rate on real names, and on names spread evenly over many counters."""
+    events = 20_000 if bench.quick else _NAMES
+    figures = [await _rate(bench, new_desk, _EVENTS_PER_S_TARGET_POSTGRESQL)]
+    for counters in (1_000, 5_000) if bench.quick else (10_000, 100_000):
+        names = [name_of(number % counters) for number in range(events)]
+        random.Random(counters).shuffle(names)
+        what = f"spread evenly over {counters:,} counters"
+        figures.append(await _rate_of(what, bench, new_desk, names))
+    return figures
+
+
+def _sqlite_desk(bench: Bench) -> Desk:
+    return Desk(bench.fresh_folder("data"))
+
+
+async def _rate(bench: Bench, new_desk: Callable[[], Desk], target: int) -> Figure:
     limit = 20_000 if bench.quick else _NAMES
     with bench.console.status("reading names"):
         names = (await read_names(limit, lambda _total: lambda _done: None)).occurrences
     check(len(names) == limit, f"{len(names)} names were found, not {limit}")
+    return await _rate_of("real names", bench, new_desk, names, target)
+
+
+async def _rate_of(
+    what: str,
+    bench: Bench,
+    new_desk: Callable[[], Desk],
+    names: Sequence[str],
+    target: int | None = None,
+) -> Figure:
     rounds: list[Rolled] = []
-    pairs = 0
     for number in range(1, bench.rounds + 1):
-        with bench.console.status(f"round {number} of {bench.rounds}: real names"):
-            desk = Desk(bench.fresh_folder("data"))
+        with bench.console.status(f"round {number} of {bench.rounds}: {what}"):
+            desk = new_desk()
             async with desk.open(NAMESPACE) as namespace:
                 rounds.append(await desk.round(namespace, names, _WINDOWS))
-        half = len(names) // _WINDOWS
-        pairs = len(set(names[:half])) + len(set(names[half:]))
-        bench.say(f"round {number}: real names: {rounds[-1]}")
+        bench.say(f"round {number}: {what}: {rounds[-1]}")
+    half = len(names) // _WINDOWS
+    pairs = len(set(names[:half])) + len(set(names[half:]))
     rates = [each.per_s for each in rounds]
     return Figure(
-        "events rolled up a second, real names",
+        f"events rolled up a second, {what}",
         median(rates),
         "/s",
-        at_least=_EVENTS_PER_S_TARGET,
+        at_least=target,
         rounds=tuple(rates),
         note=(
             f"{len(names):,} events of {len(set(names)):,} counters, {pairs:,} dirty windows;"

@@ -313,8 +313,9 @@ class RollupStore(Protocol):
     ) -> Sequence[Mark]:
         """Marks of windows that start in ``(after_us, through_us]``, by (window, counter, recount),
         later than *start* in that order. Windows come in order; counters and recounts within one
-        in an order of the store's own. A transactional store has those of adds from its log: they
-        are of windows after the watermark, and one that is read in pages must be closed."""
+        in an order of the store's own. A transactional store has those of adds from its log, each
+        with the fold of its window: they are of windows after the watermark, and one that is read
+        in pages must be closed."""
         ...
 
     async def dirty_atomic(

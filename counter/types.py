@@ -79,15 +79,25 @@ class Written(Enum):
     LATE = "late"
 
 
+class Fold(NamedTuple):
+    """The effect of a run of events on a count: reset to 0 if *cleared*, then add *total*."""
+
+    cleared: bool
+    total: int
+
+
 class Mark(NamedTuple):
-    """A durable note that *window* of *counter* has new events; in SQLite the events are the note.
+    """A durable note that *window* of *counter* has new events; in a transactional store the events
+    are the note.
 
     ``recount_us`` is 0 for the mark of an add, otherwise the start of the window to recount.
+    ``fold`` is that of the window's events, if the store has read it together with the mark.
     """
 
     window_us: int
     counter: str
     recount_us: int = 0
+    fold: Fold | None = None
 
 
 class AtomicMark(NamedTuple):
@@ -95,13 +105,6 @@ class AtomicMark(NamedTuple):
 
     window_us: int
     events: tuple[Event, ...]
-
-
-class Fold(NamedTuple):
-    """The effect of a run of events on a count: reset to 0 if *cleared*, then add *total*."""
-
-    cleared: bool
-    total: int
 
 
 class WindowRow(NamedTuple):

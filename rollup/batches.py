@@ -134,7 +134,12 @@ class BatchRoller:
             if place % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
-        wanted = [(each.counter, window_us) for each in plans for window_us in each.sums]
+        wanted = [
+            (each.counter, window_us)
+            for each in plans
+            for window_us in each.sums
+            if window_us not in dirty[each.counter].folds
+        ]
         counted = self.partitions.counting(namespace)
         folds = iter(
             await self.store.events.sums(namespace, wanted, counted=counted) if wanted else ()
@@ -144,7 +149,8 @@ class BatchRoller:
         for start in range(0, len(plans), self.batch_counters):
             updates: list[CounterUpdate] = []
             for each in plans[start : start + self.batch_counters]:
-                sums = {window_us: next(folds) for window_us in each.sums}
+                known = dirty[each.counter].folds
+                sums = {at: known[at] if at in known else next(folds) for at in each.sums}
                 updates.append(update(each, sums, rows.get(each.counter, ()), batch))
             await self.store.rollups.apply(namespace, updates, through_us=batch.through_us)
             self.sizes.observe(len(updates))

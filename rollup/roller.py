@@ -20,6 +20,8 @@ class Dirt:
 
     windows: list[int] = field(default_factory=list)
     recounts: list[int] = field(default_factory=list)
+    #: What the store has read together with the marks.
+    folds: dict[int, Fold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Plan:
 def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
     """Group marks by counter, in the order of first occurrence."""
     found: dict[str, Dirt] = {}
-    for window_us, counter, recount_us in marks:
+    for window_us, counter, recount_us, fold in marks:
         dirt = found.get(counter)
         if dirt is None:
             dirt = found[counter] = Dirt()
@@ -66,6 +68,8 @@ def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
             dirt.recounts.append(recount_us)
         else:
             dirt.windows.append(window_us)
+            if fold is not None:
+                dirt.folds[window_us] = fold
     return found
 
 

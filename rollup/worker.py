@@ -40,8 +40,10 @@ from rollup.partitions import Partitions
 from rollup.roller import Batch
 
 _log = logging.getLogger("counter.rollup")
-#: Marks of a shard that are read at once, and rolled up before more are read.
+#: Marks of a shard that are read at once, and rolled up before more are read; so many times more
+#: where each read takes a pass over the events of its windows.
 _MARKS_PER_READ: Final = 1_000
+_MARKS_PER_PASS: Final = 20
 #: Windows of a shard that are rolled up before its watermark moves: doubled after each success,
 #: halved after a failure, because a failure discards them all.
 _WINDOWS_FIRST: Final = 64
@@ -76,11 +78,13 @@ class _Due(NamedTuple):
 
 class _Some(NamedTuple):
     """The result of a part of a shard's closed windows: the last instant that is done (None: not
-    all of it), counters written, and whether there were marks."""
+    all of it), counters written, whether there were marks, and how many windows one part may
+    have."""
 
     through_us: int | None
     written: int
     marks: int
+    windows: int
 
 
 class RollupWorker:
@@ -100,8 +104,9 @@ class RollupWorker:
     ) -> None:
         """At most *concurrency* counters are read or written at once; in a store of one file
         only one batch, because more would make adds wait longer behind its one writer."""
-        batch = batch_counters or (_BATCH_TRANSACTIONAL if store.capabilities.embedded else _BATCH)
-        groups = 1 if store.capabilities.embedded else max(1, concurrency // batch)
+        can = store.capabilities
+        batch = batch_counters or (_BATCH_TRANSACTIONAL if can.transactional else _BATCH)
+        groups = 1 if can.embedded else max(1, concurrency // (batch_counters or _BATCH))
         self._store = store
         self._clock = clock
         self._namespaces = namespaces
@@ -414,7 +419,7 @@ class RollupWorker:
         written = 0
         while watermark_us < closed_us:
             some = await self._roll_some(key, namespace, dropped_before_us, watermark_us, closed_us)
-            self._windows[key] = min(2 * self._windows_of(key), _WINDOWS_MAX)
+            self._windows[key] = min(2 * some.windows, _WINDOWS_MAX)
             written += some.written
             self.tally["counters"] += some.written
             if some.through_us is None:
@@ -437,6 +442,13 @@ class RollupWorker:
             raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
         self._check_namespaces()
 
+    @property
+    def _page(self) -> int:
+        """How many marks are read at once."""
+        can = self._store.capabilities
+        is_pass = can.transactional and not can.embedded
+        return _MARKS_PER_READ * _MARKS_PER_PASS if is_pass else _MARKS_PER_READ
+
     def _windows_of(self, key: _Shard) -> int:
         return self._windows.get(key, _WINDOWS_FIRST)
 
@@ -457,14 +469,17 @@ class RollupWorker:
         bounded read of marks, but at least one."""
         _, shard = key
         size_us = namespace.settings.rollup_window_us
-        end_us = window_of(after_us, size_us) + (1 + self._windows_of(key)) * size_us
+        windows = self._windows_of(key)
+        end_us = window_of(after_us, size_us) + (1 + windows) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
         marks = page = await self._marks(namespace, shard, after_us, through_us, None)
-        if len(page) == _MARKS_PER_READ:
+        if len(page) == self._page:
             # The last window may be incomplete: leave it for the next read, or continue within it.
             last_us = page[-1].window_us
             is_whole = page[0].window_us < last_us
             through_us = (last_us if is_whole else last_us + size_us) - 1
+            # What one read cannot return is not asked for: it would be read again.
+            windows = max(1, (through_us - after_us) // size_us)
         through_us, atomics = await self._atomics.settle(
             namespace, shard, after_us=after_us, through_us=through_us
         )
@@ -474,12 +489,12 @@ class RollupWorker:
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = Batch(batch_us, dropped_before_us, size_us)
         written = await self.batches.roll(namespace, marks, batch)
-        while marks and not is_whole and len(page) == _MARKS_PER_READ:
+        while marks and not is_whole and len(page) == self._page:
             if not self._goes_on(key):
-                return _Some(None, written, len(marks))
+                return _Some(None, written, len(marks), windows)
             page = await self._marks(namespace, shard, after_us, through_us, page[-1])
             written += await self.batches.roll(namespace, page, batch)
-        return _Some(through_us, written, len(marks) + atomics)
+        return _Some(through_us, written, len(marks) + atomics, windows)
 
     async def _marks(
         self, namespace: Namespace, shard: int, after_us: int, through_us: int, start: Mark | None
@@ -490,7 +505,7 @@ class RollupWorker:
             after_us=after_us,
             through_us=through_us,
             start=start,
-            limit=_MARKS_PER_READ,
+            limit=self._page,
         )
 
     def _pause_us(self) -> int:

@@ -199,9 +199,21 @@ async def marks(
             limit=2,
         )
         assert len(page) <= 2
+        await check_folds(store, namespace, page)
         found += page
         if not page:
-            return found
+            return [each._replace(fold=None) for each in found]
+
+
+async def check_folds(store: Store, namespace: Namespace, page: Sequence[Mark]) -> None:
+    """A transactional store has the fold of each window together with its mark."""
+    added = [each for each in page if not each.recount_us]
+    if not store.capabilities.transactional:
+        assert {each.fold for each in page} <= {None}
+        return
+    assert {each.fold for each in page if each.recount_us} <= {None}
+    windows = [(each.counter, each.window_us) for each in added]
+    assert [each.fold for each in added] == list(await store.events.sums(namespace, windows))
 
 
 async def dirty_counters(store: Store, namespace: Namespace, shard: int = 0) -> set[str]:

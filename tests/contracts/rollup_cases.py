@@ -3,10 +3,19 @@
 import pytest
 
 from counter.core.hot_counters import busiest
-from counter.limits import MINUTE, SECOND
+from counter.limits import INT64_MAX, MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.ports import Store
-from counter.types import Checkpoint, CounterUpdate, Head, Mark, Namespace, Pending, WindowRow
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Fold,
+    Head,
+    Mark,
+    Namespace,
+    Pending,
+    WindowRow,
+)
 from counter.windows import first_watermark
 from tests.contracts.cases import (
     DATASET,
@@ -17,6 +26,8 @@ from tests.contracts.cases import (
     WINDOW,
     StoreCases,
     add,
+    check_folds,
+    clear,
     dirtied,
     make_namespace,
     marks,
@@ -126,6 +137,36 @@ class MarkCases(StoreCases):
         assert len(found) == 3
         assert set(found) == set(some)
 
+    async def test_a_mark_has_the_fold_of_its_window(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """From its latest clear on, and exact beyond 64 bits, if the store reads its marks from the
+        log; ``marks`` compares each with ``sums``."""
+        await write(
+            store,
+            namespace,
+            *(add("big", NOW + number, number, INT64_MAX) for number in range(1, 4)),
+            add("c", NOW, 1, 7),
+            clear("c", NOW + 4, 2),
+            clear("c", NOW + 2, 3),
+            add("c", NOW + 4, 4, 70),
+            add("c", NOW + 5, 5, -5),
+            add("c", NOW + WINDOW, 6, 700),
+            clear("gone", NOW + 1, 7),
+        )
+        assert len(await marks(store, namespace)) == 4
+        folds = {
+            ("big", NOW): Fold(False, 3 * INT64_MAX),
+            ("c", NOW): Fold(True, -5),
+            ("c", NOW + WINDOW): Fold(False, 700),
+            ("gone", NOW): Fold(True, 0),
+        }
+        if store.capabilities.transactional:
+            page = await store.rollups.dirty(
+                namespace, 0, after_us=NOW - 1, through_us=NOW + WINDOW, start=None, limit=9
+            )
+            assert {(each.counter, each.window_us): each.fold for each in page} == folds
+
     async def test_a_span_of_windows(self, store: Store, namespace: Namespace) -> None:
         """After the one, through the other."""
         await dirtied(store, namespace, [Mark(T0 + n * WINDOW, "c") for n in range(5)])
@@ -156,8 +197,9 @@ class MarkCases(StoreCases):
                 limit=limit,
             ):
                 assert len(page) <= limit
+                await check_folds(store, namespace, page)
                 found += page
-            walks.append(found)
+            walks.append([each._replace(fold=None) for each in found])
         assert walks[0] == walks[1]
         assert sorted(walks[0]) == sorted(some)
         windows = [mark.window_us for mark in walks[0]]

@@ -445,6 +445,27 @@ async def test_a_shard_that_is_behind_takes_turns_with_the_others() -> None:
     assert await world.rolled_up(behind) == {"c": 6}
 
 
+async def test_a_step_asks_for_few_windows_if_one_read_holds_few() -> None:
+    """Each read takes a pass over all the windows that it asks for."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    for _ in range(40):
+        world.clock.advance(WINDOW)
+        await world.add("c")
+    world.clock.advance(CLOSING)
+    with (
+        small_reads(4),
+        patch.object(
+            world.store.rollups, "dirty", AsyncMock(wraps=world.store.rollups.dirty)
+        ) as dirty,
+    ):
+        await world.process().worker.tick()
+    spans = [call.kwargs["through_us"] - call.kwargs["after_us"] for call in dirty.mock_calls]
+    # The first ones are of windows before the first event, too.
+    assert max(spans[2:]) <= 8 * WINDOW
+    assert await world.rolled_up(namespace) == {"c": 40}
+
+
 async def test_shards_without_marks_share_one_read_and_one_write() -> None:
     """From the first look of a process on, and at every later one."""
     world = World()

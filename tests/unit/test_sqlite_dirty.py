@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,31 @@ async def test_what_is_dirty_is_known_again_after_a_start(tmp_path: Path) -> Non
                     assert set(dirty) == expected
 
 
+async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
+    """Each counter once, from the live tail's names and from the log alone."""
+    sizes = {"events._SUMS_AT_ONCE": 4, "events._SUMS_IN_PART": 2, "rollups._FOLDED_AT_ONCE": 5}
+    with ExitStack() as stack:
+        for name, size in sizes.items():
+            stack.enter_context(patch(f"counter.storage.sqlite.{name}", size))
+        async with opened(tmp_path) as store:
+            namespace = await make_namespace(store, shards=2)
+            other = await make_namespace(store, "other")
+            for each in (namespace, other):
+                await write(store, each, *(add(f"c{n}", NOW, n, n) for n in range(1, 14)))
+        for events_max in (500_000, 2):
+            with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", events_max):
+                async with opened(tmp_path) as store:
+                    page = [
+                        mark
+                        for shard in range(2)
+                        for mark in await store.rollups.dirty(
+                            namespace, shard, after_us=0, through_us=NOW, start=None, limit=99
+                        )
+                    ]
+            expected = [Mark(NOW, f"c{n}", 0, Fold(False, n)) for n in range(1, 14)]
+            assert sorted(page) == sorted(expected)
+
+
 async def test_a_best_effort_namespace_does_not_make_the_tail_long(tmp_path: Path) -> None:
     """Its watermark never moves: each start would read all events since it was created."""
     async with opened(tmp_path) as store:
@@ -122,7 +147,7 @@ async def test_a_page_that_fails_is_read_again(tmp_path: Path) -> None:
         unknown = patch.object(store.database.ids, "of", return_value={})
         with broken, unknown, pytest.raises(StoreUnavailableError):
             await page(first)
-        assert await page(first) == [Mark(T0 + WINDOW, "c")]
+        assert await page(first) == [Mark(T0 + WINDOW, "c", 0, Fold(False, 1))]
 
 
 async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:

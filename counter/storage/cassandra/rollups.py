@@ -230,7 +230,7 @@ class CassandraRollups:
             await self._session.slice_of(dataset, window_us)
         insert = await self._session.to_write(dataset, _MARK)
         rows: list[tuple[Lane, Any]] = []
-        for window_us, counter, recount_us in marks:
+        for window_us, counter, recount_us, _ in marks:
             shard = shard_of(counter, namespace.settings.shards)
             lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
             values = (*lane[2:], counter, recount_us, self._session.stamp())

@@ -13,6 +13,7 @@ from counter.types import (
     AtomicMark,
     Checkpoint,
     CounterUpdate,
+    Fold,
     Head,
     Mark,
     Namespace,
@@ -21,12 +22,21 @@ from counter.types import (
 )
 from counter.windows import window_of
 
+#: Marks of recounts, and of adds: counters and windows of the events after the watermark, summed in
+#: one pass over them. A fold with a clear is summed again, from the clear on.
 _DIRTY: Final = (
-    "SELECT start, counter, recount FROM (SELECT DISTINCT e.event_time - e.event_time % $6 AS"
-    " start, e.counter, 0::bigint AS recount FROM {s}.events e WHERE e.dataset = $1"
-    " AND e.namespace = $2 AND e.shard = $3 AND e.event_time > $4 AND e.event_time < $5 + $6"
+    "SELECT m.start, m.counter, m.recount, m.clear_at IS NOT NULL, CASE WHEN m.clear_at IS NULL"
+    " THEN m.total ELSE (SELECT coalesce(sum(e.delta), 0) FROM {s}.events e WHERE e.dataset = $1"
+    " AND e.namespace = $2 AND e.counter = m.counter AND e.event_time > m.clear_at"
+    " AND e.event_time < m.start + $6) END FROM"
+    " (SELECT e.event_time - e.event_time % $6 AS start, e.counter, 0::bigint AS recount,"
+    " max(CASE WHEN e.clear THEN e.event_time END) AS clear_at, sum(e.delta) AS total"
+    " FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2 AND e.shard = $3"
+    " AND e.event_time > $4 AND e.event_time < $5 + $6 AND ($7::bigint IS NULL"
+    " OR e.event_time >= $7)"
     " AND e.event_time > (SELECT through FROM {s}.watermarks WHERE namespace = $2 AND shard = $3)"
-    " UNION ALL SELECT start, counter, recount FROM {s}.marks WHERE namespace = $2 AND shard = $3"
+    " GROUP BY 1, 2 UNION ALL SELECT start, counter, recount, NULL, NULL FROM {s}.marks"
+    " WHERE namespace = $2 AND shard = $3"
     ") m WHERE start > $4 AND start <= $5 AND ($7::bigint IS NULL OR (start, counter, recount)"
     ' > ($7, $8::text COLLATE "C", $9::bigint)) ORDER BY start, counter, recount LIMIT $10'
 )
@@ -40,7 +50,9 @@ _HEADS: Final = (
     "SELECT c.checkpoint_at, c.checkpoint, c.settled_at, c.settled, ARRAY(SELECT ARRAY[p.recount,"
     " p.start] FROM {s}.pending p WHERE p.namespace = $1 AND p.counter = k.name"
     " ORDER BY 1) FROM unnest($2::text[]) WITH ORDINALITY k (name, place)"
-    " LEFT JOIN {s}.counters c ON c.namespace = $1 AND c.name = k.name ORDER BY k.place"
+    # A search for each name: a plan by old statistics would read all counters of the namespace.
+    " LEFT JOIN LATERAL (SELECT * FROM {s}.counters c WHERE c.namespace = $1 AND c.name = k.name"
+    " LIMIT 1) c ON true ORDER BY k.place"
 )
 
 
@@ -100,10 +112,13 @@ class PostgresqlRollups:
             namespace.dataset.id,
             namespace.id,
             *(shard, after_us, through_us, namespace.settings.rollup_window_us),
-            *(start or (None, None, None)),
+            *(start or (None, None, None))[:3],
             limit,
         )
-        return [Mark(*row) for row in rows]
+        return [
+            Mark(at, name, recount, None if recount else Fold(cleared, int(total)))
+            for at, name, recount, cleared, total in rows
+        ]
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
@@ -159,10 +174,10 @@ class PostgresqlRollups:
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
         settled = [each.settled or (None, None) for each in updates]
-        rows = [(each.counter, *row) for each in updates for row in each.rows]
+        rows = [(each.counter, *row, each.checkpoint[0]) for each in updates for row in each.rows]
         done = [(each.counter, *pending) for each in updates for pending in each.pending_done]
         await self._database.rows(
-            "SELECT {s}.apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            "SELECT {s}.apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
             namespace.id,
             through_us,
             [each.counter for each in updates],
@@ -170,7 +185,7 @@ class PostgresqlRollups:
             [each.checkpoint.count for each in updates],
             [each[0] for each in settled],
             [each[1] for each in settled],
-            *([row[column] for row in rows] for column in range(4)),
+            *([row[column] for row in rows] for column in range(5)),
             *([row[column] for row in done] for column in range(3)),
         )
 

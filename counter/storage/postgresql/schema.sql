@@ -356,7 +356,7 @@ END $$;
 CREATE FUNCTION apply(
     p_namespace bigint, p_through bigint,
     p_counter text[], p_at bigint[], p_count numeric[], p_settled_at bigint[], p_settled numeric[],
-    r_counter text[], r_start bigint[], r_cleared boolean[], r_total numeric[],
+    r_counter text[], r_start bigint[], r_cleared boolean[], r_total numeric[], r_at bigint[],
     d_counter text[], d_recount bigint[], d_start bigint[]
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -373,15 +373,17 @@ BEGIN
                 THEN excluded.settled ELSE c.settled END;
     INSERT INTO windows AS w (namespace, counter, start, cleared, total)
         SELECT p_namespace, r.counter, r.start, r.cleared, r.total
-        FROM unnest(r_counter, r_start, r_cleared, r_total) r (counter, start, cleared, total)
+        FROM unnest(r_counter, r_start, r_cleared, r_total, r_at)
+            r (counter, start, cleared, total, at)
         JOIN counters c ON c.namespace = p_namespace AND c.name = r.counter
-        JOIN unnest(p_counter, p_at) u (name, at) ON u.name = r.counter
-        WHERE c.checkpoint_at <= u.at AND r.start > coalesce(c.settled_at, 0)
+        WHERE c.checkpoint_at <= r.at AND r.start > coalesce(c.settled_at, 0)
         ON CONFLICT (namespace, counter, start)
             DO UPDATE SET cleared = excluded.cleared, total = excluded.total;
-    DELETE FROM windows w USING counters c
-        WHERE c.namespace = p_namespace AND c.name = ANY (p_counter) AND c.settled_at IS NOT NULL
-        AND w.namespace = p_namespace AND w.counter = c.name AND w.start <= c.settled_at;
+    IF num_nonnulls(VARIADIC p_settled_at) > 0 THEN
+        DELETE FROM windows w USING counters c
+            WHERE c.namespace = p_namespace AND c.name = ANY (p_counter)
+            AND w.namespace = p_namespace AND w.counter = c.name AND w.start <= c.settled_at;
+    END IF;
     DELETE FROM pending p USING unnest(d_counter, d_recount, d_start) d (counter, recount, start)
         WHERE p.namespace = p_namespace AND p.counter = d.counter AND p.recount = d.recount
         AND p.start = d.start;

@@ -6,6 +6,7 @@ step is one set-based statement.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -31,6 +32,9 @@ Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
 #: Further counters of one table that are considered if a time span covers two tables.
 _BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
+#: Counters whose sums one pass over a window returns, and how many of them in one text.
+_SUMS_AT_ONCE: Final = 100_000
+_SUMS_IN_PART: Final = 1_000
 _PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
 _COUNTERS_OF: Final = (
     " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
@@ -644,17 +648,34 @@ def busiest_of(
     return from_us, order[:limit]
 
 
-def counters_between(
-    connection: sqlite3.Connection, table: str, first_us: int, last_us: int
-) -> list[int]:
-    """Return the ids of the counters with events in ``[first, last]``, of all namespaces, in
-    order."""
+def sums_between(
+    connection: sqlite3.Connection,
+    table: str,
+    first_us: int,
+    last_us: int,
+    ids: Sequence[int] | None = None,
+) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Yield id, clears, and the sums of the deltas' high and low 32 bits of the counters with
+    events in ``[first, last]``, of all namespaces or those of *ids*, by id.
+
+    They come in parts, because the interpreter lock is held while one is parsed.
+    """
     sql = (
-        f"SELECT json_group_array(counter) FROM (SELECT counter FROM {table}"
-        " WHERE event_time BETWEEN ? AND ? GROUP BY counter)"
+        "SELECT json_group_array(json_array(counter, clears, high, low)) FROM (SELECT counter,"
+        " count(clear) AS clears, sum(delta >> 32) AS high, sum(delta & 4294967295) AS low,"
+        f" row_number() OVER (ORDER BY counter) / {_SUMS_IN_PART} AS part FROM {table}"
+        " WHERE event_time BETWEEN ? AND ? AND counter > ?"
+        + (" AND counter IN (SELECT value FROM json_each(?))" if ids is not None else "")
+        + f" GROUP BY counter ORDER BY counter LIMIT {_SUMS_AT_ONCE}) GROUP BY part ORDER BY part"
     )
-    found: list[int] = one_json(connection, sql, (first_us, last_us))
-    return found
+    wanted = () if ids is None else (to_json(ids),)
+    found, after_id = _SUMS_AT_ONCE, -1
+    while found == _SUMS_AT_ONCE:
+        found = 0
+        for (text,) in connection.execute(sql, (first_us, last_us, after_id, *wanted)).fetchall():
+            part = sorted(json.loads(text))
+            found, after_id = found + len(part), part[-1][0]
+            yield part
 
 
 def first_event(connection: sqlite3.Connection, table: str, from_us: int) -> int | None:

@@ -25,15 +25,17 @@ from counter.storage.sqlite.database import Database, bulk
 from counter.storage.sqlite.events import (
     counter_ids,
     counter_names,
-    counters_between,
     first_event,
+    fold_rows_of,
     make_counters,
+    sums_between,
 )
-from counter.storage.sqlite.schema import events_table, one_json, to_cell, to_json
+from counter.storage.sqlite.schema import events_table, one_json, to_cell, to_fold, to_json
 from counter.types import (
     AtomicMark,
     Checkpoint,
     CounterUpdate,
+    Fold,
     Head,
     Mark,
     Namespace,
@@ -44,6 +46,8 @@ from counter.windows import window_of
 
 #: Names or ids of counters that one statement looks up.
 _LOOKED_UP_AT_ONCE: Final = 1_000
+#: Counters of the live tail whose sums one pass over a window reads.
+_FOLDED_AT_ONCE: Final = 10_000
 _BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
 _BY_ID: Final = "c.id = j.value"
 _COUNTERS_OF_ROWS: Final = (
@@ -145,20 +149,20 @@ class SqliteRollups:
     ) -> list[Mark]:
         """Return the next page; a walk that *start* continues goes on where it was."""
         walk, self._walk = self._walk, None
-        key = (namespace.id, shard, *span, start)
+        key = (namespace.id, shard, *span, start and start[:3])
         if start is None or walk is None or walk[0] != key:
             entries = self._dirty_walk(connection, namespace, shard, span)
             if start is not None:
                 ids = counter_ids(connection, namespace.id, [start.counter])
-                last = _Dirty.of(start, ids[start.counter])
-                entries = dropwhile(lambda each: each <= last, entries)
+                last = (start[0], not start[2], ids[start.counter], start[2])
+                entries = dropwhile(lambda each: each[:4] <= last, entries)
         else:
             entries = walk[1]
         found = list(islice(entries, limit))
-        marks = [Mark(each.window_us, each.counter, each.recount_us) for each in found]
+        marks = [Mark(each.window_us, each.counter, each.recount_us, each.fold) for each in found]
         self._marked = {namespace.id: {each.counter: each.counter_id for each in found}}
         if len(found) == limit:
-            self._walk = ((*key[:4], marks[-1]), entries)
+            self._walk = ((*key[:4], marks[-1][:3]), entries)
         return marks
 
     def _dirty_walk(
@@ -192,15 +196,15 @@ class SqliteRollups:
                 (namespace.id, shard, window_us),
             )
             for counter_id, recount_us, name in rows:
-                yield _Dirty(window_us, False, counter_id, recount_us, name)
+                yield _Dirty(window_us, False, counter_id, recount_us, name, None)
             if window_us <= since_us:
                 continue
-            for counter_id, name in (
-                self._log_counters(connection, namespace, shard, window_us)
+            for counter_id, name, fold in (
+                self._log_folds(connection, namespace, shard, window_us)
                 if held is None
-                else self._held_counters(connection, namespace, shard, held.get(window_us, ()))
+                else self._held_folds(connection, namespace, shard, window_us, held)
             ):
-                yield _Dirty(window_us, True, counter_id, 0, name)
+                yield _Dirty(window_us, True, counter_id, 0, name, fold)
 
     def _log_windows(
         self, connection: sqlite3.Connection, namespace: Namespace, span: tuple[int, int]
@@ -217,38 +221,49 @@ class SqliteRollups:
                 yield window_of(first_us, size_us)
                 at_us = window_of(first_us, size_us) + size_us
 
-    def _log_counters(
+    def _log_folds(
         self, connection: sqlite3.Connection, namespace: Namespace, shard: int, window_us: int
-    ) -> Iterator[tuple[int, str]]:
-        """Yield id and name of a shard's counters with events in a window, in one pass over it."""
-        each = slice_of(self._db.slices[namespace.dataset.id], window_us)
-        table = events_table(namespace.dataset.id, each.start_us)
-        last_us = window_us + namespace.settings.rollup_window_us - 1
-        ids = counters_between(connection, table, window_us, last_us)
-        for at in range(0, len(ids), _LOOKED_UP_AT_ONCE):
-            part = ids[at : at + _LOOKED_UP_AT_ONCE]
-            for counter_id, name in counter_names(connection, namespace.id, part):
-                if shard_of(name, namespace.settings.shards) == shard:
-                    yield counter_id, name
+    ) -> Iterator[tuple[int, str, Fold]]:
+        """Yield id, name and fold of a shard's counters with events in a window."""
+        shards = namespace.settings.shards
+        table, last_us = self._place(namespace, window_us)
+        for part in sums_between(connection, table, window_us, last_us):
+            names = counter_names(connection, namespace.id, [each[0] for each in part])
+            ours = {each: name for each, name in names if shard_of(name, shards) == shard}
+            yield from _named(connection, table, (window_us, last_us), part, ours)
 
-    def _held_counters(
+    def _held_folds(
         self,
         connection: sqlite3.Connection,
         namespace: Namespace,
         shard: int,
-        names: Sequence[str],
-    ) -> Iterator[tuple[int, str]]:
-        """Yield id and name of a shard's counters among *names*, by id: counters that were made
-        together share pages."""
-        ours = [name for name in names if shard_of(name, namespace.settings.shards) == shard]
+        window_us: int,
+        held: Mapping[int, Sequence[str]],
+    ) -> Iterator[tuple[int, str, Fold]]:
+        """The same for the counters that the live tail has in a window."""
+        shards = namespace.settings.shards
+        ours = [name for name in held.get(window_us, ()) if shard_of(name, shards) == shard]
+        if not ours:
+            return
         known = self._db.ids.of(namespace.id)
         found = {known[name]: name for name in ours if name in known}
         unknown = [name for name in ours if name not in known]
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
             ids = counter_ids(connection, namespace.id, unknown[at : at + _LOOKED_UP_AT_ONCE])
             found.update((counter_id, name) for name, counter_id in ids.items())
-        for counter_id in sorted(found):
-            yield counter_id, found[counter_id]
+        table, last_us = self._place(namespace, window_us)
+        # By id: counters that were made together share pages.
+        in_order = sorted(found)
+        for at in range(0, len(in_order), _FOLDED_AT_ONCE):
+            some = in_order[at : at + _FOLDED_AT_ONCE]
+            for part in sums_between(connection, table, window_us, last_us, some):
+                yield from _named(connection, table, (window_us, last_us), part, found)
+
+    def _place(self, namespace: Namespace, window_us: int) -> tuple[str, int]:
+        """Return the table with the events of a window, and the window's last instant."""
+        each = slice_of(self._db.slices[namespace.dataset.id], window_us)
+        table = events_table(namespace.dataset.id, each.start_us)
+        return table, window_us + namespace.settings.rollup_window_us - 1
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
@@ -435,12 +450,25 @@ class _Dirty(NamedTuple):
     counter_id: int
     recount_us: int
     counter: str
+    fold: Fold | None
 
-    @staticmethod
-    def of(mark: Mark, counter_id: int) -> _Dirty:
-        return _Dirty(
-            mark.window_us, not mark.recount_us, counter_id, mark.recount_us, mark.counter
-        )
+
+def _named(
+    connection: sqlite3.Connection,
+    table: str,
+    span: tuple[int, int],
+    sums: Sequence[tuple[int, int, int, int]],
+    names: Mapping[int, str],
+) -> Iterator[tuple[int, str, Fold]]:
+    """Yield id, name and fold of those of *sums* that *names* has."""
+    for counter_id, clears, high, low in sums:
+        name = names.get(counter_id)
+        if name is None:
+            continue
+        if clears:
+            yield counter_id, name, fold_rows_of(connection, table, {name: counter_id}, *span)[name]
+        else:
+            yield counter_id, name, to_fold(clears, high, low)
 
 
 def _select_heads(
