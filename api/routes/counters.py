@@ -89,10 +89,10 @@ class CounterRoutes:
         query: Annotated[StalenessQuery, Query()],
     ) -> Annotated[Reply, CountAnswer]:
         """Read a counter."""
-        count = self.service.peek(namespace, call.counter, query.max_staleness)
+        count = self.service.reader.peek(namespace, call.counter, query.max_staleness)
         if count is not None:
             return count_reply(namespace.name, count)
-        count = await self.service.get_one(namespace, call.counter, query.max_staleness)
+        count = await self.service.reader.read_one(namespace, call.counter, query.max_staleness)
         return Reply(200, count_text(namespace.name, count).encode())
 
     @route(
@@ -144,7 +144,7 @@ class CounterRoutes:
         self._check_items(len(body.counters), "counters")
         problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
         names = [name for name in body.counters if problems[name] is None]
-        counts = iter(await self.service.get(namespace, names, body.max_staleness))
+        counts = iter(await self.service.reader.read(namespace, names, body.max_staleness))
         return _results(
             problems[name] or count_text(namespace.name, next(counts)) for name in body.counters
         )
@@ -155,7 +155,7 @@ class CounterRoutes:
     ) -> Annotated[Reply, AddAndGetAnswer]:
         """Add, and read the count with the add in it."""
         added = await self._add(call, namespace, body)
-        count = await self.service.get_one(namespace, call.counter, 0)
+        count = await self.service.reader.read_one(namespace, call.counter, 0)
         extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
         return added_reply(namespace, added, extra)
 

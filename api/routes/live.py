@@ -102,7 +102,7 @@ class LiveRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
     ) -> Reply:
         """A counter's count as it changes, by server-sent events."""
-        first = await self._service.get_one(namespace, call.counter, None)
+        first = await self._service.reader.read_one(namespace, call.counter, None)
         if self._is_closed or self.streams >= self.streams_max:
             raise OverloadedError(
                 f"{self.streams} counts are shown live by this process, and at most"
@@ -175,7 +175,7 @@ class LiveRoutes:
                     raise NamespaceUnknownError(
                         f"namespace {namespace.name!r} was deleted, and is another one now"
                     )
-                watch.latest = await self._service.get_one(namespace, watch.counter, None)
+                watch.latest = await self._service.reader.read_one(namespace, watch.counter, None)
             except CounterError as error:
                 watch.latest = error
             except Exception:

@@ -1,4 +1,4 @@
-"""Implement AddCount, GetCount and ClearCount.
+"""Implement the writes: add, clear, add many, add atomically. :class:`CountReader` reads.
 
 An add is admitted by its token's age, its mark is made durable, its age is checked AGAIN, its event
 is written, and it is acknowledged if the deadline that began at that second check has not passed. A
@@ -18,7 +18,7 @@ from counter.core.admission import Bounded, Load
 from counter.core.bulk import OneByOne, adds_of, events_of_atomic
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
-from counter.core.read import Count, CountReader
+from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
 from counter.core.results import (
     REPLAYED,
@@ -212,24 +212,6 @@ class CounterService:
             credential,
             lambda token: self._submit_atomic(namespace, events_of_atomic(items, token)),
         )
-
-    def peek(
-        self, namespace: Namespace, counter: str, max_staleness_us: int | None
-    ) -> Count | None:
-        """Return the count of *counter* if it is cached; None if :meth:`get` is needed."""
-        return self.reader.peek(namespace, counter, max_staleness_us)
-
-    async def get(
-        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
-    ) -> list[Count]:
-        """Return the counts of *counters*, in order, none staler than *max_staleness_us*."""
-        return await self.reader.read(namespace, counters, max_staleness_us)
-
-    async def get_one(
-        self, namespace: Namespace, counter: str, max_staleness_us: int | None
-    ) -> Count:
-        """Return the count of one counter, no staler than *max_staleness_us*."""
-        return await self.reader.read_one(namespace, counter, max_staleness_us)
 
     async def issue_tokens(self, count: int) -> list[Token]:
         """Return *count* tokens in strictly increasing order of ``(generation_time, nonce)``.

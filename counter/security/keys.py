@@ -47,7 +47,7 @@ _ID: Final = re.compile(r"(?:ck_)?([a-z2-7]{12})(?:_[a-z2-7]*)?", re.ASCII)
 _PATTERN: Final = re.compile(r"\*|[a-z][a-z0-9_-]{0,62}\*?", re.ASCII)
 #: The digest that the secret of an unknown id is compared with, so that it takes as long as a wrong
 #: secret.
-_NOBODYS: Final = bytes(hashlib.sha256().digest_size)
+_NO_DIGEST: Final = bytes(hashlib.sha256().digest_size)
 
 _log = logging.getLogger("counter.keys")
 
@@ -134,7 +134,7 @@ class KeyRing:
         if parts is None:
             return None
         key = self._by_id.get(parts[1])
-        is_same = compare_digest(digest_of(parts[2]), _NOBODYS if key is None else key.digest)
+        is_same = compare_digest(digest_of(parts[2]), _NO_DIGEST if key is None else key.digest)
         if key is None or not is_same:
             return None
         now_us = self._clock.now_us()

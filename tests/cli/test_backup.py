@@ -125,7 +125,7 @@ def test_what_was_given_out_is_not_given_out_again(place: Path) -> None:
             tokens = await service.issue_tokens(3)
             made = await service.namespaces.create(name, SETTINGS)
             videos = service.namespaces.get("videos")
-            counts = await service.get(videos, list(COUNTERS), None)
+            counts = await service.reader.read(videos, list(COUNTERS), None)
             assert {each.counter: each.count for each in counts} == COUNTERS
             return tokens, made.id, videos.version
 

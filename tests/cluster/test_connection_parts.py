@@ -27,7 +27,13 @@ from counter.limits import SECOND
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import driver as driver_setup
 from counter.storage.cassandra.connection import Connection, Gathering, let_go
-from counter.storage.cassandra.driver import SparingSpeculation, quieten, translated, untold, within
+from counter.storage.cassandra.driver import (
+    SparingSpeculation,
+    is_outcome_unknown,
+    quieten,
+    translated,
+    within,
+)
 from counter.storage.cassandra.session import Coalesced
 from counter.storage.shared.bridge import Bridge
 from tests.support.virtual import virtually
@@ -231,13 +237,13 @@ TOLD = [
 
 
 @pytest.mark.parametrize("error", UNTOLD)
-def test_what_may_have_been_made_is_untold(error: Exception) -> None:
-    assert untold(error)
+def test_what_may_have_been_applied_has_an_unknown_outcome(error: Exception) -> None:
+    assert is_outcome_unknown(error)
 
 
 @pytest.mark.parametrize("error", TOLD)
-def test_what_was_refused_is_not_untold(error: Exception) -> None:
-    assert not untold(error)
+def test_what_was_refused_has_a_known_outcome(error: Exception) -> None:
+    assert not is_outcome_unknown(error)
 
 
 @pytest.mark.parametrize("error", [*UNTOLD, *TOLD])

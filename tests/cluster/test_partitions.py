@@ -64,7 +64,7 @@ class Process:
 
     async def counts(self, namespace: Namespace) -> tuple[int, int]:
         """Of what is rolled up and of the tail together, and of all the events."""
-        read = await self.api.get_one(namespace, "hot", 0)
+        read = await self.api.reader.read_one(namespace, "hot", 0)
         (whole,) = await self.store.events.tails(namespace, [("hot", T0 - SIZE)])
         return read.count, whole.total
 

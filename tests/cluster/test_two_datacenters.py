@@ -201,7 +201,7 @@ class Site:
     async def count(self, side: int) -> int | None:
         """The count as a process of *side* reads it; None while it cannot."""
         with suppress(CounterError):
-            return (await self.apis[side].get_one(self.namespace, "c", 0)).count
+            return (await self.apis[side].reader.read_one(self.namespace, "c", 0)).count
         return None
 
     async def all_is_counted(self) -> None:

@@ -96,8 +96,8 @@ class Process:
     async def counts(self, *counters: str) -> list[int]:
         """As an accurate read shows them, and as the rollup alone does: both are the same once all
         windows are closed."""
-        accurate = await self.service.get(self.namespace, counters, 0)
-        rolled_up = await self.service.get(self.namespace, counters, 10 * 60 * SECOND)
+        accurate = await self.service.reader.read(self.namespace, counters, 0)
+        rolled_up = await self.service.reader.read(self.namespace, counters, 10 * 60 * SECOND)
         found = [each.count for each in accurate]
         assert [each.count for each in rolled_up] == found
         return found

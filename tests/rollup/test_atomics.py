@@ -177,7 +177,7 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
         world.clock.advance(CLOSING)
         await a.worker.tick()
     await works(namespace, written[0])
-    (count, *_) = await world.api.get(namespace, ["a"], 0)
+    (count, *_) = await world.api.reader.read(namespace, ["a"], 0)
     assert count.count == 0
     with pytest.raises(TokenTooOldError) as told:
         await world.api.add_atomic(namespace, ITEMS, token)

@@ -20,7 +20,7 @@ async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
     world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
     await worker.tick()
     assert await world.rolled_up(namespace) == {"c": 1}
-    (count,) = await world.api.get(namespace, ["c"], 0)
+    (count,) = await world.api.reader.read(namespace, ["c"], 0)
     assert count.count == 11
     world.clock.advance(CLOSING)
     await worker.tick()

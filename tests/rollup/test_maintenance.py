@@ -226,7 +226,7 @@ async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
         await world.api.recount(namespace, "c", 0, 2**60)
         [verdict] = await Auditor(world.store).audit(namespace, ["c"])
         assert verdict.state is not State.WRONG
-        assert [each.count for each in await world.api.get(namespace, ["c"], 0)] == [7]
+        assert [each.count for each in await world.api.reader.read(namespace, ["c"], 0)] == [7]
         while len(before) < len(after := await _after_a_tick(world, a, dataset)):
             before = after
     assert max(map(len, calls)) <= PAST_SLICES_PER_STEP + SLICES_AHEAD + 3
@@ -291,7 +291,7 @@ async def test_a_hole_between_slices_is_filled() -> None:
     world.clock.advance((SLICES_AHEAD + 1) * DATASET.slice_us)
     await world.process().worker.tick()
     await world.add("c", 2)
-    assert [each.count for each in await world.api.get(namespace, ["c"], 0)] == [2]
+    assert [each.count for each in await world.api.reader.read(namespace, ["c"], 0)] == [2]
 
 
 async def test_one_slice_fills_a_gap_where_one_process_makes_them(fast_dir: Path) -> None:

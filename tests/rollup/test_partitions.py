@@ -145,7 +145,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
     world.clock.advance(CLOSING)
     await a.worker.tick()
     assert await world.rolled_up(namespace) == {"hot": 35 + 4 * 7}
-    read = await world.api.get_one(namespace, "hot", max_staleness_us=0)
+    read = await world.api.reader.read_one(namespace, "hot", max_staleness_us=0)
     assert read.count == 35 + 4 * 7
 
 

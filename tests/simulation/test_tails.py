@@ -68,7 +68,7 @@ class Process(SimulatedStore):
     async def count(self, name: str = "c") -> int:
         """An accurate read."""
         namespace = self.service.namespaces.get("one")
-        (found,) = await self.service.get(namespace, [name], 0)
+        (found,) = await self.service.reader.read(namespace, [name], 0)
         return found.count
 
 
@@ -119,7 +119,7 @@ async def test_an_accurate_read_asks_for_the_partitions_of_now_and_not_for_days_
     one, lost = await world.begin(), await world.process(-SECOND)
     namespace = one.service.namespaces.get("one")
     for process in (one, lost):
-        await process.service.get(namespace, COUNTERS, 0)
+        await process.service.reader.read(namespace, COUNTERS, 0)
     assert (sum(one.asked), len(one.asked)) == (2 * len(COUNTERS), 4)
     assert sum(lost.asked) == 61 * len(COUNTERS)
 
@@ -143,7 +143,7 @@ async def test_a_slow_reader_sees_what_a_fast_clock_took_from_the_far_future(
     narrow = await fast.service.namespaces.update(
         namespace, replace(wide, future_limit_us=5 * SECOND)
     )
-    assert (await fast.service.get(narrow, ["c"], 0))[0].count == 7
+    assert (await fast.service.reader.read(narrow, ["c"], 0))[0].count == 7
 
 
 @pytest.mark.parametrize("days", [-9, -1, 1])

@@ -286,7 +286,7 @@ async def test_past_the_bound_nothing_that_depends_on_the_clock_is_done(
         await WRITES[what](world.service, namespace, world.clock.now_us())
     world.control.ahead_us = 0
     await world.guard.measure()
-    (count,) = await world.service.get(namespace, ["c"], 0)
+    (count,) = await world.service.reader.read(namespace, ["c"], 0)
     assert count.count == 1
 
 
@@ -308,7 +308,7 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
 
     with patch.object(world.store.rollups, "mark", set_meanwhile), pytest.raises(ClockSkewError):
         await WRITES[what](world.service, namespace, now_us)
-    (count,) = await world.service.get(namespace, ["c"], 0)
+    (count,) = await world.service.reader.read(namespace, ["c"], 0)
     assert count.count == 0
 
 
@@ -328,7 +328,7 @@ async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_ad
         await namespaces.create("two", namespace.settings)
     created = await world.service.namespaces.create("two", namespace.settings)
     await world.service.add(created, "c", 1, fresh(START_US))
-    (count,) = await world.service.get(created, ["c"], 0)
+    (count,) = await world.service.reader.read(created, ["c"], 0)
     assert count.count == 1
 
 
@@ -364,5 +364,5 @@ async def test_reads_and_best_effort_counters_go_on(world: World) -> None:
     world.control.ahead_us = MINUTE
     await world.guard.measure()
     await world.service.add(namespace, "c", 2, None)
-    (count,) = await world.service.get(namespace, ["c"], None)
+    (count,) = await world.service.reader.read(namespace, ["c"], None)
     assert count.count == 2

@@ -81,14 +81,14 @@ def sums_that_miss(world: World, times: int) -> Iterator[None]:
 async def test_a_recount_for_oneself_begins_again_where_a_slice_vanished() -> None:
     world, namespace = await recounted()
     with sums_that_miss(world, 2):
-        [count] = await world.api.get(namespace, ["c"], HOUR)
+        [count] = await world.api.reader.read(namespace, ["c"], HOUR)
     assert count.count == 7
 
 
 async def test_a_recount_under_which_slices_vanish_for_ever_is_given_up() -> None:
     world, namespace = await recounted()
     with sums_that_miss(world, 1_000), pytest.raises(UnavailableError, match="again and again"):
-        await world.api.get(namespace, ["c"], HOUR)
+        await world.api.reader.read(namespace, ["c"], HOUR)
 
 
 async def test_a_recount_for_oneself_goes_on_from_where_settled_has_come_to() -> None:

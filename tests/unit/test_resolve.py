@@ -156,6 +156,6 @@ async def test_an_acknowledged_list_counts_although_another_one_has_its_token() 
     for _ in range(2):
         await worker.tick()
         world.clock.advance(CLOSING)
-    counts = await world.api.get(namespace, ["a", "b", "c", "d"], 0)
+    counts = await world.api.reader.read(namespace, ["a", "b", "c", "d"], 0)
     assert [each.count for each in counts] == [1, 2, 0, 0]
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2, "c": 0, "d": 0}

@@ -22,9 +22,9 @@ async def test_a_key_whose_time_goes_stale_again_and_again_is_refused() -> None:
         pytest.raises(OverloadedError, match="again and again"),
     ):
         await world.api.add(namespace, "c", 1, "order:1")
-    assert (await world.api.get_one(namespace, "c", 0)).count == 0
+    assert (await world.api.reader.read_one(namespace, "c", 0)).count == 0
     await world.api.add(namespace, "c", 1, "order:1")
-    assert (await world.api.get_one(namespace, "c", 0)).count == 1
+    assert (await world.api.reader.read_one(namespace, "c", 0)).count == 1
 
 
 async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:

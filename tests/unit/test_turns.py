@@ -214,7 +214,7 @@ async def test_what_is_new_and_what_is_replayed_is_tallied_once_each(app: App) -
     ]
     tally = counting.service.tally
     assert (tally["original"], tally["replayed"], tally["conflict"]) == (2, 3, 0)
-    counts = await counting.service.get(counting.namespace, ["old", "new"], 0)
+    counts = await counting.service.reader.read(counting.namespace, ["old", "new"], 0)
     assert [each.count for each in counts] == [5, 7]
 
 

@@ -33,7 +33,7 @@ from counter.errors import (
 from counter.limits import SECOND
 from counter.metrics import Calls, StoreTally
 from counter.storage.cassandra import driver
-from counter.storage.cassandra.driver import translated, untold
+from counter.storage.cassandra.driver import is_outcome_unknown, translated
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.shared.bridge import Bridge
 
@@ -320,7 +320,7 @@ class Connection:
             failure: BaseException | None = None
             if isinstance(result, BaseException):
                 failure = translated(result)
-                if not untold(result):
+                if not is_outcome_unknown(result):
                     raise failure
             elif result[0][0]:
                 return True, None
@@ -351,7 +351,7 @@ class Connection:
                 await asyncio.to_thread(self._session.execute, cql, timeout=_DDL_TIMEOUT_S)
                 break
             except Exception as error:
-                if attempt == _DDL_ATTEMPTS_MAX or not untold(error):
+                if attempt == _DDL_ATTEMPTS_MAX or not is_outcome_unknown(error):
                     raise translated(error) from error
         control = self._cluster.control_connection
         try:

@@ -71,10 +71,10 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return list(error.errors.values())
 
 
-def untold(error: BaseException) -> bool:
+def is_outcome_unknown(error: BaseException) -> bool:
     """Return whether a compare-and-set with this error may have been applied, or may be later."""
     if isinstance(error, NoHostAvailable):
-        return any(untold(each) for each in causes_of(error))
+        return any(is_outcome_unknown(each) for each in causes_of(error))
     if isinstance(error, ErrorMessage):
         return error.code == _CODE_CAS_WRITE_UNKNOWN or isinstance(error, ServerError)
     return isinstance(error, (*_TIME_OVER, ConnectionException))
