@@ -389,8 +389,8 @@ class DecisionStore(Protocol):
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
         """Insert if no decision exists for the token of *events*; return the decision that then
-        exists. A transactional store that finds one of the events inserts APPLIED instead of
-        VOID."""
+        exists. A transactional store that finds the token used inserts APPLIED instead of VOID,
+        with the fingerprint OTHER_PAYLOAD if it was used for another payload."""
         ...
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 
 class CounterType(StrEnum):
@@ -153,6 +153,10 @@ class Outcome(StrEnum):
 
     APPLIED = "applied"
     VOID = "void"
+
+
+#: The fingerprint of a decision that agrees with no payload.
+OTHER_PAYLOAD: Final = b""
 
 
 class Decision(NamedTuple):

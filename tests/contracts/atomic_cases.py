@@ -8,6 +8,7 @@ from counter.errors import SliceMissingError
 from counter.partitions import shard_of
 from counter.ports import Store
 from counter.types import (
+    OTHER_PAYLOAD,
     AtomicMark,
     Decision,
     Event,
@@ -307,6 +308,23 @@ class TransactionalCases(StoreCases):
         assert await store.events.append_atomic(other_space, second) is Written.NEW
         another = atomic(("c", 1), ("d", 1), number=2)
         assert await store.events.append_atomic(namespace, another) is Written.NEW
+
+    async def test_a_used_token_is_not_voided(self, store: Store, namespace: Namespace) -> None:
+        """Another payload under it is a conflict, whichever counters an atomic one has."""
+        decide = store.decisions.decide
+        await store.events.append(namespace, [add("c", delta=1), clear("d")])
+        first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("x", 1), number=2)
+        for each in (first, second):
+            assert await store.events.append_atomic(namespace, each) is Written.NEW
+        others = (
+            [add("c", delta=2)],
+            [add("d")],
+            atomic(("e", 1)),
+            atomic(("x", 1), ("y", 1), number=2),
+        )
+        for other in others:
+            assert await decide(namespace, other, VOID) == (Outcome.APPLIED, OTHER_PAYLOAD)
+        assert await decide(namespace, [add("c", NOW + 1)], VOID) == VOID
 
     async def test_a_voided_token_is_late(self, store: Store, namespace: Namespace) -> None:
         """Even while its age would let it pass; tokens beside it are written."""

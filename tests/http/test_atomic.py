@@ -94,6 +94,22 @@ async def test_other_items_under_a_used_token_are_a_conflict(
     assert await rest.events("c") == []
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("storage", ["sqlite", "postgresql"], indirect=True)
+async def test_other_counters_under_a_used_token_are_a_conflict(
+    rest: Rest, app: App, late: bool
+) -> None:
+    """If the store is transactional: the other counters show nothing of the first add."""
+    token = fresh(app.clock.now_us())
+    await rest.atomic_add([("a", 1), ("b", 2)], token)
+    app.clock.advance(MINUTE if late else 0)
+    for _ in range(2):
+        answer = await rest.atomic_add([("c", 7)], token)
+        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert (await rest.atomic_add([("a", 1), ("b", 2)], token)).status_code == 200
+    assert await counts(rest, "a", "b", "c") == [1, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("items", "names"),
     [

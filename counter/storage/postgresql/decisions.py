@@ -8,7 +8,7 @@ from typing import Final
 from counter.storage.postgresql.database import Database, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
-from counter.types import Decision, Event, Namespace, Outcome
+from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
 
 _WHERE: Final = "namespace = $1 AND event_time = $2 AND event_id = $3 AND scope = $4"
 
@@ -44,27 +44,37 @@ class PostgresqlDecisions:
             )
             if outcome is None:
                 await wait_for_appends(self._database, namespace.dataset.id)
-                outcome = await self._settle(namespace, events)
+                await self._settle(namespace, events, decision.fingerprint)
+                outcome, fingerprint = await self._database.row(
+                    f"SELECT outcome, fingerprint FROM {{s}}.resolutions WHERE {_WHERE}", *token
+                )
         return Decision(Outcome(outcome), fingerprint)
 
-    async def _settle(self, namespace: Namespace, events: Sequence[Event]) -> str:
-        """Close the open decision about the token of *events*; return its outcome."""
+    async def _settle(
+        self, namespace: Namespace, events: Sequence[Event], fingerprint: bytes
+    ) -> None:
+        """Close the open decision about the token of *events*, whose payload has *fingerprint*.
+
+        A token is used if an event has its scope as counter: a single add, or the header of an
+        atomic one, whichever counters that has.
+        """
+        event = events[0]
         await self._database.rows(
-            "UPDATE {s}.resolutions r SET outcome = CASE WHEN EXISTS (SELECT FROM {s}.events e"
-            " JOIN unnest($6::text[], $7::integer[]) k (counter, item)"
-            " ON e.counter = k.counter AND e.item = k.item WHERE e.dataset = $5"
-            " AND e.namespace = $1 AND e.event_time = $2 AND e.event_id = $3)"
-            f" THEN 'applied' ELSE 'void' END WHERE {_WHERE} AND outcome IS NULL",
-            *token_of(namespace, events[0]),
+            "UPDATE {s}.resolutions r SET (outcome, fingerprint) = (SELECT"
+            " CASE WHEN u.same IS NULL THEN 'void' ELSE 'applied' END,"
+            " CASE WHEN u.same IS FALSE THEN $9::bytea ELSE $6::bytea END"
+            " FROM (SELECT 1) one LEFT JOIN (SELECT e.clear = $7 AND (e.clear OR e.delta = $8)"
+            " AND e.atom IS NOT DISTINCT FROM $10 AS same FROM {s}.events e WHERE e.dataset = $5"
+            " AND e.namespace = $1 AND e.event_time = $2 AND e.event_id = $3 AND e.counter = $4"
+            f" AND e.item = 0) u ON true) WHERE {_WHERE} AND outcome IS NULL",
+            *token_of(namespace, event),
             namespace.dataset.id,
-            [event.counter for event in events],
-            [event.item_key for event in events],
+            fingerprint,
+            event.clear,
+            0 if event.item_key else event.delta,
+            OTHER_PAYLOAD,
+            event.atom,
         )
-        outcome: str = await self._database.value(
-            f"SELECT outcome FROM {{s}}.resolutions WHERE {_WHERE}",
-            *token_of(namespace, events[0]),
-        )
-        return outcome
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         row = await self._database.row(

@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 
 from counter.storage.sqlite.database import Database
-from counter.storage.sqlite.events import find_events, scope_of
-from counter.types import Decision, Event, Namespace, Outcome
+from counter.storage.sqlite.events import find_events, has_atomic, scope_of
+from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
 
 
 class SqliteDecisions:
@@ -19,16 +19,20 @@ class SqliteDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        """Do as the port says; VOID only if, in the same transaction, no event is found."""
+        """Do as the port says; VOID only if, in the same transaction, the token is not used."""
 
         def change(connection: sqlite3.Connection, _now_us: int) -> Decision:
             standing = _select(connection, namespace, events)
             if standing is not None:
                 return standing
-            outcome = decision.outcome
-            if any(find_events(self._db, connection, namespace, events)):
-                outcome = Outcome.APPLIED
+            outcome, fingerprint = decision
             event = events[0]
+            found = find_events(self._db, connection, namespace, events)
+            is_atomic = event.item_key > 0
+            if any(found) or (is_atomic and has_atomic(self._db, connection, namespace, event)):
+                outcome = Outcome.APPLIED
+                if not all(a and a.same_payload(b) for a, b in zip(found, events, strict=True)):
+                    fingerprint = OTHER_PAYLOAD
             connection.execute(
                 "INSERT INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
                 (
@@ -37,11 +41,11 @@ class SqliteDecisions:
                     event.event_id,
                     scope_of(event),
                     outcome,
-                    decision.fingerprint,
+                    fingerprint,
                 ),
             )
             self._db.resolved_through_us = max(self._db.resolved_through_us, event.event_time_us)
-            return Decision(outcome, decision.fingerprint)
+            return Decision(outcome, fingerprint)
 
         result: Decision = await self._db.write(change)
         return result

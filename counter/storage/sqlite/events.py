@@ -327,8 +327,7 @@ class SqliteEvents:
         if known:
             invariant(len(known) == len(events), "half an atomic add is committed")
             return Written.REPLAYED
-        table = self._table(namespace, events[0].event_time_us)
-        if has_atomic(connection, table, namespace.id, events[0]):
+        if has_atomic(self._db, connection, namespace, events[0]):
             # The token is used by another atomic add, which has no counter in common with this one.
             return Written.CONFLICT
         self._insert(connection, namespace, events)
@@ -538,12 +537,16 @@ def select_rows(
     return found
 
 
-def has_atomic(connection: sqlite3.Connection, table: str, namespace_id: int, event: Event) -> bool:
+def has_atomic(
+    database: Database, connection: sqlite3.Connection, namespace: Namespace, event: Event
+) -> bool:
     """Return whether items of any atomic add have the token of *event*, in whatever counters."""
+    each = slice_of(database.slices[namespace.dataset.id], event.event_time_us)
+    table = events_table(namespace.dataset.id, each.start_us)
     found = connection.execute(
         f"SELECT 1 FROM {table} e CROSS JOIN counters c ON c.id = e.counter"
         " WHERE e.event_time = ? AND e.event_id = ? AND e.item > 0 AND c.namespace = ? LIMIT 1",
-        (event.event_time_us, event.event_id, namespace_id),
+        (event.event_time_us, event.event_id, namespace.id),
     ).fetchone()
     return found is not None
 
