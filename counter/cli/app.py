@@ -36,7 +36,7 @@ _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Namespaces: sets of counters with their settings.",
     "token": "Tokens: they identify an add when it is sent again.",
     "key": "API keys: scopes, namespaces and rates.",
-    "plan": "Capacity planning: tokens, events, a cluster.",
+    "plan": "Capacity planning: tokens, events, a server, a cluster.",
     "schema": "The tables in Cassandra.",
     "config": "The settings.",
 }
@@ -288,6 +288,11 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "plan:storage": """
         Plan how one counter's events are partitioned.
           counter plan storage --events-per-day 43e6 --retention 7d
+        {planned}
+        """,
+        "plan:postgresql": """
+        Plan one PostgreSQL server: its disk and connections, and when it is not enough.
+          counter plan postgresql --adds 2000/s --counters 1e6
         {planned}
         """,
         "plan:cluster": """

@@ -377,11 +377,140 @@ def _check(need: ClusterNeed) -> None:
     hold_number("shards", need.settings.shards, 1, limits.SHARDS_MAX)
     for name in ("event", "row", "disk", "memory"):
         hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
-    for name, share in (("load", need.load), ("disk_use", need.disk_use)):
+    _check_shares(need.load, need.disk_use)
+
+
+def _check_shares(load: Fraction, disk_use: Fraction) -> None:
+    for name, share in (("load", load), ("disk_use", disk_use)):
         if not 0 < share <= 1:
             raise PlanError(
                 f"{name} is {format_share(share)}; it must be more than 0% and at most 100%"
             )
+
+
+#: PostgreSQL 15 on 2 cores that were busy with other work, one process that appended 500 events at
+#: a time, 2026-11-23; tests/postgresql/test_planned.py measures the sizes again.
+POSTGRESQL_ADDS_PER_S: Final = 9_900
+#: Bytes of an event of a 15-byte counter, with its index entries, and of a window row.
+POSTGRESQL_EVENT_BYTES: Final = 270
+POSTGRESQL_ROW_BYTES: Final = 122
+#: Sessions for the operator, a backup and `counter` commands, beside those of the processes.
+_SESSIONS_SPARE: Final = 20
+#: PostgreSQL's own default of max_connections.
+_SESSIONS_DEFAULT: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNeed:
+    """The requirements of a PostgreSQL server. ``load`` leaves the rest of its rate to rollups,
+    reads and vacuum; ``connections`` are those of one process."""
+
+    adds_per_s: Fraction
+    gets_per_s: Fraction
+    counters: int
+    retention_us: int
+    slice_us: int
+    rollup_window_us: int
+    server_per_s: Fraction
+    event_bytes: int
+    row_bytes: int
+    disk_bytes: int
+    disk_use: Fraction
+    load: Fraction
+    connections: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """What one PostgreSQL server needs, and the arithmetic. Plain values, which survive JSON."""
+
+    api_processes: int
+    servers: int
+    max_connections: int
+    steps: tuple[Step, ...]
+
+
+def plan_postgresql(need: ServerNeed, rates: Rates = MEASURED) -> ServerPlan:
+    """Compute what *need* takes of one server, and how many API processes, which roll up too.
+
+    Raises PlanError past a bound. ``servers`` above 1 means that one is not enough.
+    """
+    _check_server(need)
+    api = _Sum("API processes", need.load, PROCESSES_MIN)
+    api.add("adds", need.adds_per_s, rates.api_adds.per_s)
+    api.add("gets", need.gets_per_s, rates.api_gets.per_s)
+    processes = api.whole()
+    server = _Sum("PostgreSQL servers", need.load, 1)
+    server.add("adds", need.adds_per_s, need.server_per_s)
+    window_s = Fraction(need.rollup_window_us, limits.SECOND)
+    rows_per_s = min(need.adds_per_s, need.counters / window_s)
+    kept_s = Fraction(need.retention_us + need.slice_us, limits.SECOND)
+    kept = f"({format_duration(need.retention_us)} + {format_duration(need.slice_us)})"
+    total = Fraction(0)
+    for what, per_s, each in (
+        ("events", need.adds_per_s, need.event_bytes),
+        ("window rows, at most", rows_per_s, need.row_bytes),
+    ):
+        size = per_s * kept_s * each
+        total += size
+        arithmetic = f"{format_number(per_s)}/s * {kept} * {each} B"
+        server.show(f"disk for {what}", arithmetic, format_bytes(size))
+    shown = f"{format_bytes(need.disk_bytes)} * {format_share(need.disk_use)}"
+    room = need.disk_bytes * need.disk_use
+    server.fill("disk", total, room, f"{format_bytes(total)} / ({shown})")
+    servers = server.whole()
+    sessions = processes * need.connections + _SESSIONS_SPARE
+    step = Step(
+        "max_connections",
+        f"{processes:,} * {need.connections} + {_SESSIONS_SPARE}",
+        f"{sessions:,}",
+        "Settings",
+    )
+    return ServerPlan(
+        api_processes=processes,
+        servers=servers,
+        max_connections=sessions,
+        steps=(*server.steps, *api.steps, step),
+    )
+
+
+def postgresql_warnings(need: ServerNeed, plan: ServerPlan) -> tuple[str, ...]:
+    """Return where one server, or its defaults, are not enough."""
+    found: list[str] = []
+    if plan.servers > 1:
+        found.append(
+            f"the load would take {plan.servers:,} such servers, and only one writes: plan with a"
+            " larger one (--server-adds, --disk), keep events for less time, or use Cassandra,"
+            " which grows with its nodes: counter plan cluster"
+        )
+    if plan.max_connections > _SESSIONS_DEFAULT:
+        found.append(
+            f"{plan.max_connections:,} connections are more than PostgreSQL's default of"
+            f" {_SESSIONS_DEFAULT}: set max_connections, lower postgresql_connections, or put"
+            " PgBouncer in between"
+        )
+    if need.server_per_s == POSTGRESQL_ADDS_PER_S:
+        found.append(
+            "the rates are those of a machine with 2 cores that shared them with the load; those of"
+            " API processes are over Cassandra: measure your own, and give --server-adds"
+        )
+    return tuple(found)
+
+
+def _check_server(need: ServerNeed) -> None:
+    hold_number("adds", need.adds_per_s, 0, RATE_MAX_PER_S, "/s")
+    hold_number("gets", need.gets_per_s, 0, RATE_MAX_PER_S, "/s")
+    hold_number("server_adds", need.server_per_s, 1, RATE_MAX_PER_S, "/s")
+    hold_number("counters", need.counters, 1, NUMBER_MAX)
+    hold_number("connections", need.connections, 2, 1_000)
+    longest_us = limits.RETENTION_MAX_US
+    hold_duration("retention", need.retention_us, limits.RETENTION_MIN_US, longest_us)
+    hold_duration("slice", need.slice_us, limits.MINUTE, longest_us)
+    low_us, high_us = limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US
+    hold_duration("rollup_window", need.rollup_window_us, low_us, high_us)
+    for name in ("event", "row", "disk"):
+        hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
+    _check_shares(need.load, need.disk_use)
 
 
 def cluster_warnings(

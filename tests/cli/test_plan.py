@@ -38,7 +38,7 @@ def run(words: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("command", ["dedup", "storage", "cluster"])
+@pytest.mark.parametrize("command", ["dedup", "storage", "postgresql", "cluster"])
 def test_each_says_what_it_does_and_ends_with(command: str, capsys: Captured) -> None:
     assert run(f"{command} --help") == 0
     help_text = capsys.readouterr().out
@@ -110,6 +110,27 @@ def test_a_cluster_is_planned_with_its_arithmetic(capsys: Captured) -> None:
     assert "counter: warning: 25 workers share 16 shards" in err
 
 
+def test_a_postgresql_server_is_planned_with_its_arithmetic(capsys: Captured) -> None:
+    """30 B of an event for 2 days, at 100 a second: 518.4 MB."""
+    need = (
+        "--adds 100/s --counters 10 --retention 1d --slice 1d --event-size 30B --server-adds 500/s"
+    )
+    assert run(f"postgresql {need} --disk 1GB --json") == 0
+    out, err = capsys.readouterr()
+    plan = json.loads(out)
+    assert (plan["servers"], plan["api_processes"], plan["max_connections"]) == (1, 2, 36)
+    assert "518.4 MB" in out
+    assert err == ""
+
+
+def test_one_postgresql_server_may_not_be_enough(capsys: Captured) -> None:
+    assert run("postgresql --adds 20000/s --counters 1e6 --gets 1e6/s") == 0
+    told = capsys.readouterr().err
+    assert "such servers, and only one writes" in told
+    assert "counter plan cluster" in told
+    assert "connections are more than PostgreSQL's default of 100" in told
+
+
 def test_measured_rates_are_taken_from_a_file(capsys: Captured) -> None:
     figure = {"what": "api_adds", "value": 50_000, "unit": "/s"}
     report = {"subject": "capacity", "measured_at": "2026-12-01T08:00Z", "figures": [figure]}
@@ -179,6 +200,11 @@ def test_all_that_cannot_be_read_is_reported_at_once(capsys: Captured) -> None:
         ("dedup --rate 80/s --ttl 40000d", "ttl is 40000d; it must be from 1ms to 36500d"),
         ("storage --retention 5h --events-per-day 1", "retention is 5h; it must be from 6h to"),
         ("storage --events-per-day 1.5", "--events-per-day: 1.5 is not a whole number"),
+        (
+            "postgresql --adds 1/s --counters 1 --disk-use 0%",
+            "disk_use is 0%; it must be more than",
+        ),
+        ("postgresql --adds 1/s --counters 1 --connections 1", "connections is 1; it must be"),
         ("cluster --adds 1/s --counters 1 --load 0%", "load is 0%; it must be more than 0%"),
         ("cluster --adds 1/s --counters 1 --retention 1h", "retention is 1h; a slice is chosen"),
         ("cluster --adds 1/s --counters 1 --counter-type X", "'X' is none of BEST_EFFORT, EVEN"),

@@ -21,12 +21,18 @@ from counter.errors import StartupError
 from counter.ops import planner
 from counter.ops.cluster_planner import (
     MEASURED,
+    POSTGRESQL_ADDS_PER_S,
+    POSTGRESQL_EVENT_BYTES,
+    POSTGRESQL_ROW_BYTES,
     RATE_NAMES,
     ClusterNeed,
     Rates,
+    ServerNeed,
     Step,
     cluster_warnings,
     plan_cluster,
+    plan_postgresql,
+    postgresql_warnings,
     read_rates,
 )
 from counter.quantities import (
@@ -157,6 +163,33 @@ class ClusterFlags:
     json: Json = False
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PostgresqlFlags:
+    """The load, and the server."""
+
+    adds: Annotated[str, flag("The peak rate of single adds: 2000/s"), _PER_S]
+    counters: Annotated[str, flag("Counters in use: 1e6"), _COUNT]
+    gets: Annotated[str, flag("Gets of cached counts"), _PER_S] = "0/s"
+    server_adds: Annotated[
+        str, flag("Events that one server takes [a small, busy machine's]"), _Kind(parse_rate)
+    ] = f"{POSTGRESQL_ADDS_PER_S}/s"
+    load: Annotated[str, flag("The share of its rate at which each part is used"), _SHARE] = "50%"
+    retention: Annotated[str, flag("How long events are kept"), _US] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]"), _US] = None
+    rollup_window: Annotated[str, flag("The length of a rollup window"), _US] = "10s"
+    event_size: Annotated[str, flag("The size of an event with its index"), _BYTES] = (
+        f"{POSTGRESQL_EVENT_BYTES}B"
+    )
+    row_size: Annotated[str, flag("The size of a rolled-up window"), _BYTES] = (
+        f"{POSTGRESQL_ROW_BYTES}B"
+    )
+    disk: Annotated[str, flag("The server's disk"), _BYTES] = "1TB"
+    disk_use: Annotated[str, flag("How much of it may be filled"), _SHARE] = "70%"
+    connections: Annotated[str, flag("postgresql_connections of a process"), _COUNT] = "8"
+    json: Json = False
+
+
 def dedup(flags: DedupFlags) -> None:
     """Print how many tokens must be kept, for how long, and their size."""
     with exit_on_error():
@@ -201,7 +234,22 @@ def cluster(flags: ClusterFlags) -> None:
         _show(text, body, warnings, json=flags.json)
 
 
-def _values(flags: DedupFlags | StorageFlags | ClusterFlags) -> dict[str, Any]:
+def postgresql(flags: PostgresqlFlags) -> None:
+    """Print whether one PostgreSQL server is enough, its disk and connections, and how many API
+    processes are needed, and why."""
+    with exit_on_error():
+        values = _values(flags)
+        values["server_per_s"] = values.pop("server_adds")
+        need = ServerNeed(**values | {"slice_us": _slice_us(values)})
+        plan = plan_postgresql(need)
+        text = "\n\n".join(_sections(plan.steps))
+        warnings = postgresql_warnings(need, plan)
+        _show(text, {**asdict(plan), "warnings": warnings}, warnings, json=flags.json)
+
+
+def _values(
+    flags: DedupFlags | StorageFlags | ClusterFlags | PostgresqlFlags,
+) -> dict[str, Any]:
     """Return the values of *flags* by name and unit, such as ``caller_us``.
 
     Raises StartupError with every problem.
@@ -276,15 +324,21 @@ def _cluster_need(values: Mapping[str, Any]) -> tuple[ClusterNeed, Clients]:
     return need, clients
 
 
-def _dataset(values: Mapping[str, Any]) -> Dataset:
+def _slice_us(values: Mapping[str, Any]) -> int:
+    """Return the slice that is given, or else the one for the retention."""
     retention_us, slice_us = values["retention_us"], values["slice_us"]
-    if slice_us is None:
-        if retention_us < planner.RETENTION_SLICED_MIN_US:
-            raise StartupError(
-                f"retention is {format_duration(retention_us)}; a slice is chosen from 6h on:"
-                " give --slice"
-            )
-        slice_us = planner.slice_for(retention_us)
+    if slice_us is not None:
+        return int(slice_us)
+    if retention_us < planner.RETENTION_SLICED_MIN_US:
+        raise StartupError(
+            f"retention is {format_duration(retention_us)}; a slice is chosen from 6h on:"
+            " give --slice"
+        )
+    return planner.slice_for(retention_us)
+
+
+def _dataset(values: Mapping[str, Any]) -> Dataset:
+    retention_us, slice_us = values["retention_us"], _slice_us(values)
     bucket_us = values["time_bucket_us"]
     if bucket_us is None:
         bucket_us = slice_us if slice_us % limits.HOUR else limits.HOUR

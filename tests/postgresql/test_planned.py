@@ -1,0 +1,58 @@
+"""What `counter plan postgresql` assumes of sizes is true of a real server."""
+
+import uuid
+
+from counter.ops.cluster_planner import POSTGRESQL_EVENT_BYTES, POSTGRESQL_ROW_BYTES
+from counter.storage.postgresql import PostgresqlOptions
+from scripts.postgresql_server import PostgresqlServer
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    SLICES_END,
+    add,
+    slice_at,
+)
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore
+
+_ROWS = 20_000
+_AT_ONCE = 1_000
+
+
+async def test_an_event_and_a_window_take_what_is_planned(postgresql: PostgresqlServer) -> None:
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    (dataset,) = await store.control.datasets()
+    for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
+        await store.control.make_slices(dataset, slice_at(start_us))
+    namespace = await store.control.create_namespace("tests", SETTINGS, NOW)
+    assert namespace is not None
+    one = add()
+    for first in range(0, _ROWS, _AT_ONCE):
+        events = [
+            one._replace(
+                counter=f"video-{number % 100:09d}",
+                event_id=uuid.uuid4().bytes,
+                event_time_us=one.event_time_us + number,
+            )
+            for number in range(first, first + _AT_ONCE)
+        ]
+        await store.events.append(namespace, events)
+    assert await store._database.value("SELECT count(*) FROM {s}.events") == _ROWS
+    event_bytes = await store._database.value(
+        "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c"
+        " WHERE relnamespace = '{s}'::regnamespace AND relkind = 'r' AND relname LIKE 'events%'"
+    )
+    assert 0.8 < event_bytes / _ROWS / POSTGRESQL_EVENT_BYTES < 1.2
+    await store._database.rows(
+        "INSERT INTO {s}.windows (namespace, counter, start, cleared, total)"
+        " SELECT $1, 'video-' || lpad((n % 100)::text, 9, '0'), n * 1000000::bigint, false, 12345"
+        " FROM generate_series(1, $2::integer) n",
+        *(namespace.id, _ROWS),
+    )
+    row_bytes = await store._database.value("SELECT pg_total_relation_size('{s}.windows')")
+    assert 0.8 < row_bytes / _ROWS / POSTGRESQL_ROW_BYTES < 1.2
+    await store.close()
