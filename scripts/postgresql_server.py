@@ -70,6 +70,12 @@ class PostgresqlServer(ServerProcess):
         """Return the DSN of *database*."""
         return f"postgresql://{user}@{HOST}:{self.port}/{database}"
 
+    def make_folder(self) -> None:
+        """Make the folder, for the user of the server."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._as:
+            shutil.chown(self.folder, "postgres")
+
     def run(self, name: str, *arguments: str) -> None:
         """Run one of PostgreSQL's programs as the user of the server. Raises ClusterError."""
         done = subprocess.run(
@@ -99,9 +105,7 @@ class PostgresqlServer(ServerProcess):
         """Return the command, after making the data directory unless there is one."""
         command = program("postgres")
         if not self.data.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self._as:
-                shutil.chown(self.folder, "postgres")
+            self.make_folder()
             self.run(
                 *("initdb", "-D", str(self.data), "-U", _USER, "-A", "trust", "-E", "UTF8"),
                 *("--locale=C", "--no-sync"),

@@ -78,8 +78,8 @@ class PostgresqlDecisions:
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         row = await self._database.row(
-            f"SELECT outcome, fingerprint FROM {{s}}.resolutions WHERE {_WHERE}"
-            " AND outcome IS NOT NULL",
+            "SELECT outcome, fingerprint, {s}.wait_as_a_write() FROM {s}.resolutions"
+            f" WHERE {_WHERE} AND outcome IS NOT NULL",
             *token_of(namespace, events[0]),
         )
         return None if row is None else Decision(Outcome(row[0]), row[1])

@@ -61,7 +61,8 @@ _WINDOWS: Final = (
 )
 _FIND: Final = (
     "SELECT e.event_id IS NOT NULL, e.delta, e.clear, e.atom, EXISTS (SELECT FROM {s}.slices s"
-    " WHERE s.dataset = $1 AND s.start <= k.time AND s.until > k.time)"
+    " WHERE s.dataset = $1 AND s.start <= k.time AND s.until > k.time),"
+    " CASE WHEN e.event_id IS NOT NULL THEN {s}.wait_as_a_write() END"
     " FROM unnest($3::text[], $4::bigint[], $5::bytea[], $6::integer[])"
     " WITH ORDINALITY k (counter, time, id, item, place)"
     " LEFT JOIN LATERAL (SELECT * FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2"

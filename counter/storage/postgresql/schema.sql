@@ -145,6 +145,12 @@ CREATE INDEX events_clears ON events (namespace, counter, event_time) WHERE clea
 CREATE FUNCTION clock_us() RETURNS bigint LANGUAGE sql VOLATILE
 RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
+-- Has the commit wait as that of a write does, for a synchronous standby too. A transaction that only
+-- found an event must not be acknowledged earlier: an append whose wait for the standby was cancelled
+-- is committed, and visible, on the primary alone.
+CREATE FUNCTION wait_as_a_write() RETURNS void LANGUAGE sql VOLATILE
+RETURN pg_logical_emit_message(true, 'counter', '');
+
 -- Which events may not be written: too old, in a window that was rolled up, or decided otherwise.
 -- NULL if all may be. Takes the lock that a fence waits for, and holds it until the transaction ends.
 --
@@ -205,6 +211,7 @@ DECLARE
     first bigint := (SELECT min(t) FROM unnest(p_time) t);
     last bigint := (SELECT max(t) FROM unnest(p_time) t);
 BEGIN
+    PERFORM wait_as_a_write();
     RETURN (
         SELECT array_agg(CASE
             WHEN is_late[e.place] THEN 3

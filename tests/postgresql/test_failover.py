@@ -1,0 +1,100 @@
+"""A primary is killed and its synchronous standby promoted, with a clock that is behind: what was
+acknowledged is there, and each token in doubt gets one answer."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+
+from counter.limits import SECOND
+from scripts.demo_process import HOST
+from scripts.postgresql_server import PostgresqlServer
+from tests.postgresql.test_faults import added, fresh_schema, is_unknown, service
+from tests.support.postgresql import postgresql_server
+from tests.support.rest import fresh
+from tests.support.waiting import eventually
+
+BEHIND_US = 3 * SECOND
+#: A clock that a setting of each server moves.
+_CLOCK = (
+    "CREATE OR REPLACE FUNCTION counter.clock_us() RETURNS bigint LANGUAGE sql VOLATILE AS"
+    " $$SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    " - coalesce(current_setting('counter.behind_us', true)::bigint, 0)$$"
+)
+
+
+class Pair:
+    """A primary with the schema, and its synchronous standby."""
+
+    def __init__(self, primary: PostgresqlServer, standby: PostgresqlServer) -> None:
+        self.primary, self.standby = primary, standby
+
+    @property
+    def dsn(self) -> str:
+        """Both hosts; the one that writes is taken."""
+        hosts = f"{HOST}:{self.primary.port},{HOST}:{self.standby.port}"
+        return (
+            self.primary.dsn().replace(f"{HOST}:{self.primary.port}", hosts)
+            + "?target_session_attrs=read-write"
+        )
+
+    async def begin(self) -> None:
+        await fresh_schema(self.primary.dsn())
+        connection = await asyncpg.connect(self.primary.dsn())
+        await connection.execute(_CLOCK)
+        self.standby.make_folder()
+        await asyncio.to_thread(
+            self.primary.run,
+            *("pg_basebackup", "-h", HOST, "-p", str(self.primary.port), "-U", "counter"),
+            *("-D", str(self.standby.data), "-R", "--checkpoint=fast", "--no-sync"),
+        )
+        await asyncio.to_thread(self.standby.start, **{"counter.behind_us": str(BEHIND_US)})
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await connection.execute("SELECT pg_reload_conf()")
+
+        async def is_synchronous() -> bool:
+            return bool(
+                await connection.fetchval(
+                    "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+                )
+            )
+
+        await eventually(is_synchronous, "the standby is synchronous")
+        await connection.close()
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        self.standby.run("pg_ctl", "promote", "-D", str(self.standby.data))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with postgresql_server() as primary:
+        standby = PostgresqlServer(primary.folder.parent / "standby", "standby")
+        yield Pair(primary, standby)
+        standby.stop()
+
+
+async def test_a_replay_is_acknowledged_when_the_standby_has_the_add(pair: Pair) -> None:
+    """An add that timed out is committed on the primary alone, where its token is found."""
+    await pair.begin()
+    async with service(pair.dsn) as rest:
+        await added(rest, "before")
+        token, atom = fresh(time.time_ns() // 1_000), fresh(time.time_ns() // 1_000)
+        pair.standby.pause()
+        for _ in range(2):
+            assert is_unknown(await rest.add("c", 1, token))
+            assert is_unknown(await rest.atomic_add([("a", 1), ("b", 1)], atom))
+        pair.primary.pause()
+        pair.standby.resume()
+        await asyncio.to_thread(pair.fail_over)
+
+        async def acknowledged() -> bool:
+            one = await rest.add("c", 1, token)
+            both = await rest.atomic_add([("a", 1), ("b", 1)], atom)
+            return one.status_code == both.status_code == 200
+
+        await eventually(acknowledged, "the standby is found")
+        assert [await rest.count(name) for name in "abc"] == [1, 1, 2]
