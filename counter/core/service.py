@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 from counter import limits
 from counter.core import rate_limits
 from counter.core.admission import Bounded, Load
-from counter.core.bulk import OneByOne, adds_of, events_of_atomic
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.core.read import CountReader
@@ -44,6 +43,7 @@ from counter.errors import (
     TokenTooOldError,
     UnavailableError,
 )
+from counter.folds import fingerprint
 from counter.ports import Cache, Clock, Store
 from counter.tokens import nonce_of_key
 from counter.types import (
@@ -87,7 +87,8 @@ class CounterService:
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
         self._turns = Turns(self._write_turn, self.load)
-        self.one_by_one = OneByOne(self.add, self.tally)
+        #: Adds that one batched write cannot do: each has a task.
+        self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
         self.resolver = Resolver(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
 
@@ -157,9 +158,8 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            # Run all at once so that the cache needs one round trip. A failure does not affect the
-            # others.
-            return await self.one_by_one(namespace, adds)
+            # All at once, so that the cache needs one round trip.
+            return await self._add_one_by_one(namespace, adds)
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
@@ -195,8 +195,8 @@ class CounterService:
             if None not in answers:
                 # The usual case: one write handled all of them.
                 return [each for each in answers if each is not None]
-            return await self._finish(namespace, answers, adds_of(events))
-        return await self.add_many(namespace, adds_of(events))
+            return await self._finish(namespace, answers, _adds_of(events))
+        return await self.add_many(namespace, _adds_of(events))
 
     @counts_failures
     async def add_atomic(
@@ -210,7 +210,7 @@ class CounterService:
             "atomic",
             "",
             credential,
-            lambda token: self._submit_atomic(namespace, events_of_atomic(items, token)),
+            lambda token: self._submit_atomic(namespace, _events_of_atomic(items, token)),
         )
 
     async def issue_tokens(self, count: int) -> list[Token]:
@@ -405,11 +405,33 @@ class CounterService:
         others: Iterator[Added | CounterError] = iter(())
         if left:
             with rate_limits.resolutions_paid():
-                others = iter(await self.one_by_one(namespace, left))
+                others = iter(await self._add_one_by_one(namespace, left))
         return [
             result or (refusal if refusal is not None and index in refused else next(others))
             for index, result in enumerate(results)
         ]
+
+    async def _add_one_by_one(
+        self, namespace: Namespace, adds: Sequence[Add]
+    ) -> list[Added | CounterError]:
+        """Do all *adds* at once, each in its own task, and return an outcome for each: one failure
+        does not affect others."""
+        try:
+            self.one_by_one.take(len(adds))
+        except OverloadedError as error:
+            count_failure(self.tally, error, len(adds))
+            return [error] * len(adds)
+
+        async def outcome(each: Add) -> Added | CounterError:
+            try:
+                return await self.add(namespace, *each)
+            except CounterError as error:
+                return error
+
+        try:
+            return await asyncio.gather(*map(outcome, adds))
+        finally:
+            self.one_by_one.give_back(len(adds))
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; otherwise raise its error."""
@@ -487,6 +509,28 @@ class Turns:
             except Exception:
                 # An add that cannot be answered must not block the others.
                 _log.exception("the outcome of an add could not be reported")
+
+
+def _adds_of(events: Sequence[Event]) -> list[Add]:
+    """Return the adds that *events* came from, each with its token."""
+    return [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
+
+
+def _events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
+    """Return the events of an atomic add.
+
+    An item's key is the number of earlier items of the same counter, so its position among other
+    counters does not matter.
+    """
+    earlier: dict[str, int] = {}
+    events: list[Event] = []
+    for counter, delta in items:
+        earlier[counter] = earlier.get(counter, 0) + 1
+        events.append(
+            Event(counter, token.generation_time_us, token.nonce, earlier[counter], delta)
+        )
+    atom = fingerprint(events)
+    return [event._replace(atom=atom) for event in events]
 
 
 def _unexpected(error: Exception) -> CounterError:

@@ -1,7 +1,6 @@
 """Bugs of adds and of resolutions."""
 
 from counter import windows
-from counter.core import bulk as listed
 from counter.core import resolve as resolution
 from counter.core import service
 from counter.core import write as writing
@@ -223,7 +222,7 @@ BUGS = (
         "the item key of an atomic add is its place in the list",
         (
             Edit(
-                listed.events_of_atomic,
+                service._events_of_atomic,
                 "earlier[counter] = earlier.get(counter, 0) + 1",
                 "earlier[counter] = len(events) + 1",
             ),

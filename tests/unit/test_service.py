@@ -48,14 +48,14 @@ async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
     """A batch is one request, and may be a thousand tasks."""
     world = World()
     namespace = await world.begin(shards=1)
-    world.api.one_by_one.tasks.most = 2
+    world.api.one_by_one.most = 2
     keys = [Add("c", 1, f"key-{number}") for number in range(3)]
     refused = await world.api.add_many(namespace, keys)
     assert {type(each) for each in refused} == {OverloadedError}
     assert world.api.tally["refused"] == 3
     counted = await world.api.add_many(namespace, keys[:2])
     assert {type(each) for each in counted} == {Added}
-    assert world.api.one_by_one.tasks.held == 0
+    assert world.api.one_by_one.held == 0
 
 
 async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() -> None:
