@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import sys
@@ -111,6 +112,8 @@ def main(
     folder: Path | None = None,
     write: bool = True,
     render: bool = False,
+    draw: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    seed: int = 0,
 ) -> int:
     """Measure the service, and check on the way that every count is right.
 
@@ -135,6 +138,8 @@ def main(
         quotes of them. A quick run never does.
     render
         Only rewrite the documents from benchmarks/results.json.
+    draw
+        Run so many of the subjects, drawn at random; the same *seed* draws the same ones.
     """
     if render:
         _write_documents()
@@ -148,16 +153,13 @@ def main(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="counter-bench-", dir=folder))
-    bench = Bench(
-        console,
-        place,
-        rounds=1 if quick else rounds,
-        seconds=1.0 if quick else seconds,
-        quick=quick,
-    )
+    if quick:
+        rounds, seconds = 1, 1.0
+    bench = Bench(console, place, rounds=rounds, seconds=seconds, quick=quick)
     try:
         with _ending_in_order():
-            reports = _run_all(bench, subjects, folder)
+            names = _drawn(list(subjects) or _that_can_run(console), draw, seed)
+            reports = _run_all(bench, names, folder, halved=quick and not subjects)
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -203,13 +205,21 @@ def _that_can_run(console: Console) -> list[str]:
     return list(SUBJECTS)
 
 
-def _run_all(bench: Bench, subjects: Sequence[str], folder: Path | None) -> list[Report]:
-    """Run *subjects*, all if none is named. A quick run of all has three processes, for the sake
-    of time: the reports are those of this one."""
-    if not subjects or set(subjects) - _WITHOUT_WRK:
+def _drawn(names: list[str], draw: int | None, seed: int) -> list[str]:
+    """Draw so many of *names*, in their order; all for None."""
+    if draw is None or draw >= len(names):
+        return names
+    drawn = random.Random(seed).sample(names, draw)
+    return [name for name in names if name in drawn]
+
+
+def _run_all(
+    bench: Bench, names: Sequence[str], folder: Path | None, *, halved: bool
+) -> list[Report]:
+    """Run the subjects *names*; if *halved*, by three processes, for the sake of time: the reports
+    are those of this one."""
+    if set(names) - _WITHOUT_WRK:
         find_wrk()
-    names = list(subjects) or _that_can_run(bench.console)
-    halved = bench.quick and not subjects
     there = [name for name in names if halved and name.startswith("cluster-")]
     waiting = [name for name in there if name in _WAITING]
     loading = [name for name in there if name not in _WAITING]
