@@ -52,14 +52,11 @@ def run_seed(seed: int, bug: Callable[[], AbstractContextManager[object]] = null
 def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:
     """Carry *plan* out."""
     seed = plan.config.seed
-    loop = SimulatedLoop(Random(f"turns {seed}"))
     with deterministic(seed) as faults, bug():
-        run = _Run(plan, loop)
+        loop = SimulatedLoop(Random(f"turns {seed}"))
         try:
-            problems = loop.run_until_complete(run.whole())
-        except Exception as error:
-            logging.getLogger("simulation").debug("run", exc_info=error)
-            problems = [f"the run itself failed: {error!r}"]
+            run = _Run(plan, loop)
+            problems = run.problems()
         finally:
             loop.end()
             forget_applications()
@@ -78,8 +75,15 @@ class _Run:
         self._clients = Clients(self.world)
         self._final: list[Seen] = []
 
-    async def whole(self) -> list[str]:
-        """Everything; what is wrong."""
+    def problems(self) -> list[str]:
+        """Run everything; what is wrong."""
+        try:
+            return self._loop.run_until_complete(self._whole())
+        except Exception as error:
+            logging.getLogger("simulation").debug("run", exc_info=error)
+            return [f"the run itself failed: {error!r}"]
+
+    async def _whole(self) -> list[str]:
         await self.world.start()
         # Where every window begins: the plan means to meet their ends.
         begins_us = 2 * SECOND

@@ -1,9 +1,12 @@
 """A fast share of the simulation: seeds that must pass, bugs that must not."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -40,6 +43,19 @@ def test_a_bug_can_be_planted_and_is_gone_again(name: str) -> None:
     """A bug whose source has changed under it is caught here, and not taken for harmless."""
     with all_bugs()[name].plant():
         pass
+
+
+def test_a_bug_that_fits_no_source_leaves_no_loop_open() -> None:
+    """An open loop would warn when it is collected, in whichever test runs then."""
+
+    @contextmanager
+    def misfit() -> Iterator[None]:
+        raise LookupError("no such text")
+        yield
+
+    with pytest.raises(LookupError):
+        run_seed(0, misfit)
+    gc.collect()
 
 
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
