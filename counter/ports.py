@@ -104,8 +104,9 @@ class ControlPlane(Protocol):
         """Record when every watermark had passed the slice's end; the first record stays."""
         ...
 
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        """Move ``dropped_before`` to the slice's end, then drop its table. Earliest first."""
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
+        """Move ``dropped_before`` to the slice's end, then drop its table. Earliest first. Return
+        False, with nothing changed, if a drop would have to wait for readers."""
         ...
 
     async def dropped_before(self, dataset: Dataset) -> int:

@@ -131,12 +131,12 @@ class Maintenance:
                     now_us = checked_now_us(self._clock, self._guard, dataset)
                     await self._store.control.retire_slice(dataset, each.start_us, now_us)
                 return
-            if is_due and is_earliest:
-                await self._store.control.drop_slice(dataset, each.start_us)
+            is_earliest = is_earliest and is_due
+            if is_earliest:
+                is_earliest = await self._store.control.drop_slice(dataset, each.start_us)
+            if is_earliest:
                 self.tally["dropped"] += 1
                 _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
-            else:
-                is_earliest = False
 
     async def _watermark(self, namespaces: list[Namespace], now_us: int) -> int:
         """Return the earliest watermark of all the shards."""

@@ -9,7 +9,6 @@ from unittest.mock import patch
 import asyncpg
 import pytest
 
-from counter.errors import StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.database import Database
@@ -67,12 +66,11 @@ async def test_a_slice_that_is_read_is_dropped_later_and_holds_up_no_append(
             ):
                 break
         assert await log.events.append(log.namespace, [add()]) == [Written.NEW]
-        with pytest.raises(StoreUnavailableError, match="lock timeout"):
-            await drop
+        assert not await drop
         assert (await log.control.slices(dataset))[0].start_us == FIRST_SLICE
         assert await log.control.dropped_before(dataset) == 0
     await backup.close()
-    await log.control.drop_slice(dataset, FIRST_SLICE)
+    assert await log.control.drop_slice(dataset, FIRST_SLICE)
     assert (await log.control.slices(dataset))[0].start_us == FIRST_SLICE + SLICE
 
 

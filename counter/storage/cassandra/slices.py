@@ -106,7 +106,7 @@ class CassandraSlices:
                 return
         raise StoreUnavailableError(f"slice {start_us} of {dataset.name!r} changes all the time")
 
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
         state = await self._session.reload_slices(dataset)
         if start_us >= state.dropped_before_us:
             earliest = bool(state.slices) and state.slices[0].start_us == start_us
@@ -123,6 +123,7 @@ class CassandraSlices:
             state = await self._session.reload_slices(dataset)
         # In any case, because the process that moved it may have crashed afterwards.
         await self._sweep(state)
+        return True
 
     async def _sweep(self, state: DatasetState) -> None:
         """Drop every table that ``dropped_before`` has passed, and then its row.

@@ -105,16 +105,17 @@ class MemoryControl:
             if each.start_us == start_us and each.retired_at_us is None:
                 state.slices[position] = replace(each, retired_at_us=now_us)
 
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
         state = self._tables.state_of(dataset)
         if start_us < state.dropped_before_us:
             # Another worker has dropped it.
-            return
+            return True
         earliest = bool(state.slices) and state.slices[0].start_us == start_us
         invariant(earliest, f"slices drop in order; {start_us} is not the earliest")
         each = state.slices.pop(0)
         state.dropped_before_us = each.end_us
         del state.tables[start_us]
+        return True
 
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._tables.state_of(dataset).dropped_before_us

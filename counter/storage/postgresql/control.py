@@ -142,8 +142,11 @@ class PostgresqlControl:
             *(dataset.id, start_us, now_us),
         )
 
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
-        await self._database.rows("SELECT {s}.drop_slice($1, $2)", dataset.id, start_us)
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
+        dropped: bool = await self._database.value(
+            "SELECT {s}.drop_slice($1, $2)", dataset.id, start_us
+        )
+        return dropped
 
     async def dropped_before(self, dataset: Dataset) -> int:
         time_us: int = await self._database.value(

@@ -28,7 +28,7 @@ _DIRTY: Final = (
     "SELECT m.start, m.counter, m.recount, m.clear_at IS NOT NULL, CASE WHEN m.clear_at IS NULL"
     " THEN m.total ELSE (SELECT coalesce(sum(e.delta), 0) FROM {s}.events e WHERE e.dataset = $1"
     " AND e.namespace = $2 AND e.counter = m.counter AND e.event_time > m.clear_at"
-    " AND e.event_time < m.start + $6) END FROM"
+    " AND e.event_time < m.start + $6 AND e.event_time > $4 AND e.event_time < $5 + $6) END FROM"
     " (SELECT e.event_time - e.event_time % $6 AS start, e.counter, 0::bigint AS recount,"
     " max(CASE WHEN e.clear THEN e.event_time END) AS clear_at, sum(e.delta) AS total"
     " FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2 AND e.shard = $3"

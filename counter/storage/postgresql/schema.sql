@@ -344,9 +344,9 @@ BEGIN
     END IF;
 END $$;
 
--- Fails if statements that read the events do not end soon: appends queue behind the lock that it
--- waits for, and a backup may read for hours.
-CREATE FUNCTION drop_slice(p_dataset integer, p_start bigint) RETURNS void
+-- Returns false if statements that read the events do not end soon: appends queue behind the lock
+-- that it waits for, and a backup may read for hours.
+CREATE FUNCTION drop_slice(p_dataset integer, p_start bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '50ms' AS $$
 DECLARE
     ended bigint;
@@ -356,6 +356,10 @@ BEGIN
         UPDATE datasets SET dropped_before = greatest(dropped_before, ended) WHERE id = p_dataset;
         EXECUTE format('DROP TABLE events_%s_%s', p_dataset, p_start);
     END IF;
+    RETURN true;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN false;
 END $$;
 
 -- Writes one batch of a rollup. A head, or a row, that is older than what is there changes nothing

@@ -281,10 +281,10 @@ class SqliteControl:
 
         self._db.slices[dataset.id] = await self._db.write(change)
 
-    async def drop_slice(self, dataset: Dataset, start_us: int) -> None:
+    async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
         slices = self._db.slices[dataset.id]
         if start_us < self._db.dropped_before[dataset.id]:
-            return
+            return True
         invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
         end_us = slices[0].end_us
 
@@ -307,6 +307,7 @@ class SqliteControl:
             self._db.slices[dataset.id] = slices
             self._db.dropped_before[dataset.id] = before_us
             raise
+        return True
 
     async def dropped_before(self, dataset: Dataset) -> int:
         return self._db.dropped_before[dataset.id]
