@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,21 @@ import pytest
 from redis import Redis
 
 from counter.errors import CacheUnavailableError
+from counter.limits import SECOND
 from counter.storage.redis import RedisCache
 from counter.storage.shared.cache_entries import value_key
 from counter.storage.shared.cache_lane import RETRY_AFTER_US
 from counter.types import Checkpoint, Guarded
-from scripts.cluster_nodes import Cluster
+from scripts.cluster_nodes import Cluster, Shape
 from tests.contracts.cache_cases import namespace_of
 from tests.contracts.cases import NOW, add
 from tests.support.caches import redis_cache
 from tests.support.certificates import Authority
 from tests.support.clock import FakeClock
+from tests.support.cluster import running_cluster
+from tests.support.relay import Relay
 from tests.support.server import ports_in_a_row
+from tests.support.waiting import eventually
 
 SPACE = namespace_of()
 NAMES = [f"c{n}" for n in range(20)]
@@ -137,6 +142,40 @@ async def test_a_replica_is_not_written_to_and_a_primary_again_is(
         assert await works(cache)
         assert {each["id"] for each in admin.client_list()} - clients
         assert cache.trouble is None
+
+
+async def test_a_failover_to_a_replica_keeps_what_it_had(clock: FakeClock) -> None:
+    """The address leads to the new primary: what was replicated is there, and nothing is stuck."""
+    space = replace(SPACE, settings=replace(SPACE.settings, cache_ttl_us=3_600 * SECOND))
+    with running_cluster(Shape(nodes=0, memcached=0, redis=2)) as pair:
+        host, port = pair.shape.address_of(1), pair.shape.redis_port
+        relay = Relay(host, port)
+        with Redis(pair.shape.address_of(2), port) as standby:
+            standby.replicaof(host, port)
+            async with relay.listening():
+                address, at = relay.address
+                async with cache_at(f"redis://{address}:{at}", clock) as cache:
+                    await cache.put_many(space, [("c", Checkpoint(NOW, 7))])
+                    assert await cache.increment(space, "c", 5) == 5
+
+                    async def replicated() -> bool:
+                        return len(standby.keys("p:[cv]*")) == 2
+
+                    await eventually(replicated, "the replica has the count and the value")
+                    await asyncio.to_thread(pair.redis[0].kill)
+                    relay.go_away()
+                    with pytest.raises(CacheUnavailableError):
+                        await cache.increment(space, "c", 1)
+                    assert list(await cache.get_many(space, ["c"])) == [None]
+                    standby.replicaof("NO", "ONE")
+                    relay.redirect(pair.shape.address_of(2), port)
+                    relay.is_away = False
+                    clock.advance(RETRY_AFTER_US)
+                    assert await cache.increment(space, "c", 1) == 6
+                    assert list(await cache.get_many(space, ["c"])) == [Checkpoint(NOW, 7)]
+                    await cache.put_many(space, [("c", Checkpoint(NOW - 1, 6))])
+                    assert list(await cache.get_many(space, ["c"])) == [Checkpoint(NOW, 7)]
+                    assert cache.trouble is None
 
 
 async def test_a_change_that_is_half_refused_has_answers_for_the_rest(
