@@ -196,9 +196,9 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
     if servers == "memory":
         if settings.store == "sqlite":
             return _ok("cache", "kept in the process itself")
-        detail = (
-            "each process has its own: fewer reads hit it, and guards miss what others recorded"
-        )
+        detail = "each process has its own: fewer reads hit it"
+        if settings.store == "cassandra":
+            detail += ", and guards miss what others recorded"
         return Finding("cache", "warning", detail, "give all of them one cache: memcached or Redis")
     try:
         cache = open_cache(settings, clock)

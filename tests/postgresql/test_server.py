@@ -5,10 +5,13 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import SecretStr
 
 from counter.cli.commands.serve import check
+from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.postgresql import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import apply_for, begin_new_life
 from counter.storage.postgresql.server import check_server
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
@@ -119,3 +122,7 @@ async def test_a_role_without_rights_calls_no_function(postgresql: PostgresqlSer
         await stranger.execute("SELECT counter.drop_slice(1, 0)")
     await stranger.close()
     await store.close()
+    settings = Settings(store="postgresql", dsn=SecretStr(postgresql.dsn(user="stranger")))
+    for work in (apply_for, begin_new_life):
+        with pytest.raises(StartupError, match=r"permission denied.*connect as the role that owns"):
+            await work(settings)

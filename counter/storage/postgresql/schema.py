@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.storage.postgresql.database import Database, postgresql_options
 from counter.storage.postgresql.server import check_server
 from counter.storage.shared.startup_retry import StartupRetry
@@ -54,12 +54,19 @@ async def begin_new_life(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    """Connect as *settings* say, to a server that keeps the promise."""
+    """Connect as the owner, whom *settings* name, to a server that keeps the promise."""
     database = Database(postgresql_options(settings))
     await StartupRetry(settings.start_timeout).run(database.open)
     try:
         await check_server(database)
         yield database
+    except StoreUnavailableError as error:
+        if isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
+            raise StartupError(
+                f"PostgreSQL: {error.__cause__}: connect as the role that owns the database and its"
+                " tables, not as the service's"
+            ) from error
+        raise
     finally:
         await database.close()
 
