@@ -54,7 +54,7 @@ async def begin_new_life(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    """Connect as the owner, whom *settings* name, to a server that keeps the promise."""
+    """Connect as *settings* say, which must name the owner, to a server that keeps the promise."""
     database = Database(postgresql_options(settings))
     await StartupRetry(settings.start_timeout).run(database.open)
     try:
