@@ -49,7 +49,7 @@ class Plan:
     @property
     def sums(self) -> tuple[int, ...]:
         """The windows whose events must be summed."""
-        return tuple(dict.fromkeys((*self.new, *self.recounts)))
+        return tuple(dict.fromkeys((*self.new, *self.recounts))) if self.recounts else self.new
 
     @property
     def whole(self) -> bool:

@@ -173,16 +173,27 @@ class PostgresqlRollups:
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        settled = [each.settled or (None, None) for each in updates]
-        rows = [(each.counter, *row, each.checkpoint[0]) for each in updates for row in each.rows]
+        # Counts go as text: the driver takes several times as long to make numerics.
+        settled = [
+            (None, None)
+            if each.settled is None
+            else (each.settled.time_us, str(each.settled.count))
+            for each in updates
+        ]
+        rows = [
+            (each.counter, row.window_us, row.cleared, str(row.total), each.checkpoint.time_us)
+            for each in updates
+            for row in each.rows
+        ]
         done = [(each.counter, *pending) for each in updates for pending in each.pending_done]
         await self._database.rows(
-            "SELECT {s}.apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+            "SELECT {s}.apply($1, $2, $3, $4, $5::text[]::numeric[], $6, $7::text[]::numeric[], $8,"
+            " $9, $10, $11::text[]::numeric[], $12, $13, $14, $15)",
             namespace.id,
             through_us,
             [each.counter for each in updates],
             [each.checkpoint.time_us for each in updates],
-            [each.checkpoint.count for each in updates],
+            [str(each.checkpoint.count) for each in updates],
             [each[0] for each in settled],
             [each[1] for each in settled],
             *([row[column] for row in rows] for column in range(5)),
