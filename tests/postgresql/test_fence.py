@@ -207,3 +207,20 @@ async def test_a_planted_bug_is_caught(
 async def test_a_void_without_the_fence_is_caught(world: World) -> None:
     with patch("counter.storage.postgresql.decisions.wait_for_appends", AsyncMock()):
         assert not await _void_is_final(world)
+
+
+async def test_a_decision_of_another_process_is_returned_as_a_write_is(world: World) -> None:
+    """It may be committed on the primary alone; a transaction that only reads would not wait for
+    the synchronous standby."""
+    transactions = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    decide = world.store.decisions.decide
+    seen: list[int] = []
+
+    async def another_settles(*_: object) -> None:
+        with patch("counter.storage.postgresql.decisions.wait_for_appends", AsyncMock()):
+            assert await decide(world.namespace, [add()], VOID) == VOID
+        seen.append(await world.database.value(transactions))
+
+    with patch("counter.storage.postgresql.decisions.wait_for_appends", another_settles):
+        assert await decide(world.namespace, [add()], VOID) == VOID
+    assert await world.database.value(transactions) > seen[0]

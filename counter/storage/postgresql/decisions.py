@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from counter.errors import InvariantError
 from counter.storage.postgresql.database import Database, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
@@ -45,9 +46,10 @@ class PostgresqlDecisions:
             if outcome is None:
                 await wait_for_appends(self._database, namespace.dataset.id)
                 await self._settle(namespace, events, decision.fingerprint)
-                outcome, fingerprint = await self._database.row(
-                    f"SELECT outcome, fingerprint FROM {{s}}.resolutions WHERE {_WHERE}", *token
-                )
+                settled = await self.decided(namespace, events)
+                if settled is None:
+                    raise InvariantError("a decision that was settled is gone")
+                return settled
         return Decision(Outcome(outcome), fingerprint)
 
     async def _settle(
