@@ -61,22 +61,22 @@ class Outlook:
 
 
 def buckets_after(
-    dataset: Dataset, standing: int, size_bytes: int, target_bytes: int, *, may_lower: bool
+    dataset: Dataset, current: int, size_bytes: int, target_bytes: int, *, may_lower: bool
 ) -> int:
-    """Return the event buckets of the slice after one with *standing*, if the busiest counter's
+    """Return the event buckets of the slice after one with *current*, if the busiest counter's
     time bucket takes *size_bytes*.
 
     Raised to the power of two that keeps a partition to *target_bytes*: that leaves room, and it
     changes rarely. Lowered by half at most. Always within the dataset's bounds.
     """
     least, most = dataset.event_buckets, max(dataset.event_buckets, dataset.event_buckets_max)
-    standing = min(most, max(least, standing))
-    if size_bytes > standing * target_bytes:
+    current = min(most, max(least, current))
+    if size_bytes > current * target_bytes:
         wanted = 1 << (ceil(size_bytes / target_bytes) - 1).bit_length()
-        return min(most, max(standing, wanted))
-    if may_lower and size_bytes * _LOWERED_BELOW <= standing * target_bytes:
-        return max(least, standing // 2)
-    return standing
+        return min(most, max(current, wanted))
+    if may_lower and size_bytes * _LOWERED_BELOW <= current * target_bytes:
+        return max(least, current // 2)
+    return current
 
 
 class Partitions:
@@ -219,16 +219,16 @@ class Partitions:
         return now_us - (SLICES_REMEMBERED - 1) * dataset.slice_us
 
     def _number(
-        self, dataset: Dataset, standing: int, sizes: Sequence[PartitionSize]
+        self, dataset: Dataset, current: int, sizes: Sequence[PartitionSize]
     ) -> tuple[int, PartitionSize | None]:
-        """Return the event buckets after *standing*, and the largest of *sizes*."""
+        """Return the event buckets after *current*, and the largest of *sizes*."""
         largest = max(sizes, key=lambda each: each.size_bytes, default=None)
         now_us = slice_start(self._clock.now_us(), dataset.slice_us)
         counted = {each.start_us for each in sizes if not each.is_observed}
         before = (now_us - number * dataset.slice_us for number in range(1, SLICES_COUNTED + 1))
         number = buckets_after(
             dataset,
-            standing,
+            current,
             largest.size_bytes if largest else 0,
             self._target_bytes,
             may_lower=counted.issuperset(before),
@@ -340,8 +340,8 @@ class PartitionSizeTally:
                 )
             slice_us = slice_start(start_us, dataset.slice_us)
             size_bytes = events * EVENT_BYTES
-            standing = busiest.get(slice_us)
-            if standing is None or standing.size_bytes < size_bytes:
+            current = busiest.get(slice_us)
+            if current is None or current.size_bytes < size_bytes:
                 busiest[slice_us] = PartitionSize(
                     slice_us, bucket_us, size_bytes, namespace.name, counter
                 )

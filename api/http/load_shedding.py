@@ -27,8 +27,8 @@ TIMEOUT_HEADER: Final = b"request-timeout"
 #: Longer values are not parsed, because parsed ones are cached.
 _TIMEOUT_BYTES_MAX: Final = 64
 #: The pace of rejections: 5,000 a second, about a tenth of what a core can do.
-_TELL_EVERY_S: Final = 0.02
-_TOLD_AT_ONCE: Final = 100
+_REJECT_EVERY_S: Final = 0.02
+_REJECTED_AT_ONCE: Final = 100
 #: Requests that are answered immediately in one turn of the event loop.
 _AT_ONCE_IN_A_TURN: Final = 500
 
@@ -59,7 +59,7 @@ class Door:
         self.bodies = Bounded("bytes of bodies are being read", limits.BODIES_BYTES_MAX)
         #: Rejected requests that are not answered yet: at most one per connection.
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_telling = False
+        self._is_rejecting = False
         self._answered_in_turn = 0
         self._refusal: OverloadedError | None = None
         self._reply: Reply
@@ -77,7 +77,7 @@ class Door:
             return False
         if refusal is not self._refusal:
             self._refusal, self._reply = refusal, problem_reply(refusal)
-        self._tell_soon(partial(answer, self._reply))
+        self._reject_soon(partial(answer, self._reply))
         return True
 
     def keeps_waiting(self) -> bool:
@@ -112,26 +112,26 @@ class Door:
             self._load.check(within_us)
         except OverloadedError:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._tell_soon(partial(_end, turn))
+            self._reject_soon(partial(_end, turn))
             await turn
             raise
 
-    def _tell_soon(self, tell: Callable[[], None]) -> None:
-        self._waiting.append(tell)
-        if not self._is_telling:
-            self._is_telling = True
-            asyncio.get_running_loop().call_later(_TELL_EVERY_S, self._tell_some)
+    def _reject_soon(self, reject: Callable[[], None]) -> None:
+        self._waiting.append(reject)
+        if not self._is_rejecting:
+            self._is_rejecting = True
+            asyncio.get_running_loop().call_later(_REJECT_EVERY_S, self._reject_some)
 
-    def _tell_some(self) -> None:
-        for _ in range(min(len(self._waiting), _TOLD_AT_ONCE)):
+    def _reject_some(self) -> None:
+        for _ in range(min(len(self._waiting), _REJECTED_AT_ONCE)):
             try:
                 self._waiting.popleft()()
             except Exception:
                 # A failed answer must not delay the others.
                 _log.exception("a rejection could not be answered")
-        self._is_telling = bool(self._waiting)
-        if self._is_telling:
-            asyncio.get_running_loop().call_later(_TELL_EVERY_S, self._tell_some)
+        self._is_rejecting = bool(self._waiting)
+        if self._is_rejecting:
+            asyncio.get_running_loop().call_later(_REJECT_EVERY_S, self._reject_some)
 
 
 def _end(turn: asyncio.Future[None]) -> None:

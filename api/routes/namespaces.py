@@ -85,7 +85,7 @@ class NamespaceRoutes:
         changes = _changes(body)
         namespaces = self.service.namespaces
         try:
-            standing = namespaces.get(call.namespace)
+            current = namespaces.get(call.namespace)
         except NamespaceUnknownError:
             if call.header(b"if-match") is not None:
                 raise PreconditionFailedError(
@@ -107,12 +107,12 @@ class NamespaceRoutes:
             return _reply(created, 201, self._warnings(created, body.clients))
         if call.header(b"if-none-match") is not None:
             raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")
-        _check_match(call, standing)
-        settings = replace(standing.settings, **changes)
-        if settings != standing.settings:
-            async with self._acts("namespace.change", call, standing.settings, settings):
-                standing = await namespaces.update(standing, settings)
-        return _reply(standing, warnings=self._warnings(standing, body.clients))
+        _check_match(call, current)
+        settings = replace(current.settings, **changes)
+        if settings != current.settings:
+            async with self._acts("namespace.change", call, current.settings, settings):
+                current = await namespaces.update(current, settings)
+        return _reply(current, warnings=self._warnings(current, body.clients))
 
     def _check_quota(self, call: Call, shards: int) -> None:
         """Raise QuotaExceededError if the caller, or all namespaces together, have too much."""
@@ -236,14 +236,14 @@ def _clients(body: ClientsBody | None) -> Clients | None:
     )
 
 
-def _check_match(call: Call, standing: Namespace) -> None:
+def _check_match(call: Call, current: Namespace) -> None:
     given = call.header(b"if-match")
     if given is None:
         return
     wanted = [each.strip() for each in given.decode("latin-1").split(",")]
-    etag = _etag(standing)
+    etag = _etag(current)
     if etag not in wanted and "*" not in wanted:
         raise PreconditionFailedError(
-            f"If-Match: {given[:80].decode('latin-1')}, but namespace {standing.name!r} is at"
+            f"If-Match: {given[:80].decode('latin-1')}, but namespace {current.name!r} is at"
             f" {etag}; read it again"
         )

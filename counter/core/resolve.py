@@ -73,14 +73,14 @@ class Resolver:
             window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
             await self._store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        standing = await self._store.decisions.decide(namespace, events, proposed)
-        if standing.fingerprint != proposed.fingerprint:
+        decided = await self._store.decisions.decide(namespace, events, proposed)
+        if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
-        if standing.outcome is Outcome.APPLIED:
+        if decided.outcome is Outcome.APPLIED:
             await self._store.events.rewrite(namespace, events)
         else:
             await self._store.events.void(namespace, events)
-        return standing.outcome
+        return decided.outcome
 
     async def leave_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool

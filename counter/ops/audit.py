@@ -415,7 +415,7 @@ _NAMES_PER_PAGE: Final = 1_000
 #: The most findings that are shown per counter.
 SHOWN_MAX: Final = 5
 
-_TOLD: Mapping[Damage, str] = {
+_TEXTS: Mapping[Damage, str] = {
     Damage.WRONG_ROW: "the row of the window {at} says {stored}, its events make {expected}",
     Damage.MISSING_ROW: "the window {at} has no row, its events make {expected}",
     Damage.PHANTOM_ROW: "the row of the window {at} says {stored}, and there are no such events",
@@ -578,7 +578,7 @@ def described(verdict: Verdict) -> list[str]:
 
 
 def _sentence(finding: Finding) -> str:
-    return _TOLD[finding.damage].format(
+    return _TEXTS[finding.damage].format(
         at=to_rfc3339(finding.at_us),
         stored=_fold(finding.stored),
         expected=_fold(finding.expected),

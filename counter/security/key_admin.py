@@ -82,11 +82,11 @@ class KeyAdmin:
         many keys, and ClockSkewError if this machine's clock is not known to be right.
         """
         check_rights(rights)
-        standing = await self._store.api_keys()
+        existing = await self._store.api_keys()
         now_us = await self._checked_now_us()
-        if sum(not _is_forgettable(each, now_us) for each in standing) >= KEYS_MAX:
+        if sum(not _is_forgettable(each, now_us) for each in existing) >= KEYS_MAX:
             raise PreconditionFailedError(
-                f"{len(standing)} keys are on record; at most {KEYS_MAX} may be: revoke some, which"
+                f"{len(existing)} keys are on record; at most {KEYS_MAX} may be: revoke some, which"
                 f" are forgotten {format_duration(FORGET_AFTER_US)} later"
             )
         expires_us = None if rights.lifetime_us is None else now_us + rights.lifetime_us
@@ -105,7 +105,7 @@ class KeyAdmin:
         # Done after the new key is stored, so that the table is never empty: an empty table would
         # mean that API keys were never in use.
         await self._forget(now_us)
-        return replace(issued, is_first=not standing)
+        return replace(issued, is_first=not existing)
 
     async def rotate(self, name: str, grace_us: int) -> tuple[Issued, ApiKey]:
         """Create a key with the rights of the key *name*, which then expires after *grace_us*;

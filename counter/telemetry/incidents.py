@@ -55,7 +55,7 @@ class Troubles:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._standing: dict[str, Trouble] = {}
+        self._current: dict[str, Trouble] = {}
         self._worked_us: dict[str, int] = {}
 
     def note(self, found: Mapping[str, str | None]) -> tuple[Trouble, ...]:
@@ -65,10 +65,10 @@ class Troubles:
         for part, detail in found.items():
             if detail is None:
                 self._worked_us[part] = now_us
-                self._standing.pop(part, None)
+                self._current.pop(part, None)
             else:
-                since = self._standing.get(part)
+                since = self._current.get(part)
                 since_us = now_us if since is None else since.since_us
                 worked_us = self._worked_us.get(part)
-                self._standing[part] = Trouble(part, detail, since_us, worked_us)
-        return tuple(self._standing[part] for part in found if part in self._standing)
+                self._current[part] = Trouble(part, detail, since_us, worked_us)
+        return tuple(self._current[part] for part in found if part in self._current)

@@ -147,7 +147,7 @@ class _Applying:
         self._control = ControlKeyspace(connection, options.keyspace)
         self._sequences = Sequences(self._control)
         self._version: int | None = None
-        self._told: list[str] = []
+        self._report: list[str] = []
 
     async def run(self) -> list[str]:
         self._check_names()
@@ -174,7 +174,7 @@ class _Applying:
             await self._begin_slices(number)
         # Last, so that a store that finds this version finds the whole schema.
         await self._have_version()
-        return self._told or ["nothing to do: the schema is as it should be"]
+        return self._report or ["nothing to do: the schema is as it should be"]
 
     def _keyspace_of(self, dataset: str) -> str:
         return keyspace_of(self._control.keyspace, dataset)
@@ -197,20 +197,20 @@ class _Applying:
 
     async def _have_keyspace(self, keyspace: str, replicas: Replicas) -> None:
         """Create it, or change its replication to the settings'."""
-        standing = await self._connection.replication(keyspace)
+        existing = await self._connection.replication(keyspace)
         replication = replication_cql(replicas)
-        if standing is None:
+        if existing is None:
             await self._connection.ddl(
                 f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}"
             )
-            self._told.append(f"created keyspace {keyspace}, replicas {replicas_text(replicas)}")
+            self._report.append(f"created keyspace {keyspace}, replicas {replicas_text(replicas)}")
             return
-        before = {name: count for name, count in standing.items() if name != "class"}
+        before = {name: count for name, count in existing.items() if name != "class"}
         if before != {center: str(count) for center, count in replicas.items()}:
             await self._connection.ddl(
                 f"ALTER KEYSPACE {keyspace} WITH replication = {replication}"
             )
-            self._told.append(
+            self._report.append(
                 f"keyspace {keyspace} had replicas {replicas_text(before)} and now has"
                 f" {replicas_text(replicas)}: run `nodetool repair --full {keyspace}` on every"
                 " node; until that is done, reads may miss what was written before"
@@ -223,21 +223,21 @@ class _Applying:
             f" WHERE keyspace_name = '{keyspace}'"
         )
         columns = set(await self._connection.simple(cql))
-        standing = {table for table, _ in columns}
-        created = [name for name in tables if name not in standing]
+        existing = {table for table, _ in columns}
+        created = [name for name in tables if name not in existing]
         # Without a version, a visible table may be one that another process is creating and that is
         # not usable yet: creating it again waits for that.
         for name in tables if self._version is None else created:
             await self._connection.ddl(create_table(keyspace, name, tables[name]))
         if created:
-            self._told.append(f"created tables of {keyspace}: {', '.join(created)}")
-        for name in standing.intersection(tables):
+            self._report.append(f"created tables of {keyspace}: {', '.join(created)}")
+        for name in existing.intersection(tables):
             for column, kind in columns_of(tables[name]).items():
                 if (name, column) not in columns:
                     await self._connection.ddl(
                         f"ALTER TABLE {keyspace}.{name} ADD IF NOT EXISTS {column} {kind}"
                     )
-                    self._told.append(f"added column {column} to {keyspace}.{name}")
+                    self._report.append(f"added column {column} to {keyspace}.{name}")
 
     async def _have_dataset(self, dataset: Dataset, placement: Placement) -> None:
         """Insert it, or change what may be changed to the settings."""
@@ -251,24 +251,24 @@ class _Applying:
                 _NEW_DATASET, values, seen_by=seen_by, mine=op, at=2
             )
             if applied:
-                self._told.append(f"created dataset {dataset.name}")
+                self._report.append(f"created dataset {dataset.name}")
                 return
         if row is not None:
             await self._change_dataset(row, dataset, placement)
 
     async def _change_dataset(self, row: Row, asked: Dataset, placement: Placement) -> None:
         number, text, _ = row
-        standing, placed = dataset_of(asked.name, number, text)
+        existing, placed = dataset_of(asked.name, number, text)
         for name in _FIXED:
-            old, new = getattr(standing, name), getattr(asked, name)
+            old, new = getattr(existing, name), getattr(asked, name)
             if old != new:
-                self._told.append(
+                self._report.append(
                     f"dataset {asked.name}: {name.removesuffix('_us')} stays"
                     f" {format_duration(old)} as it was first set, and does not become"
                     f" {format_duration(new)}"
                 )
-        changed = replace(standing, **{name: getattr(asked, name) for name in _OF_NEW_SLICES})
-        if (changed, placement) == (standing, placed):
+        changed = replace(existing, **{name: getattr(asked, name) for name in _OF_NEW_SLICES})
+        if (changed, placement) == (existing, placed):
             return
         op = os.urandom(16)
         applied, _ = await self._control.compare(
@@ -279,17 +279,17 @@ class _Applying:
             at=2,
         )
         if not applied:
-            self._told.append(f"dataset {asked.name} was changed by another process meanwhile")
+            self._report.append(f"dataset {asked.name} was changed by another process meanwhile")
             return
-        if changed != standing:
-            self._told.append(
+        if changed != existing:
+            self._report.append(
                 f"dataset {asked.name}: time_bucket, event_buckets_max and event_buckets hold from"
                 " the next slice that is made; restart the processes that roll up"
             )
         for name in ("write_consistency", "read_consistency", "datacenter"):
             old, new = (getattr(each, name) or "any" for each in (placed, placement))
             if old != new:
-                self._told.append(
+                self._report.append(
                     f"dataset {asked.name}: {name} was {old} and is now {new}: stop every process,"
                     " API and rollup, before any of them starts again with it"
                 )
@@ -309,7 +309,7 @@ class _Applying:
             cql, values = _NEXT_VERSION, [text, op, str(self._version)]
         applied, _ = await self._control.compare(cql, values, seen_by=(_VERSION, ()), mine=op, at=1)
         if applied:
-            self._told.append(f"the schema of {self._control.keyspace} has version {text}")
+            self._report.append(f"the schema of {self._control.keyspace} has version {text}")
         else:
             # Another process was first, and must not be a newer one.
             await _version(self._connection, self._control)

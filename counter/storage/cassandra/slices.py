@@ -92,11 +92,11 @@ class CassandraSlices:
             row = await self._session.control.settled(_ROW, *key)
             if row is None or row[0] is None:
                 return
-            standing = slice_from(start_us, row[0])
-            if standing.retired_at_us is not None:
+            stored = slice_from(start_us, row[0])
+            if stored.retired_at_us is not None:
                 return
             op = os.urandom(16)
-            text = slice_text(replace(standing, retired_at_us=now_us))
+            text = slice_text(replace(stored, retired_at_us=now_us))
             values = (text, op, *key, row[0])
             applied, _ = await self._session.control.compare(
                 _CHANGE, values, seen_by=(_ROW, key), mine=op, at=1

@@ -155,9 +155,9 @@ class CassandraStore:
 
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
-        standing = {state.dataset.name for state in self.session.states.values()}
+        existing = {state.dataset.name for state in self.session.states.values()}
         for dataset, _ in self.session.options.datasets:
-            if dataset.name not in standing:
+            if dataset.name not in existing:
                 raise StartupError(
                     f"keyspace {self.session.options.keyspace!r} has no dataset {dataset.name!r}:"
                     " run `counter schema apply`"

@@ -42,8 +42,8 @@ def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
     for _ in range(_ROUNDS_MAX):
         if not newest:
             break
-        standing = connection.gets_many(newest)
-        commands = _replacements(newest, standing)
+        current = connection.gets_many(newest)
+        commands = _replacements(newest, current)
         answers = connection.pipeline(list(commands.values()))
         newest = {
             key: newest[key]
@@ -54,17 +54,17 @@ def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
 
 
 def _replacements(
-    newest: Mapping[bytes, Entry], standing: Mapping[bytes, tuple[bytes, bytes]]
+    newest: Mapping[bytes, Entry], current: Mapping[bytes, tuple[bytes, bytes]]
 ) -> Mapping[bytes, bytes]:
     """Return by key the command that replaces what was read there; it does nothing if another
     process has changed it meanwhile."""
     commands: dict[bytes, bytes] = {}
     for key, (_, ttl_s, checkpoint) in newest.items():
         value = pack_count(checkpoint)
-        if key not in standing:
+        if key not in current:
             commands[key] = b"add %b 0 %d %d\r\n%b\r\n" % (key, ttl_s, len(value), value)
             continue
-        found, version = standing[key]
+        found, version = current[key]
         other = unpack_count(found)
         if other is None or other.time_us <= checkpoint.time_us:
             commands[key] = _replacement(key, ttl_s, value, version)
@@ -136,14 +136,14 @@ def _add_here(
     Put the value after each into *values*; return those for which another process was faster.
     Raises ValueError if a value is not a number.
     """
-    standing = connection.gets_many(dict.fromkeys(changes[index].key for index in unread))
-    sums = {key: unpack_value(value) for key, (value, _) in standing.items()}
+    current = connection.gets_many(dict.fromkeys(changes[index].key for index in unread))
+    sums = {key: unpack_value(value) for key, (value, _) in current.items()}
     for index in unread:
         key, delta = changes[index]
         if key in sums:
             values[index] = sums[key] = unpack_value(pack_value(sums[key] + (delta or 0)))
     answers = connection.pipeline(
-        [_replacement(key, 0, pack_value(sums[key]), standing[key][1]) for key in sums]
+        [_replacement(key, 0, pack_value(sums[key]), current[key][1]) for key in sums]
     )
     stored = {key for key, answer in zip(sums, answers, strict=True) if answer == _STORED}
     return [index for index in unread if changes[index].key not in stored]

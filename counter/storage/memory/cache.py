@@ -80,8 +80,8 @@ class MemoryCache:
         now_us = self._clock.boottime_us()
         for counter, checkpoint in entries:
             key = (namespace.id, counter)
-            standing = self._get(namespace, counter, now_us)
-            if standing is None or standing.time_us <= checkpoint.time_us:
+            stored = self._get(namespace, counter, now_us)
+            if stored is None or stored.time_us <= checkpoint.time_us:
                 self._entries[key] = (now_us, checkpoint)
                 self._entries.move_to_end(key)
         while len(self._entries) > self._entries_max:

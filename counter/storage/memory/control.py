@@ -97,7 +97,7 @@ class MemoryControl:
         for each in slices:
             if each.start_us not in state.tables and each.end_us > state.dropped_before_us:
                 state.tables[each.start_us] = {}
-                insort(state.slices, each, key=lambda standing: standing.start_us)
+                insort(state.slices, each, key=lambda stored: stored.start_us)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
         state = self._tables.state_of(dataset)
@@ -149,8 +149,8 @@ class MemoryControl:
                     yield partial(space.decisions.pop, token)
 
     def _is_current(self, namespace: Namespace) -> bool:
-        standing = self._tables.namespaces.get(namespace.name)
-        return standing is not None and (standing.id, standing.version) == (
+        stored = self._tables.namespaces.get(namespace.name)
+        return stored is not None and (stored.id, stored.version) == (
             namespace.id,
             namespace.version,
         )

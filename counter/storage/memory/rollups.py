@@ -151,9 +151,9 @@ def _head(counts: Counts | None) -> Head | None:
     return Head(counts.checkpoint or nothing, counts.settled or nothing, pending)
 
 
-def _later(standing: Checkpoint | None, written: Checkpoint) -> Checkpoint:
+def _later(stored: Checkpoint | None, written: Checkpoint) -> Checkpoint:
     """Return the later of two cells: their time is their write timestamp."""
-    return standing if standing is not None and standing.time_us > written.time_us else written
+    return stored if stored is not None and stored.time_us > written.time_us else written
 
 
 def _apply(counts: Counts, update: CounterUpdate, through_us: int) -> None:

@@ -79,8 +79,8 @@ class MemoryPartitionSizes:
         state = self._tables.state_of(dataset)
         until_us = self._tables.clock.now_us() + SIZES_KEPT_SLICES * dataset.slice_us
         key = (size.start_us, size.is_observed)
-        standing = state.sizes.get(key)
-        if standing is None or standing[0].size_bytes < size.size_bytes:
+        stored = state.sizes.get(key)
+        if stored is None or stored[0].size_bytes < size.size_bytes:
             state.sizes[key] = (size, until_us)
 
     async def recorded(self, dataset: Dataset) -> Sequence[PartitionSize]:
@@ -127,10 +127,10 @@ class MemoryKeys:
         return True
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
-        standing = self._keys.get(old.id)
-        if standing is None or standing != old:
+        stored = self._keys.get(old.id)
+        if stored is None or stored != old:
             return False
-        self._keys[old.id] = replace(new, last_used_us=standing.last_used_us)
+        self._keys[old.id] = replace(new, last_used_us=stored.last_used_us)
         return True
 
     async def forget_api_key(self, key: ApiKey) -> bool:
@@ -141,10 +141,10 @@ class MemoryKeys:
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
         for key_id, used_us in uses:
-            standing = self._keys.get(key_id)
-            if standing is not None:
-                last_us = max(used_us, standing.last_used_us or 0)
-                self._keys[key_id] = replace(standing, last_used_us=last_us)
+            stored = self._keys.get(key_id)
+            if stored is not None:
+                last_us = max(used_us, stored.last_used_us or 0)
+                self._keys[key_id] = replace(stored, last_used_us=last_us)
 
 
 class MemoryStore:

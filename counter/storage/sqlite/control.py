@@ -221,13 +221,13 @@ class SqliteControl:
                 self._db.live.forget_namespace(namespace.id)
             return bool(cursor.rowcount)
 
-        standing = self._db.watermarks.get(namespace.id)
+        stored = self._db.watermarks.get(namespace.id)
         try:
             deleted: bool = await self._db.write(change)
         except StoreUnavailableError:
-            if standing is not None and await self._is_there(namespace):
+            if stored is not None and await self._is_there(namespace):
                 # The deletion failed; but a commit that reports an error may be on disk.
-                self._db.watermarks[namespace.id] = standing
+                self._db.watermarks[namespace.id] = stored
             raise
         return deleted
 

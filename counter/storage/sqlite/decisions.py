@@ -22,9 +22,9 @@ class SqliteDecisions:
         """Do as the port says; VOID only if, in the same transaction, the token is not used."""
 
         def change(connection: sqlite3.Connection, _now_us: int) -> Decision:
-            standing = _select(connection, namespace, events)
-            if standing is not None:
-                return standing
+            stored = _select(connection, namespace, events)
+            if stored is not None:
+                return stored
             outcome, fingerprint = decision
             event = events[0]
             found = find_events(self._db, connection, namespace, events)
@@ -75,9 +75,9 @@ class SqliteDecisions:
             ).fetchone()
             return int(time_us)
 
-        standing: int | None = await self._db.read(query)
-        if standing is not None:
-            return standing
+        stored: int | None = await self._db.read(query)
+        if stored is not None:
+            return stored
         result: int = await self._db.write(change)
         return result
 

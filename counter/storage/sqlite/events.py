@@ -501,16 +501,16 @@ def _insert_unless_there(
 ) -> list[Written]:
     begin(connection)
     keys = [(index, *row[:4]) for index, row in enumerate(rows)]
-    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    known_rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for index, delta, clear, atom in select_rows(connection, table, keys):
         stored_atom = bytes.fromhex(atom) if atom else None
-        standing[rows[index][:4]] = (delta, clear, stored_atom)
+        known_rows[rows[index][:4]] = (delta, clear, stored_atom)
     outcomes: list[Written] = []
     new: list[Row] = []
     for row in rows:
-        there = standing.get(row[:4])
+        there = known_rows.get(row[:4])
         if there is None:
-            standing[row[:4]] = row[4:]
+            known_rows[row[:4]] = row[4:]
             new.append(row)
             outcomes.append(Written.NEW)
         else:

@@ -63,7 +63,7 @@ class SqliteKeys:
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
         def change(connection: sqlite3.Connection) -> bool:
-            if _standing(connection, old.id) != old:
+            if _stored(connection, old.id) != old:
                 return False
             connection.execute(
                 "UPDATE keys SET document = ? WHERE id = ?", (key_document(new), old.id)
@@ -74,7 +74,7 @@ class SqliteKeys:
 
     async def forget_api_key(self, key: ApiKey) -> bool:
         def change(connection: sqlite3.Connection) -> bool:
-            if _standing(connection, key.id) != key:
+            if _stored(connection, key.id) != key:
                 return False
             connection.execute("DELETE FROM keys WHERE id = ?", (key.id,))
             return True
@@ -166,7 +166,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _standing(connection: sqlite3.Connection, key_id: str) -> ApiKey | None:
+def _stored(connection: sqlite3.Connection, key_id: str) -> ApiKey | None:
     row = connection.execute(
         "SELECT id, document, used FROM keys WHERE id = ?", (key_id,)
     ).fetchone()
