@@ -147,7 +147,9 @@ class ClockGuard:
         except (CounterError, TimeoutError) as error:
             self._failures += 1
             if self._failures == 1:
-                _log.warning("the store's clock cannot be read: %s", error or "it took too long")
+                _log.warning(
+                    "the store's clock cannot be read: %s", str(error) or "it took too long"
+                )
         except Exception:
             # The guard must keep running: otherwise its last result would be used without end.
             self._failures += 1

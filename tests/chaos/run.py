@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from counter.limits import SECOND
 from tests.chaos.deployments import Deployment
 from tests.chaos.faults import Faults
 from tests.chaos.site import Site
 from tests.simulation.checker import check
-from tests.simulation.clients import Clients
+from tests.simulation.clients import Clients, Place
 from tests.simulation.draw import Drawing
 from tests.simulation.history import Changed, History
-from tests.simulation.plan import Change, Plan, Read, Step
+from tests.simulation.plan import Change, Config, Plan, Read, Step
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
 
@@ -28,10 +28,16 @@ _AT_ONCE: Final = 8
 _NUMBERS_OF_A_PLAN: Final = 1_000
 
 
+class PlannedPlace(Place, Protocol):
+    """Where clients are, with the settings that plans and the judge go by."""
+
+    config: Config
+
+
 class Play:
     """One plan of the simulation in real time: counters of its own, clients, and what they saw."""
 
-    def __init__(self, site: Site, number: int) -> None:
+    def __init__(self, site: PlannedPlace, number: int) -> None:
         self.plan = Plan(site.config)
         source = Random(f"chaos {site.config.seed} {number}")
         first = number * _NUMBERS_OF_A_PLAN

@@ -3,7 +3,9 @@ acknowledged is there, and each token in doubt gets one answer."""
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from counter.limits import SECOND
 from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer
+from tests.chaos.run import Play
+from tests.chaos.site import config_of
 from tests.postgresql.test_faults import added, fresh_schema, is_unknown, service
+from tests.simulation.plan import Config
 from tests.support.postgresql import postgresql_server
-from tests.support.rest import fresh
+from tests.support.rest import Rest, fresh
 from tests.support.waiting import eventually
 
 BEHIND_US = 3 * SECOND
@@ -40,8 +45,8 @@ class Pair:
             + "?target_session_attrs=read-write"
         )
 
-    async def begin(self) -> None:
-        await fresh_schema(self.primary.dsn())
+    async def begin(self, **more: Any) -> None:
+        await fresh_schema(self.primary.dsn(), **more)
         connection = await asyncpg.connect(self.primary.dsn())
         await connection.execute(_CLOCK)
         self.standby.make_folder()
@@ -98,3 +103,65 @@ async def test_a_replay_is_acknowledged_when_the_standby_has_the_add(pair: Pair)
 
         await eventually(acknowledged, "the standby is found")
         assert [await rest.count(name) for name in "abc"] == [1, 1, 2]
+
+
+class Place:
+    """Two services of this process, as clients of the simulation see them."""
+
+    apis = 2
+
+    def __init__(self, config: Config, services: list[Rest]) -> None:
+        self.config = config
+        self._services = services
+
+    @property
+    def true_us(self) -> int:
+        return time.time_ns() // 1_000
+
+    async def request(
+        self,
+        api: int,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, dict[str, Any]]:
+        http = self._services[api].http
+        answer = await http.request(method, path, json=body, headers=headers)
+        return answer.status_code, answer.json()
+
+
+async def test_the_checker_of_the_simulation_judges_a_failover(pair: Pair) -> None:
+    """Clients add, clear, retry and read while the primary is killed; then all is asked again."""
+    config = replace(
+        config_of(7, apis=2, workers=0),
+        payload_check="strict",
+        offsets_us=(0, 0),
+        # The promoted server's clock is what reads go by.
+        wrong_us=BEHIND_US + SECOND,
+        end_us=3 * SECOND,
+    )
+    dataset = {"retention": "1h", "slice": "10m", "write_timeout": "1s"}
+    given = {**dataset, "rollup_window": "1s", "accept_limit": "2s"}
+    await pair.begin(**dataset)
+    async with service(pair.dsn, **given) as one, service(pair.dsn, **given) as other:
+        for name, counter_type in config.namespaces:
+            made = await one.within(name).create(
+                counter_type, rollup_window="1s", accept_limit="2s", shards=config.shards
+            )
+            assert made.status_code == 201, made.text
+        place = Place(config, [one, other])
+        plays = [Play(place, number) for number in range(4)]
+        running = asyncio.gather(*(each.run() for each in plays))
+        await asyncio.sleep(config.end_us / 2 / SECOND)
+        await asyncio.to_thread(pair.fail_over)
+        await running
+        found = await asyncio.gather(*(each.judge() for each in plays))
+    applied = sum(
+        item.applied_us is not None
+        for each in plays
+        for changed in each.clients.history.changes
+        for item in changed.items
+    )
+    assert applied > 0
+    assert [problem for problems in found for problem in problems] == []

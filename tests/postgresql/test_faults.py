@@ -14,6 +14,7 @@ from api.app import create_app
 from counter.config.settings import Settings
 from counter.storage.postgresql.schema import apply_for
 from scripts.postgresql_server import PostgresqlServer
+from tests.support.disk import Disk
 from tests.support.lifespan import Lifespan
 from tests.support.postgresql import postgresql_server
 from tests.support.relay import Relay
@@ -25,15 +26,16 @@ WRITE_TIMEOUT = "200ms"
 BOUND_S = 5.0
 
 
-def settings(dsn: str) -> Settings:
+def settings(dsn: str, **more: Any) -> Settings:
     given: dict[str, Any] = {"dsn": dsn, "write_timeout": WRITE_TIMEOUT, "drain_timeout": "1s"}
+    given |= more
     return Settings(store="postgresql", hosts=("test",), **given)
 
 
 @asynccontextmanager
-async def service(dsn: str) -> AsyncIterator[Rest]:
-    """A service of this process over the database at *dsn*."""
-    app = create_app(settings(dsn), rollup=False)
+async def service(dsn: str, **more: Any) -> AsyncIterator[Rest]:
+    """A service of this process over the database at *dsn*; it rolls up if *more* is given."""
+    app = create_app(settings(dsn, **more), rollup=bool(more))
     lifespan = Lifespan(app)
     await lifespan.start()
     try:
@@ -45,12 +47,12 @@ async def service(dsn: str) -> AsyncIterator[Rest]:
             await lifespan.stop()
 
 
-async def fresh_schema(dsn: str) -> None:
+async def fresh_schema(dsn: str, **more: Any) -> None:
     """Make the tables of the service again."""
     connection = await asyncpg.connect(dsn)
     await connection.execute("DROP SCHEMA IF EXISTS counter CASCADE")
     await connection.close()
-    await apply_for(settings(dsn))
+    await apply_for(settings(dsn, **more))
 
 
 @asynccontextmanager
@@ -117,11 +119,11 @@ def _reached(relay: Relay, add: asyncio.Task[httpx.Response]) -> Callable[[], Aw
     return reached
 
 
-async def added(rest: Rest, key: str) -> None:
+async def added(rest: Rest, key: str, counter: str = "c") -> None:
     """Send an add until it is acknowledged: the machine may be busy, and the pool may recover."""
 
     async def acknowledged() -> bool:
-        return (await rest.add("c", 1, key=key)).status_code == 200
+        return (await rest.add(counter, 1, key=key)).status_code == 200
 
     await eventually(acknowledged, "the add is acknowledged")
 
@@ -156,3 +158,26 @@ async def test_a_server_that_crashed_and_came_back(own_server: PostgresqlServer)
         own_server.start()
         await added(rest, "k")
         assert await rest.count("c") == 2
+
+
+async def test_a_full_disk_refuses_adds_and_recovers() -> None:
+    with postgresql_server("300m") as server:
+        await fresh_schema(server.dsn())
+        disk = Disk(server.folder)
+        async with service(server.dsn()) as rest:
+            await added(rest, "before")
+            disk.fill()
+            names = [f"{number}{'x' * 200}" for number in range(1_000)]
+            tried = []
+            for name in names:
+                tried.append(name)
+                answer = await rest.add(name, 1, key=name)
+                if "make room on the disk of the server" in answer.text:
+                    break
+            assert is_unknown(answer)
+            disk.make_room()
+            await added(rest, "after")
+            assert await rest.count("c") == 2
+            for name in tried:
+                await added(rest, name, name)
+                assert await rest.count(name) == 1

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -16,6 +16,7 @@ from counter.storage.postgresql.database import Database
 from counter.types import Dataset
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from tests.support.clock import FakeClock
+from tests.support.disk import mounted
 from tests.support.needs import miss
 
 _EMPTY = """
@@ -117,19 +118,22 @@ def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], PostgresqlStor
 
 
 @contextmanager
-def postgresql_server() -> Iterator[PostgresqlServer]:
-    """A server of the caller's own.
+def postgresql_server(disk_size: str | None = None) -> Iterator[PostgresqlServer]:
+    """A server of the caller's own, on a disk of *disk_size* if that is given (``server.folder``).
 
     Its directory is not pytest's: that one is closed to the user that the server runs as.
     """
     if problem := postgresql_missing():
         miss(problem)
-    with tempfile.TemporaryDirectory(prefix="postgresql-") as directory:
+    with tempfile.TemporaryDirectory(prefix="postgresql-") as directory, ExitStack() as stack:
         Path(directory).chmod(0o711)
         server = PostgresqlServer(Path(directory) / "server")
+        if disk_size is not None:
+            stack.enter_context(mounted(server.folder, disk_size))
         server.start()
+        # Its disk cannot be unmounted while it runs.
+        stack.callback(server.stop)
         yield server
-        server.stop()
 
 
 @pytest.fixture(scope="session")

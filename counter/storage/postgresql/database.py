@@ -90,7 +90,8 @@ class Database:
             await probe.close(timeout=timeout_s)
         return await asyncpg.create_pool(
             connect=connect,
-            min_size=1,
+            # With a minimum the pool reconnects by itself, and logs each failure with a trace.
+            min_size=0,
             max_size=self.options.connections_max,
             timeout=timeout_s,
             command_timeout=timeout_s,
