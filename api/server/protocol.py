@@ -437,6 +437,12 @@ class TimedProtocol(HttpToolsProtocol):
             self.time_out_after(now_s - self.waiting_since_s)
         self.cut_if_untaken(now_s)
 
+    def timeout_keep_alive_handler(self) -> None:
+        # The head of the next request may have come while an answer was under way: it has its own
+        # time.
+        if self.waiting_since_s is None:
+            super().timeout_keep_alive_handler()
+
     def cut_if_untaken(self, now_s: float) -> None:
         """Abort the connection if its client has read too little for too long.
 

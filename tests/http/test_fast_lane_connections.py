@@ -285,14 +285,19 @@ def test_a_connection_with_an_add_under_way_is_not_idle(
     run(check())
 
 
-def test_a_connection_half_way_through_its_next_request_is_not_idle(run: Run, curt: Wire) -> None:
+@pytest.mark.parametrize("header", [(), ("expect: a miracle",)], ids=["fast lane", "application"])
+def test_a_connection_half_way_through_its_next_request_is_not_idle(
+    run: Run, curt: Wire, header: tuple[str, ...]
+) -> None:
     async def check() -> None:
         with held(curt) as store:
             reader, writer = await curt.connect()
-            writer.write(add(610) + LAST[:-1])
+            writer.write(add(610 + len(header), 1, *header) + LAST[:-1])
             await store.reached()
             store.gate.set()
             await reader.readuntil(b"}")
+            for connection in curt.connections:
+                connection.timeout_keep_alive_handler()
             # Another connection idles, and is closed for it.
             await curt.tell(get())
             writer.write(LAST[-1:])
