@@ -248,15 +248,20 @@ class StoreCases:
     async def store(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Store]:
         store = self.new_store(clock, tmp_path)
         await store.open()
-        (dataset,) = await store.control.datasets()
-        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await store.control.make_slices(dataset, slice_at(start_us))
+        await make_slices(store)
         yield store
         await store.close()
 
     @pytest.fixture
     async def namespace(self, store: Store) -> Namespace:
         return await make_namespace(store)
+
+
+async def make_slices(store: Store) -> None:
+    """Make the slices of the tests, of which the last holds now."""
+    (dataset,) = await store.control.datasets()
+    starts = range(FIRST_SLICE, SLICES_END, SLICE)
+    await store.control.make_slices(dataset, *map(slice_at, starts))
 
 
 async def make_namespace(

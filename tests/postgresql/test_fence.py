@@ -3,7 +3,6 @@ between, and seen to fail with each part of the fence taken away."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from unittest.mock import AsyncMock, patch
 
 import asyncpg
@@ -11,18 +10,15 @@ import pytest
 
 from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
-from counter.types import Decision, Event, Namespace, Outcome, Written
+from counter.types import Decision, Event, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
-    FIRST_SLICE,
     NOW,
-    SETTINGS,
-    SLICE,
-    SLICES_END,
     WINDOW,
     add,
-    slice_at,
+    make_namespace,
+    make_slices,
 )
 from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
@@ -39,13 +35,8 @@ class World:
         self.database = store._database
 
     async def begin(self) -> None:
-        (dataset,) = await self.store.control.datasets()
-        for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-            await self.store.control.make_slices(dataset, slice_at(start_us))
-        settings = replace(SETTINGS, accept_limit_us=LIMIT)
-        namespace = await self.store.control.create_namespace("tests", settings, NOW)
-        assert namespace is not None
-        self.namespace: Namespace = namespace
+        await make_slices(self.store)
+        self.namespace = await make_namespace(self.store, accept_limit_us=LIMIT)
 
     async def stalled(self, event: Event) -> tuple[asyncpg.Connection, asyncpg.transaction]:
         """An append of *event* that has done everything but commit."""

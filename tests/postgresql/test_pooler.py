@@ -19,14 +19,11 @@ from counter.types import Decision, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
-    FIRST_SLICE,
     NOW,
-    SETTINGS,
-    SLICE,
-    SLICES_END,
     add,
     atomic,
-    slice_at,
+    make_namespace,
+    make_slices,
 )
 from tests.support.clock import FakeClock
 from tests.support.needs import miss
@@ -80,11 +77,8 @@ async def pooler(server: PostgresqlServer) -> AsyncIterator[int]:
 async def test_it_works_behind_a_pooler_in_transaction_mode(postgresql: PostgresqlServer) -> None:
     fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
     await fresh.open()
-    (dataset,) = await fresh.control.datasets()
-    for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-        await fresh.control.make_slices(dataset, slice_at(start_us))
-    namespace = await fresh.control.create_namespace("tests", SETTINGS, NOW)
-    assert namespace is not None
+    await make_slices(fresh)
+    namespace = await make_namespace(fresh)
     await fresh.rollups.fence()
     async with pooler(postgresql) as port:
         dsn = postgresql.dsn().replace(str(postgresql.port), str(port))
@@ -115,8 +109,7 @@ async def test_another_isolation_than_read_committed_is_refused(
     """A check would then see what was there when the transaction began, before it had the lock."""
     fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
     await fresh.open()
-    namespace = await fresh.control.create_namespace("tests", SETTINGS, NOW)
-    assert namespace is not None
+    namespace = await make_namespace(fresh)
     await fresh._database.rows(
         f"ALTER ROLE counter SET default_transaction_isolation='{isolation}'"
     )

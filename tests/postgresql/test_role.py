@@ -6,25 +6,33 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from counter.errors import StoreUnavailableError
+from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import pass_fence
-from counter.types import Checkpoint, CounterUpdate, Decision, Mark, Outcome, Pending, WindowRow
+from counter.storage.postgresql.schema import apply_schema
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Decision,
+    Mark,
+    Outcome,
+    Pending,
+    WindowRow,
+)
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
-    SETTINGS,
-    SLICE,
-    SLICES_END,
     T0,
     WINDOW,
     add,
     atomic,
+    make_namespace,
+    make_slices,
     nonce,
-    slice_at,
 )
 from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
@@ -52,11 +60,9 @@ async def granted(postgresql: PostgresqlServer) -> str:
 async def test_it_suffices(granted: str) -> None:
     store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
     await store.open()
-    (dataset,) = await store.control.datasets()
-    for start_us in range(FIRST_SLICE, SLICES_END, SLICE):
-        await store.control.make_slices(dataset, slice_at(start_us))
-    namespace = await store.control.create_namespace("tests", SETTINGS, NOW)
-    assert namespace is not None
+    await make_slices(store)
+    namespace = await make_namespace(store)
+    dataset = namespace.dataset
     await store.events.append(namespace, [add()])
     await store.events.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
     await store.rollups.mark(namespace, [Mark(T0, "c", T0)])
@@ -79,4 +85,29 @@ async def test_it_suffices(granted: str) -> None:
     for beyond in ("DELETE FROM {s}.events", "SELECT {s}.make_dataset('mine', '{}')"):
         with pytest.raises(StoreUnavailableError, match="docs/how-to/use-postgresql"):
             await store._database.rows(beyond)
+    await store.close()
+
+
+async def test_it_suffices_after_an_upgrade(postgresql: PostgresqlServer, granted: str) -> None:
+    """The functions are other ones then: some new, some with other arguments, some gone."""
+    owner = Database(PostgresqlOptions(postgresql.dsn()))
+    await owner.open()
+    for older in (
+        "DROP FUNCTION {s}.wait_as_a_write",
+        "CREATE FUNCTION {s}.gone() RETURNS void LANGUAGE sql RETURN NULL",
+        "UPDATE {s}.meta SET version = 1",
+    ):
+        await owner.rows(older)
+    store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
+    with pytest.raises(StartupError, match="has version 1, and this program needs 2"):
+        await store.open()
+    assert await apply_schema(owner, [DATASET]) == ["made schema counter, version 2, before 1"]
+    assert await apply_schema(owner, [DATASET]) == ["schema counter is up to date"]
+    assert await owner.value("SELECT to_regprocedure('{s}.gone()')") is None
+    await owner.close()
+    await store.open()
+    await make_slices(store)
+    namespace = await make_namespace(store)
+    for _ in range(2):
+        await store.events.append(namespace, [add()])
     await store.close()

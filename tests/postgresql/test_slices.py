@@ -18,12 +18,12 @@ from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
-    SETTINGS,
     SLICE,
     SLICES_END,
     WINDOW,
     add,
-    slice_at,
+    make_namespace,
+    make_slices,
 )
 from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
@@ -42,12 +42,8 @@ async def log(postgresql: PostgresqlServer) -> AsyncIterator[Log]:
     options = PostgresqlOptions(postgresql.dsn(), schema="kept", timeout_us=60 * SECOND)
     store = FreshStore(options, FakeClock(NOW), [DATASET], keeps_schema=True)
     await store.open()
-    (dataset,) = await store.control.datasets()
-    starts = range(FIRST_SLICE, SLICES_END, SLICE)
-    await store.control.make_slices(dataset, *map(slice_at, starts))
-    namespace = await store.control.create_namespace("tests", SETTINGS, NOW)
-    assert namespace is not None
-    yield Log(store, namespace)
+    await make_slices(store)
+    yield Log(store, await make_namespace(store))
     await store.close()
 
 

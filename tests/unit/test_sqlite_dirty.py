@@ -16,7 +16,6 @@ from counter.storage.sqlite.live import LiveTail
 from counter.types import CounterType, Fold, Mark
 from tests.contracts.cases import (
     DATASET,
-    FIRST_SLICE,
     NOW,
     SETTINGS,
     SLICE,
@@ -27,8 +26,8 @@ from tests.contracts.cases import (
     atomic,
     dirty_counters,
     make_namespace,
+    make_slices,
     marks,
-    slice_at,
     total,
     write,
 )
@@ -40,8 +39,7 @@ async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
     """A store in *directory*, with the slices of the tests."""
     store = SqliteStore(directory, FakeClock(NOW), [DATASET])
     await store.open()
-    (dataset,) = await store.control.datasets()
-    await store.control.make_slices(dataset, *map(slice_at, range(FIRST_SLICE, SLICES_END, SLICE)))
+    await make_slices(store)
     yield store
     await store.close()
 

@@ -20,9 +20,8 @@ from counter.types import Dataset
 if TYPE_CHECKING:
     from counter.config.settings import Settings
 
-SCHEMA_VERSION: Final = 1
-
-
+#: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
+SCHEMA_VERSION: Final = 2
 #: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
 _JUMP: Final = 1_000_000
 
@@ -78,7 +77,6 @@ async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Seque
     Raises StartupError if a newer version of this program made it.
     """
     schema = database.options.schema
-    ddl = files("counter.storage.postgresql").joinpath("schema.sql").read_text("utf-8")
 
     async def make(connection: asyncpg.Connection) -> list[str]:
         did: list[str] = []
@@ -86,13 +84,16 @@ async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Seque
         await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", schema)
         await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         await connection.execute(f"SET LOCAL search_path = {schema}, pg_temp")
-        found = await connection.fetchval("SELECT to_regclass('meta')")
-        if found is None:
-            await connection.execute(ddl)
-            await connection.execute("INSERT INTO meta VALUES ($1)", SCHEMA_VERSION)
-            await _restrict_functions(connection, schema)
-            did.append(f"made schema {schema}, version {SCHEMA_VERSION}")
-        check_version(await connection.fetchval("SELECT version FROM meta"))
+        if await connection.fetchval("SELECT to_regclass('meta')") is None:
+            await connection.execute(_sql("tables.sql"))
+            await connection.execute("INSERT INTO meta VALUES (0)")
+        version: int = await connection.fetchval("SELECT version FROM meta")
+        if version < SCHEMA_VERSION:
+            await _replace_functions(connection, schema)
+            await connection.execute("UPDATE meta SET version = $1", SCHEMA_VERSION)
+            before = f", before {version}" if version else ""
+            did.append(f"made schema {schema}, version {SCHEMA_VERSION}{before}")
+        check_version(max(version, SCHEMA_VERSION))
         for each in datasets:
             body = {k: v for k, v in asdict(each).items() if k not in ("id", "name")}
             if await connection.fetchval(
@@ -118,12 +119,26 @@ def check_version(version: int) -> None:
         )
 
 
-async def _restrict_functions(connection: asyncpg.Connection, schema: str) -> None:
-    """Let every function find its tables, and nothing else, whatever the caller's search_path; let
-    no role call it that was not given the right."""
-    await connection.execute(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
-    names = await connection.fetch(
-        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = $1::regnamespace", schema
+async def _replace_functions(connection: asyncpg.Connection, schema: str) -> None:
+    """Make the functions again; the roles that could call them can call the new ones.
+
+    Each finds its own tables, and nothing else, whatever the caller's search_path.
+    """
+    callers = await connection.fetch(
+        "SELECT DISTINCT a.grantee::regrole::text FROM pg_proc, aclexplode(proacl) a"
+        " WHERE pronamespace = $1::regnamespace AND a.grantee NOT IN (0, proowner)",
+        schema,
     )
-    for (name,) in names:
+    names = "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = $1::regnamespace"
+    for (name,) in await connection.fetch(names, schema):
+        await connection.execute(f"DROP FUNCTION {name}")
+    await connection.execute(_sql("functions.sql"))
+    for (name,) in await connection.fetch(names, schema):
         await connection.execute(f"ALTER FUNCTION {name} SET search_path = {schema}, pg_temp")
+    await connection.execute(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
+    for (role,) in callers:
+        await connection.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}")
+
+
+def _sql(name: str) -> str:
+    return files("counter.storage.postgresql").joinpath(name).read_text("utf-8")
