@@ -42,7 +42,8 @@ def load(flags: Mapping[str, Any]) -> Loaded:
     Raises StartupError with every problem, a line each.
     """
     origins = _origins(flags)
-    if without_password(flags.get("cache", "")) != flags.get("cache", ""):
+    cache = str(flags.get("cache"))
+    if without_password(cache) != cache:
         raise StartupError(
             "cache (flag --cache): a password does not belong on a command line, which process"
             " lists show: set COUNTER_CACHE, or cache in the file"

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from counter.errors import StartupError
+from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import Decision, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
@@ -95,11 +98,36 @@ async def test_it_works_behind_a_pooler_in_transaction_mode(postgresql: Postgres
         decisions = (store.decisions.decide(namespace, [add("late")], void) for _ in range(5))
         assert await asyncio.gather(*decisions) == [void] * 5
         assert await pass_fence(store._database) == NOW
+        assert await store._database.value("SHOW statement_timeout") == "0"
         assert [each.total for each in await store.events.tails(namespace, [("c7", NOW - 1)])] == [
             1
         ]
         await store.close()
     await fresh.close()
+
+
+async def test_a_server_ends_a_statement_that_takes_too_long(postgresql: PostgresqlServer) -> None:
+    """Whatever became of its client."""
+    database = Database(PostgresqlOptions(postgresql.dsn(), timeout_us=9 * SECOND))
+    await database.open()
+    assert await database.value("SHOW statement_timeout") == "9s"
+    await database.close()
+
+
+async def test_a_transaction_that_was_cut_off_is_undone(postgresql: PostgresqlServer) -> None:
+    database = Database(PostgresqlOptions(postgresql.dsn(), connections_max=1))
+    await database.open()
+    pool = database._pool
+    assert pool is not None
+    connection = await pool.acquire()
+    process = await connection.fetchval("SELECT pg_backend_pid()")
+    await connection.execute("BEGIN")
+    await pool.release(connection)
+    state = "SELECT state, pid FROM pg_stat_activity WHERE pid = $1"
+    other = await asyncpg.connect(postgresql.dsn())
+    assert tuple(await other.fetchrow(state, process)) == ("idle", process)
+    await other.close()
+    await database.close()
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])

@@ -136,6 +136,7 @@ def test_the_environment_says_what_flags_say(values: dict[str, Any]) -> None:
     st.sampled_from(sorted(Settings.model_fields)),
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.lists(st.integers()),
 )
+@example("cache", None)
 def test_any_value_is_taken_or_refused_with_its_name(name: str, value: Any) -> None:
     """Whatever is wrong with a setting is said; nothing of it is a fault of the program's own."""
     assume(name not in ("config", "extra_datasets"))

@@ -56,7 +56,8 @@ def at(options: CassandraOptions, *addresses: tuple[str, int]) -> CassandraOptio
 async def connected(options: CassandraOptions) -> AsyncIterator[Connection]:
     """An open connection."""
     connection = Connection(options)
-    await connection.open()
+    # As a process does: on a busy machine the driver may find no node in its time.
+    await StartupRetry(20 * SECOND).run(connection.open)
     try:
         yield connection
     finally:

@@ -17,7 +17,7 @@ from counter.errors import (
     StoreUnavailableError,
     WriteTimeoutError,
 )
-from counter.limits import SECOND
+from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.hosts import Hosts, refusal
 
 if TYPE_CHECKING:
@@ -96,6 +96,12 @@ class Database:
             timeout=timeout_s,
             command_timeout=timeout_s,
             statement_cache_size=_STATEMENTS_KEPT if is_direct else 0,
+            # What a client that is gone has begun ends, too. A pooler refuses such settings.
+            server_settings=(
+                {"statement_timeout": str(self.options.timeout_us // MILLISECOND)}
+                if is_direct
+                else None
+            ),
             reset=_keep,
         )
 
@@ -171,8 +177,11 @@ async def within(timeout_us: int) -> AsyncIterator[None]:
         ) from error
 
 
-async def _keep(_connection: object) -> None:
-    """Spare the round trip that resets what a session may have set: none sets anything."""
+async def _keep(connection: asyncpg.Connection) -> None:
+    """Spare the round trip that resets what a session may have set: none sets anything. Undo a
+    transaction whose end was cancelled."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")
 
 
 def _converted(error: asyncpg.PostgresError) -> Exception:
