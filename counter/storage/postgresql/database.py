@@ -177,11 +177,8 @@ async def within(timeout_us: int) -> AsyncIterator[None]:
         ) from error
 
 
-async def _keep(connection: asyncpg.Connection) -> None:
-    """Spare the round trip that resets what a session may have set: none sets anything. Undo a
-    transaction whose end was cancelled."""
-    if connection.is_in_transaction():
-        await connection.execute("ROLLBACK")
+async def _keep(_connection: object) -> None:
+    """Spare the round trip that resets what a session may have set: none sets anything."""
 
 
 def _converted(error: asyncpg.PostgresError) -> Exception:
