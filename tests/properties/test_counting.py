@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 #: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
-    max_examples=settings().max_examples // 3,
+    max_examples=settings().max_examples * 2 // 3,
     stateful_step_count=40,
     # Explaining a failure traces every line of every run, failing or not.
     phases=set(Phase) - {Phase.explain},

@@ -95,7 +95,7 @@ class Rivals(StallingMachine):
 
 TestRivals = Rivals.TestCase
 TestRivals.settings = settings(
-    max_examples=settings().max_examples // 3,
+    max_examples=settings().max_examples * 2 // 3,
     stateful_step_count=40,
     phases=set(Phase) - {Phase.explain},
 )
