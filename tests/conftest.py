@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.simulation.calm import no_deadline_by_the_wall
 from tests.support.app import App, forget_applications, running
 from tests.support.cluster import (
     allow_time_to_start,
@@ -103,8 +104,9 @@ def storage(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def app(storage: str, fast_dir: Path) -> AsyncIterator[App]:
     """The service in this process, its clock and its rollup in the test's hand."""
-    async with running(storage, fast_dir) as each:
-        yield each
+    with no_deadline_by_the_wall():
+        async with running(storage, fast_dir) as each:
+            yield each
 
 
 @pytest.fixture

@@ -114,8 +114,8 @@ async def test_what_waiting_does_not_mend_is_refused_at_once(
     ("version", "said"),
     [
         (None, "the schema is empty: run `counter schema apply`"),
-        (0, "has version 0, and this program needs 1: run `counter schema apply`"),
-        (99, "has version 99, and this program knows 1: start it with the newer program"),
+        (0, "has version 0, and this program needs 2: run `counter schema apply`"),
+        (99, "has version 99, and this program knows 2: start it with the newer program"),
     ],
 )
 async def test_a_schema_of_another_version(

@@ -186,7 +186,13 @@ def schedule(config: pytest.Config, items: list[pytest.Item]) -> None:
         return next(groups, item.nodeid.partition("::")[0])
 
     groups = {item: group_of(item) for item in items}
-    items.sort(key=lambda item: first.index(groups[item]) if groups[item] in first else len(first))
+    # Benchmarks come last in their group: a cluster that has just started is slow.
+    items.sort(
+        key=lambda item: (
+            first.index(groups[item]) if groups[item] in first else len(first),
+            item.nodeid.startswith("tests/benchmarks/"),
+        )
+    )
     if hasattr(config, "workerinput"):
         for item in items:
             # The scheduler reads the group off the end of the id. pytest-xdist 3.8 writes it where
