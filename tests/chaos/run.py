@@ -146,7 +146,12 @@ async def play(
         found = [x + y for x, y in zip(found, await _judged(plays), strict=True)]
         await site.stop()
         problems = {number: each for number, each in enumerate(found) if each}
-        traces = [name for name, text in site.logs().items() if "Traceback" in text]
+        traces = {name: text for name, text in site.logs().items() if "Traceback" in text}
     if traces:
-        problems[-1] = [f"{name} wrote a trace into its log" for name in traces]
+        problems[-1] = [
+            f"{name} wrote a trace into its log: {line}"
+            for name, text in traces.items()
+            for line in text.splitlines()
+            if "Traceback" in line
+        ]
     return Verdict(seed, plays, problems, faults.done)
