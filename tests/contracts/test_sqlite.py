@@ -136,7 +136,7 @@ class TestAudit(OnSqlite, suites.AuditCases):
         sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
         sql += " WHERE namespace = ? AND name = ?)"
         key = (row[1], namespace.id, row[0])
-        await store.database.write(lambda connection, _: connection.execute(sql, key))
+        await store.database.write(lambda connection: connection.execute(sql, key))
 
 
 class TestSettledAudit(OnSqlite, suites.SettledAuditCases):

@@ -162,8 +162,7 @@ class SqliteControl:
             ).fetchall()
             return [self._namespace(row) for row in rows]
 
-        result: Sequence[Namespace] = await self._db.scan(query)
-        return result
+        return await self._db.scan(query)
 
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
@@ -172,7 +171,7 @@ class SqliteControl:
         eras = (Era(0, settings.accept_limit_us),)
         through_us = first_watermark(dataset, settings, now_us)
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> Namespace | None:
+        def change(connection: sqlite3.Connection) -> Namespace | None:
             row = connection.execute(
                 "INSERT INTO namespaces (name, dataset, settings, eras, created_at, version)"
                 " VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING RETURNING *",
@@ -189,8 +188,7 @@ class SqliteControl:
             self._db.watermarks[row[0]] = [through_us] * settings.shards
             return self._namespace(row)
 
-        created: Namespace | None = await self._db.write(change)
-        return created
+        return await self._db.write(change)
 
     async def update_namespace(
         self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
@@ -198,7 +196,7 @@ class SqliteControl:
         changed = namespace.changed(settings, era_from_us)
         values = (_settings_json(settings), json.dumps(changed.eras))
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> bool:
+        def change(connection: sqlite3.Connection) -> bool:
             cursor = connection.execute(
                 "UPDATE namespaces SET settings = ?, eras = ?, version = version + 1"
                 " WHERE id = ? AND name IS NOT NULL AND version = ?",
@@ -209,7 +207,7 @@ class SqliteControl:
         return changed if await self._db.write(change) else None
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
-        def change(connection: sqlite3.Connection, _now_us: int) -> bool:
+        def change(connection: sqlite3.Connection) -> bool:
             cursor = connection.execute(
                 "UPDATE namespaces SET name = NULL WHERE id = ? AND name IS NOT NULL"
                 " AND version = ?",
@@ -247,16 +245,13 @@ class SqliteControl:
         )
         upper = prefix + _NO_UPPER_BOUND
         parameters = (namespace.id, prefix, upper, after or "", limit)
-        result: Sequence[str] = await self._db.scan(
-            lambda connection: one_json(connection, sql, parameters)
-        )
-        return result
+        return await self._db.scan(lambda connection: one_json(connection, sql, parameters))
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
         return tuple(self._db.slices[dataset.id])
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
-        def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
+        def change(connection: sqlite3.Connection) -> list[Slice]:
             dropped_us = self._db.dropped_before[dataset.id]
             for each in (each for each in slices if each.end_us > dropped_us):
                 table = events_table(dataset.id, each.start_us)
@@ -271,7 +266,7 @@ class SqliteControl:
         self._db.slices[dataset.id] = await self._db.write(change)
 
     async def retire_slice(self, dataset: Dataset, start_us: int, now_us: int) -> None:
-        def change(connection: sqlite3.Connection, _now_us: int) -> list[Slice]:
+        def change(connection: sqlite3.Connection) -> list[Slice]:
             connection.execute(
                 "UPDATE slices SET retired_at = ? WHERE dataset = ? AND start = ?"
                 " AND retired_at IS NULL",
@@ -288,7 +283,7 @@ class SqliteControl:
         invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
         end_us = slices[0].end_us
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "UPDATE datasets SET dropped_before = max(dropped_before, ?) WHERE id = ?",
                 (end_us, dataset.id),
@@ -313,7 +308,7 @@ class SqliteControl:
         return self._db.dropped_before[dataset.id]
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
-        def change(connection: sqlite3.Connection, _now_us: int) -> TokenBlock:
+        def change(connection: sqlite3.Connection) -> TokenBlock:
             issuer, after, time_us = connection.execute(
                 "UPDATE tokens SET next = next + ?, time = max(time, ?)"
                 " RETURNING store, next, time",
@@ -321,18 +316,14 @@ class SqliteControl:
             ).fetchone()
             return TokenBlock(issuer, after - count, time_us)
 
-        block: TokenBlock = await self._db.write(change)
-        return block
+        return await self._db.write(change)
 
     async def purge(self, now_us: int) -> bool:
         horizon_us = min(
             (now_us - 2 * each.retention_us - each.slice_us for each in self._db.datasets.values()),
             default=0,
         )
-        more: bool = await self._db.write(
-            lambda connection, _: _purge(connection, now_us, horizon_us)
-        )
-        return more
+        return await self._db.write(lambda connection: _purge(connection, now_us, horizon_us))
 
     def _namespace(self, row: tuple[Any, ...]) -> Namespace:
         namespace_id, name, dataset_id, settings, eras, created_at_us, version = row

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from counter import limits
 from counter.errors import StartupError, StoreUnavailableError, UnavailableError
@@ -30,15 +30,15 @@ from counter.storage.sqlite.schema import (
 )
 from counter.types import Dataset, Slice
 
-#: Runs the jobs of one batch that share it, with the connection and the clock read within the
-#: transaction; returns a result, or an exception, for each.
-Merged = Callable[[sqlite3.Connection, int, Sequence[Any]], Sequence[Any]]
+#: Runs the jobs of one batch that share it; returns a result, or an exception, for each.
+Merged = Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]]
 
 #: Runs one batch of jobs on a lane's thread; returns a result, or an exception, for each of them.
 Execute = Callable[[Sequence[Any]], Sequence[Any]]
 
 _log = logging.getLogger("counter.sqlite")
 _Row = TypeVar("_Row")
+_T = TypeVar("_T")
 _ROWS_PER_STATEMENT_MAX: Final = 512
 #: Up to this number of rows there is a prepared statement for each number.
 ROWS_OF_ANY_NUMBER_MAX: Final = 64
@@ -290,20 +290,20 @@ class Database:
         if self.writer.is_busy and since_us < limits.SECOND:
             return
         sql = f"PRAGMA user_version = {SCHEMA_VERSION}"
-        await self.write(lambda connection, _: connection.execute(sql))
+        await self.write(lambda connection: connection.execute(sql))
 
-    async def write(self, change: Callable[[sqlite3.Connection, int], Any]) -> Any:
+    async def write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run *change* in the next write transaction; if it raises, only its effects are rolled
         back."""
-        return await self.writer.call((_changes, change))
+        return cast("_T", await self.writer.call((_changes, change)))
 
-    async def read(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+    async def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a short *query*."""
-        return await self.reader.call((_queries, query))
+        return cast("_T", await self.reader.call((_queries, query)))
 
-    async def scan(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+    async def scan(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a long *query*."""
-        return await self.scanner.call((_queries, query))
+        return cast("_T", await self.scanner.call((_queries, query)))
 
     def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
         self.appended, began_s = 0, time.perf_counter()
@@ -313,7 +313,7 @@ class Database:
                 return [full] * len(jobs)
             if any(function is not self.appending for function, _ in jobs):
                 begin(connection)
-            results = _run_merged(connection, self.clock.now_us(), jobs)
+            results = _run_merged(connection, jobs)
             if connection.in_transaction:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -369,19 +369,17 @@ class Database:
             self._broken = True
 
 
-def _run_merged(
-    connection: sqlite3.Connection, now_us: int, jobs: Sequence[tuple[Merged, Any]]
-) -> list[Any]:
+def _run_merged(connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any]]) -> list[Any]:
     """Run *jobs*, grouped by function, in the order of each function's first job."""
     first = jobs[0][0]
     if all(function is first for function, _ in jobs):
-        return list(first(connection, now_us, [job[1] for job in jobs]))
+        return list(first(connection, [job[1] for job in jobs]))
     groups: dict[Merged, list[int]] = {}
     for index, (function, _) in enumerate(jobs):
         groups.setdefault(function, []).append(index)
     results: list[Any] = [None] * len(jobs)
     for function, indices in groups.items():
-        answers = function(connection, now_us, [jobs[index][1] for index in indices])
+        answers = function(connection, [jobs[index][1] for index in indices])
         for index, answer in zip(indices, answers, strict=True):
             results[index] = answer
     return results
@@ -391,21 +389,19 @@ def _read_batch(
     connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any]]
 ) -> Sequence[Any]:
     try:
-        return _run_merged(connection, 0, jobs)
+        return _run_merged(connection, jobs)
     except sqlite3.Error as error:
         return [unavailable(error)] * len(jobs)
 
 
 def _changes(
-    connection: sqlite3.Connection,
-    now_us: int,
-    changes: Sequence[Callable[[sqlite3.Connection, int], Any]],
+    connection: sqlite3.Connection, changes: Sequence[Callable[[sqlite3.Connection], Any]]
 ) -> list[Any]:
     results: list[Any] = []
     for change in changes:
         connection.execute("SAVEPOINT change")
         try:
-            results.append(change(connection, now_us))
+            results.append(change(connection))
         except sqlite3.Error:
             raise
         except Exception as error:
@@ -416,9 +412,7 @@ def _changes(
 
 
 def _queries(
-    connection: sqlite3.Connection,
-    _now_us: int,
-    queries: Sequence[Callable[[sqlite3.Connection], Any]],
+    connection: sqlite3.Connection, queries: Sequence[Callable[[sqlite3.Connection], Any]]
 ) -> list[Any]:
     results: list[Any] = []
     for query in queries:

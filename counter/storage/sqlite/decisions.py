@@ -21,7 +21,7 @@ class SqliteDecisions:
     ) -> Decision:
         """Do as the port says; VOID only if, in the same transaction, the token is not used."""
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> Decision:
+        def change(connection: sqlite3.Connection) -> Decision:
             stored = _select(connection, namespace, events)
             if stored is not None:
                 return stored
@@ -47,14 +47,10 @@ class SqliteDecisions:
             self._db.resolved_through_us = max(self._db.resolved_through_us, event.event_time_us)
             return Decision(outcome, fingerprint)
 
-        result: Decision = await self._db.write(change)
-        return result
+        return await self._db.write(change)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        result: Decision | None = await self._db.read(
-            lambda connection: _select(connection, namespace, events)
-        )
-        return result
+        return await self._db.read(lambda connection: _select(connection, namespace, events))
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
@@ -66,7 +62,7 @@ class SqliteDecisions:
             ).fetchone()
             return None if row is None else int(row[0])
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> int:
+        def change(connection: sqlite3.Connection) -> int:
             (time_us,) = connection.execute(
                 "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
                 " DO UPDATE SET time = iif(expires > ?3 - ?5, time, ?3),"
@@ -78,13 +74,12 @@ class SqliteDecisions:
         stored: int | None = await self._db.read(query)
         if stored is not None:
             return stored
-        result: int = await self._db.write(change)
-        return result
+        return await self._db.write(change)
 
     async def rereserve(
         self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
     ) -> int:
-        def change(connection: sqlite3.Connection, _now_us: int) -> int:
+        def change(connection: sqlite3.Connection) -> int:
             connection.execute(
                 "UPDATE reservations SET time = ?, expires = ?"
                 " WHERE namespace = ? AND nonce = ? AND time = ?",
@@ -97,8 +92,7 @@ class SqliteDecisions:
             ).fetchone()
             return int(time_us)
 
-        result: int = await self._db.write(change)
-        return result
+        return await self._db.write(change)
 
 
 def _select(

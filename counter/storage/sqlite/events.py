@@ -56,10 +56,9 @@ class SqliteEvents:
         return result
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        result: Written = await self._db.write(
-            lambda connection, now_us: self._append_atomic(connection, now_us, namespace, events)
+        return await self._db.write(
+            lambda connection: self._append_atomic(connection, namespace, events)
         )
-        return result
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Do nothing: found events are committed, and there is one copy of them."""
@@ -69,10 +68,9 @@ class SqliteEvents:
         every later write is rejected by age and by ``resolutions``."""
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
-        result: Sequence[Event | None] = await self._db.read(
+        return await self._db.read(
             lambda connection: find_events(self._db, connection, namespace, events)
         )
-        return result
 
     async def sums(
         self,
@@ -105,15 +103,10 @@ class SqliteEvents:
                     found[name][start_us] = fold
             return [found.get(name, {}) for name in counters]
 
-        result: Sequence[Mapping[int, Fold]] = await self._db.scan(query)
-        return result
+        return await self._db.scan(query)
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], *, until_us: int | None = None
     ) -> Sequence[Fold]:
         """Return all tails as of one commit: from the writer's live tail, or from the events in
         one transaction."""
@@ -141,8 +134,7 @@ class SqliteEvents:
         def query(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[str, int]]]:
             return busiest_of(connection, tables, namespace.id, (from_us, to_us), limit, events_max)
 
-        result: tuple[int, Sequence[tuple[str, int]]] = await self._db.scan(query)
-        return result
+        return await self._db.scan(query)
 
     async def scan(
         self,
@@ -175,26 +167,23 @@ class SqliteEvents:
                     break
             return found
 
-        result: Sequence[Event] = await self._db.scan(query)
-        return result
+        return await self._db.scan(query)
 
     def _spans_at_once(
         self,
         connection: sqlite3.Connection,
-        now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
         """Do :meth:`_spans` as of one commit, however many statements it takes."""
         connection.execute("BEGIN")
         try:
-            return self._spans(connection, now_us, jobs)
+            return self._spans(connection, jobs)
         finally:
             connection.execute("ROLLBACK")
 
     def _spans(
         self,
         connection: sqlite3.Connection,
-        _now_us: int,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
         """Return folds of (counter, first, last) spans: one statement for each table and equal
@@ -229,10 +218,7 @@ class SqliteEvents:
         return [each for each in slices if each.start_us <= last_us and each.end_us > first_us]
 
     def _append(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        jobs: Sequence[tuple[Namespace, Sequence[Event]]],
+        self, connection: sqlite3.Connection, jobs: Sequence[tuple[Namespace, Sequence[Event]]]
     ) -> list[Any]:
         """Return the outcomes of each job; the jobs of one namespace are written together."""
         groups: dict[int, list[int]] = {}
@@ -245,7 +231,7 @@ class SqliteEvents:
             namespace = jobs[indices[0]][0]
             try:
                 events = [event for index in indices for event in jobs[index][1]]
-                written = iter(self._append_events(connection, now_us, namespace, events))
+                written = iter(self._append_events(connection, namespace, events))
                 for index in indices:
                     results[index] = list(islice(written, len(jobs[index][1])))
             except (SliceMissingError, NamespaceUnknownError) as error:
@@ -253,16 +239,12 @@ class SqliteEvents:
                 # one job's missing slice does not fail the others.
                 for index in indices:
                     alone = [error] if len(indices) == 1 else None
-                    part = alone or self._append(connection, now_us, [jobs[index]])
+                    part = alone or self._append(connection, [jobs[index]])
                     results[index] = part[0]
         return results
 
     def _append_events(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written]:
         """Write the events that are on time, with one insert per table.
 
@@ -270,7 +252,7 @@ class SqliteEvents:
         """
         if not events:
             return ()
-        late = self._late(connection, now_us, namespace, events)
+        late = self._late(connection, namespace, events)
         if not any(late):
             return self._insert(connection, namespace, events)
         fresh = [event for event, out in zip(events, late, strict=True) if not out]
@@ -312,13 +294,9 @@ class SqliteEvents:
         return outcomes
 
     def _append_atomic(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> Written:
-        if any(self._late(connection, now_us, namespace, events)):
+        if any(self._late(connection, namespace, events)):
             return Written.LATE
         found = find_events(self._db, connection, namespace, events)
         known = [each for each in found if each is not None]
@@ -334,20 +312,17 @@ class SqliteEvents:
         return Written.NEW
 
     def _late(
-        self,
-        connection: sqlite3.Connection,
-        now_us: int,
-        namespace: Namespace,
-        events: Sequence[Event],
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[bool]:
-        """Return whether each event may no longer be written: by age, by watermark, by a decision.
+        """Return whether each event may no longer be written: by its age now, in the transaction,
+        by watermark, or by a decision.
 
         Raises NamespaceUnknownError.
         """
         watermarks = self._db.watermarks.get(namespace.id)
         if watermarks is None:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-        resolved_us = self._db.resolved_through_us
+        resolved_us, now_us = self._db.resolved_through_us, self._db.clock.now_us()
         open_us = max(watermarks) + 1
         if len(namespace.eras) == 1:
             # The usual case: the same bound for all.
@@ -366,10 +341,7 @@ class SqliteEvents:
         return late
 
     def _prepare(
-        self,
-        connection: sqlite3.Connection,
-        namespace: Namespace,
-        events: Sequence[Event],
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[Row]:
         """Return the row of each event; create missing counters."""
         ids = self._ids_of(connection, namespace, events)
@@ -381,10 +353,10 @@ class SqliteEvents:
 
     def _tables(self, namespace: Namespace, events: Sequence[Event]) -> list[str]:
         """Return the tables of *events*, usually one. Raises SliceMissingError."""
-        times = [event[1] for event in events]
-        first, last = self._table(namespace, min(times)), self._table(namespace, max(times))
-        if first == last:
-            return [first]
+        dataset_id, times = namespace.dataset.id, [event[1] for event in events]
+        first = slice_of(self._db.slices[dataset_id], min(times))
+        if max(times) < first.end_us:
+            return [events_table(dataset_id, first.start_us)]
         return list(dict.fromkeys(self._table(namespace, time_us) for time_us in times))
 
     def _table(self, namespace: Namespace, time_us: int) -> str:
@@ -552,11 +524,7 @@ def has_atomic(
 
 
 def fold_rows_of(
-    connection: sqlite3.Connection,
-    table: str,
-    ids: Mapping[str, int],
-    first_us: int,
-    last_us: int,
+    connection: sqlite3.Connection, table: str, ids: Mapping[str, int], first_us: int, last_us: int
 ) -> dict[str, Fold]:
     """Return the folds of the counters *ids* over ``[first, last]``, in one pass over its
     events."""

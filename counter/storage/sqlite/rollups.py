@@ -76,7 +76,7 @@ class SqliteRollups:
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
-        await self._db.write(lambda connection, _: self._leave_marks(connection, namespace, marks))
+        await self._db.write(lambda connection: self._leave_marks(connection, namespace, marks))
         return {}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
@@ -109,8 +109,7 @@ class SqliteRollups:
 
     async def fence(self) -> int:
         """Return the clock, read by the writer between two commits."""
-        result: int = await self._db.write(lambda _connection, _now_us: self._db.clock.now_us())
-        return result
+        return await self._db.write(lambda _: self._db.clock.now_us())
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         """Return the watermarks of the last commit, from memory."""
@@ -133,10 +132,9 @@ class SqliteRollups:
         limit: int,
     ) -> Sequence[Mark]:
         span = (after_us, through_us)
-        result: Sequence[Mark] = await self._db.scan(
+        return await self._db.scan(
             lambda connection: self._dirty_page(connection, namespace, shard, span, start, limit)
         )
-        return result
 
     def _dirty_page(
         self,
@@ -297,8 +295,7 @@ class SqliteRollups:
                     break
             return found.intersection(shards)
 
-        found: Collection[int] = await self._db.scan(query)
-        return found
+        return await self._db.scan(query)
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
         if len(counters) == 1:
@@ -311,10 +308,7 @@ class SqliteRollups:
         return result
 
     def _heads(
-        self,
-        connection: sqlite3.Connection,
-        _now_us: int,
-        jobs: Sequence[tuple[int, Sequence[str]]],
+        self, connection: sqlite3.Connection, jobs: Sequence[tuple[int, Sequence[str]]]
     ) -> list[Any]:
         wanted: dict[int, dict[str, None]] = {}
         for namespace_id, names in jobs:
@@ -345,8 +339,7 @@ class SqliteRollups:
                 found[index].append(WindowRow(start_us, bool(cleared), int(total)))
             return found
 
-        result: Sequence[Sequence[WindowRow]] = await self._db.scan(query)
-        return result
+        return await self._db.scan(query)
 
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
@@ -378,7 +371,7 @@ class SqliteRollups:
             for pending in each.pending_done
         )
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             _update_heads(connection, "checkpoint", heads)
             if settled != "[]":
                 _update_heads(connection, "settled", settled)
@@ -396,14 +389,14 @@ class SqliteRollups:
         if not missing:
             return marked
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> dict[str, int]:
+        def change(connection: sqlite3.Connection) -> dict[str, int]:
             make_counters(connection, namespace.id, missing)
             return counter_ids(connection, namespace.id, missing)
 
         return {**marked, **await self._db.write(change)}
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
-        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "UPDATE watermarks SET through = max(through, ?)"
                 " WHERE namespace = ? AND shard IN (SELECT value FROM json_each(?))",
@@ -421,7 +414,7 @@ class SqliteRollups:
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         await self._db.write(
-            lambda connection, _: connection.execute(
+            lambda connection: connection.execute(
                 "DELETE FROM marks WHERE namespace = ? AND shard = ? AND start <= ?",
                 (namespace.id, shard, through_us),
             )
@@ -432,7 +425,7 @@ class SqliteRollups:
     ) -> None:
         names = list(dict.fromkeys(name for name, _ in recounts))
 
-        def change(connection: sqlite3.Connection, _now_us: int) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             make_counters(connection, namespace.id, names)
             ids = counter_ids(connection, namespace.id, names)
             rows = [(ids[name], *pending) for name, pending in recounts]
@@ -472,10 +465,7 @@ def _named(
 
 
 def _select_heads(
-    connection: sqlite3.Connection,
-    namespace_id: int,
-    names: Sequence[str],
-    ids: Mapping[str, int],
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str], ids: Mapping[str, int]
 ) -> dict[str, Head]:
     by_id = all(name in ids for name in names)
     wanted = (to_json(ids[name] for name in names),) if by_id else (to_json(names), namespace_id)
