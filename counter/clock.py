@@ -51,17 +51,16 @@ class SystemClock:
 class StoreClock(SystemClock):
     """An estimate of the store's clock: the boot clock, set by each measurement.
 
-    The machine's wall clock is used only until the first one, so setting it has no effect.
+    The machine's wall clock is read once, when the process starts, so setting it has no effect.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._at_boot_us: int | None = None
+        self._at_boot_us = super().wall_us() - self.boottime_us()
+        self._is_set = False
 
     def wall_us(self) -> int:
         """Return microseconds since the epoch, UTC, as the store's clock would show."""
-        if self._at_boot_us is None:
-            return super().wall_us()
         return self._at_boot_us + self.boottime_us()
 
     def follow(self, offset_us: int) -> None:
@@ -69,9 +68,9 @@ class StoreClock(SystemClock):
 
         Readings before the first measurement are forgotten: no decision may use them.
         """
-        if self._at_boot_us is None:
-            self._latest_us = 0
-        self._at_boot_us = self.wall_us() + offset_us - self.boottime_us()
+        if not self._is_set:
+            self._is_set, self._latest_us = True, 0
+        self._at_boot_us += offset_us
 
 
 def to_us(moment: datetime) -> int:

@@ -226,7 +226,8 @@ async def _run(settings: Settings) -> int:
     store, cache = tracing.watched(open_store(settings, clock)), open_cache(settings, clock)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(tracing.close)
-        await StartupRetry(settings.start_timeout).run(store.open)
+        retry = StartupRetry(settings.start_timeout)
+        await retry.run(store.open)
         stack.push_async_callback(store.close)
         await cache.open()
         stack.push_async_callback(cache.close)
@@ -252,7 +253,7 @@ async def _run(settings: Settings) -> int:
                 listening(health, settings.host, settings.metrics_port, hosts)
             )
             _log.info("health and metrics on %s:%d", settings.host, port)
-        await guard.measure()
+        await retry.run(guard.measure)
         with suppress(UnavailableError):
             # It is read again every second, so it may appear later.
             await namespaces.refresh()

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from counter.background import every
 from counter.clock import StoreClock
 from counter.durations import format_duration
-from counter.errors import ClockSkewError, CounterError
+from counter.errors import ClockSkewError, CounterError, StoreUnavailableError
 from counter.limits import (
     CLOCK_DRIFT_PER_S_US,
     CLOCK_HOLD_US,
@@ -36,6 +36,7 @@ _FAILURES_MAX: Final = 15
 #: Measurements that differ by less than this agree.
 _NOISE_US: Final = MILLISECOND
 _PAIRS_MAX: Final = 3
+_UNREAD: Final = "the store's clock was not read yet"
 
 
 class _Pair(NamedTuple):
@@ -249,6 +250,13 @@ class StoreClockGuard(ClockGuard):
         super().__init__(store, clock)
         self._store_clock = clock
 
+    async def measure(self) -> None:
+        """Compare the clocks. Raises StoreUnavailableError until the store's clock was read once:
+        before that no time is right, not even that of a read."""
+        await super().measure()
+        if self._measured is None:
+            raise StoreUnavailableError(_UNREAD, retry_after_us=self.wait_us)
+
     def _take(self, new: _Measured) -> None:
         super()._take(new)
         if self._measured is new:
@@ -257,7 +265,7 @@ class StoreClockGuard(ClockGuard):
 
     def _trouble(self, bound_us: int | None) -> str | None:
         if self._measured is None:
-            return "the store's clock was not read yet"
+            return _UNREAD
         if self._failures >= _FAILURES_MAX:
             return f"the store's clock could not be read {self._failures} times in a row"
         return None

@@ -2,17 +2,25 @@
 time, an unknown outcome where it is unknown, one answer for each token, and exact counts."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import asyncpg
 import httpx
 import pytest
 
 from api.app import create_app
+from counter.clock import parse_rfc3339
 from counter.config.settings import Settings
+from counter.core.clock_guard import ClockGuard
+from counter.errors import StoreUnavailableError
+from counter.limits import HOUR, SECOND
+from counter.storage.postgresql.control import PostgresqlControl
 from counter.storage.postgresql.schema import apply_for
+from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.disk import Disk
 from tests.support.lifespan import Lifespan
@@ -158,6 +166,31 @@ async def test_a_server_that_crashed_and_came_back(own_server: PostgresqlServer)
         own_server.start()
         await added(rest, "k")
         assert await rest.count("c") == 2
+
+
+async def test_no_count_goes_by_the_clock_of_the_machine(postgresql: PostgresqlServer) -> None:
+    """That one is wrong, and the first reading of the server's clock fails."""
+    await fresh_schema(postgresql.dsn())
+    async with service(postgresql.dsn()):
+        pass  # The default namespace exists from now on.
+    failure = StoreUnavailableError("PostgreSQL: cut", retry_after_us=SECOND)
+    read_clock = PostgresqlControl.read_clock
+    fails = iter([failure])
+
+    async def fails_once(control: PostgresqlControl) -> ClockReading:
+        for each in fails:
+            raise each
+        return await read_clock(control)
+
+    now_us = time.time_ns() // 1_000
+    with (
+        patch("counter.clock.time.time_ns", lambda: (now_us - HOUR) * 1_000),
+        patch.object(PostgresqlControl, "read_clock", fails_once),
+        patch.object(ClockGuard, "run", AsyncMock()),
+    ):
+        async with service(postgresql.dsn()) as rest:
+            answer = await rest.get("c", "0s")
+    assert parse_rfc3339(answer.json()["as_of"]) >= now_us
 
 
 async def test_a_full_disk_refuses_adds_and_recovers() -> None:

@@ -16,9 +16,7 @@ from tests.contracts.cases import DATASET
 class Machine(StoreClock):
     """A machine whose boot clock the test holds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.boot_us = SECOND
+    boot_us = SECOND
 
     def boottime_us(self) -> int:
         return self.boot_us
@@ -55,12 +53,42 @@ async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock(wall: li
     guard = StoreClockGuard(source, clock)
     with pytest.raises(ClockSkewError, match="was not read yet"):
         guard.check(DATASET)
+    wall[0] += HOUR
     await guard.measure()
     guard.check_all()
     assert clock.now_us() == source.time_us
     wall[0] = 0
     clock.boot_us += 5 * SECOND
     assert clock.now_us() == source.time_us + 5 * SECOND
+
+
+async def test_a_machine_whose_clock_is_set_during_the_first_reading(wall: list[int]) -> None:
+    clock = Machine()
+    source = Source(clock)
+    read_clock = source.read_clock
+
+    async def stepped() -> ClockReading:
+        reading = await read_clock()
+        wall[0] -= HOUR
+        return reading
+
+    with patch.object(source, "read_clock", stepped):
+        await StoreClockGuard(source, clock).measure()
+    assert clock.now_us() == source.time_us
+
+
+async def test_a_process_does_not_start_before_it_has_read_the_stores_clock() -> None:
+    clock = Machine()
+    source = Source(clock)
+    guard = StoreClockGuard(source, clock)
+    source.is_down = True
+    with pytest.raises(StoreUnavailableError, match="the store's clock was not read yet"):
+        await guard.measure()
+    source.is_down = False
+    await guard.measure()
+    source.is_down = True
+    await guard.measure()
+    assert clock.now_us() == source.time_us
 
 
 async def test_a_store_whose_clock_is_behind_after_a_failover_moves_no_reading_back() -> None:
