@@ -1,15 +1,17 @@
 """Appends that share a transaction: each gets its own outcome, and an unknown one is all theirs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from unittest.mock import patch
 
+import asyncpg
 import pytest
 
 from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
-from counter.types import Event, Namespace, Written
+from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW, SLICES_END, WINDOW, add
+from tests.contracts.cases import DATASET, NOW, SLICES_END, WINDOW, add, atomic
 from tests.postgresql.test_fence import World
 from tests.support.clock import FakeClock
 from tests.support.postgresql import ClockedStore, FreshStore
@@ -148,3 +150,28 @@ async def _resend(world: World, first: Written, others: Written) -> None:
     )
     assert outcomes == [[first], [others], [others, others]]
     assert await counted(world, *"abcd") == [1, 1, 1, 1]
+
+
+async def test_an_add_waits_for_no_rollup(world: World) -> None:
+    """A process that has just started notes the names of counters whose rows a rollup holds."""
+    await world.store.events.append(world.namespace, [add("c")])
+    rollup = await asyncpg.connect(world.dsn)
+    transaction = rollup.transaction()
+    await transaction.start()
+
+    async def held(sql: str, *arguments: object) -> Sequence[object]:
+        rows: Sequence[object] = await rollup.fetch(sql.replace("{s}", "counter"), *arguments)
+        return rows
+
+    update = CounterUpdate("c", (), Checkpoint(NOW - 1, 0))
+    with patch.object(world.database, "rows", held):
+        await world.store.rollups.apply(world.namespace, [update], through_us=NOW - 1)
+    started = ClockedStore(PostgresqlOptions(world.dsn), world.clock)
+    await started.open()
+    events = started.events
+    assert await events.append(world.namespace, [add("c", number=2)]) == [Written.NEW]
+    assert await events.append_atomic(world.namespace, atomic(("c", 1), number=3)) is Written.NEW
+    await started.close()
+    await transaction.commit()
+    await rollup.close()
+    assert await counted(world, "c") == [3]

@@ -11,7 +11,7 @@ from counter.limits import SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
 from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import pass_fence
-from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
 from counter.types import (
     Checkpoint,
     CounterUpdate,
@@ -99,9 +99,13 @@ async def test_it_suffices_after_an_upgrade(postgresql: PostgresqlServer, grante
     ):
         await owner.rows(older)
     store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
-    with pytest.raises(StartupError, match="has version 1, and this program needs 2"):
+    with pytest.raises(
+        StartupError, match=f"has version 1, and this program needs {SCHEMA_VERSION}"
+    ):
         await store.open()
-    assert await apply_schema(owner, [DATASET]) == ["made schema counter, version 2, before 1"]
+    assert await apply_schema(owner, [DATASET]) == [
+        f"made schema counter, version {SCHEMA_VERSION}, before 1"
+    ]
     assert await apply_schema(owner, [DATASET]) == ["schema counter is up to date"]
     assert await owner.value("SELECT to_regprocedure('{s}.gone()')") is None
     await owner.close()

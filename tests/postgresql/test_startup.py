@@ -17,6 +17,7 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
 from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.schema import SCHEMA_VERSION
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET
@@ -114,8 +115,11 @@ async def test_what_waiting_does_not_mend_is_refused_at_once(
     ("version", "said"),
     [
         (None, "the schema is empty: run `counter schema apply`"),
-        (0, "has version 0, and this program needs 2: run `counter schema apply`"),
-        (99, "has version 99, and this program knows 2: start it with the newer program"),
+        (0, f"has version 0, and this program needs {SCHEMA_VERSION}: run `counter schema apply`"),
+        (
+            99,
+            f"has version 99, and this program knows {SCHEMA_VERSION}: start it with",
+        ),
     ],
 )
 async def test_a_schema_of_another_version(

@@ -93,6 +93,18 @@ BEGIN
         ) s ON true);
 END $$;
 
+-- Notes the names of counters. Those that are there are left out, because ON CONFLICT would wait for
+-- a rollup that changes their rows. OFFSET has each name searched for, whatever the statistics say.
+CREATE FUNCTION note_counters(p_namespace bigint, p_names text[]) RETURNS void
+    LANGUAGE sql VOLATILE AS $$
+    INSERT INTO counters (namespace, name)
+        SELECT DISTINCT p_namespace, n.name COLLATE "C" FROM unnest(p_names) n (name)
+        WHERE NOT EXISTS (
+            SELECT FROM counters c WHERE c.namespace = p_namespace AND c.name = n.name
+            OFFSET 0)
+        ORDER BY 2 ON CONFLICT DO NOTHING;
+$$;
+
 -- Writes each event on its own. The outcomes in order: 0 new, 1 replayed, 2 conflict, 3 late; NULL
 -- if all are new. Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is
 -- written.
@@ -105,12 +117,13 @@ DECLARE
     is_late boolean[] := late(p_dataset, p_namespace, p_counter, p_time, p_id, p_item);
     inserted integer;
 BEGIN
-    INSERT INTO counters (namespace, name)
-        SELECT p_namespace, c.name FROM unnest(p_new_counters) c (name)
-        WHERE is_late IS NULL OR EXISTS (
-            SELECT FROM unnest(p_counter, is_late) e (counter, is_late)
-            WHERE e.counter = c.name AND NOT e.is_late)
-        ORDER BY c.name COLLATE "C" ON CONFLICT DO NOTHING;
+    IF cardinality(p_new_counters) > 0 THEN
+        PERFORM note_counters(p_namespace, ARRAY(
+            SELECT c.name FROM unnest(p_new_counters) c (name)
+            WHERE is_late IS NULL OR EXISTS (
+                SELECT FROM unnest(p_counter, is_late) e (counter, is_late)
+                WHERE e.counter = c.name AND NOT e.is_late)));
+    END IF;
     -- In the order of identities: two appends of the same events cannot wait for each other.
     INSERT INTO events
         (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
@@ -150,9 +163,7 @@ BEGIN
         RETURN (outcomes(p_dataset, p_namespace, ARRAY[''], p_time[1:1], p_id[1:1], ARRAY[0],
             ARRAY[0::bigint], ARRAY[false], ARRAY[p_atom], NULL))[1];
     END IF;
-    INSERT INTO counters (namespace, name)
-        SELECT DISTINCT p_namespace, c.name COLLATE "C" FROM unnest(p_counter) c (name) ORDER BY 2
-        ON CONFLICT DO NOTHING;
+    PERFORM note_counters(p_namespace, p_counter);
     INSERT INTO events
         (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
         SELECT p_dataset, p_namespace, e.counter, e.time, e.id, e.item, e.delta, e.shard, false,

@@ -81,10 +81,8 @@ class PostgresqlRollups:
     ) -> Mapping[Mark, UnavailableError]:
         shards = namespace.settings.shards
         await self._database.rows(
-            "WITH m AS (SELECT * FROM unnest($2::integer[], $3::bigint[], $4::text[], $5::bigint[])"
-            " m (shard, start, counter, recount)), named AS (INSERT INTO {s}.counters"
-            ' (namespace, name) SELECT DISTINCT $1::bigint, m.counter COLLATE "C" FROM m'
-            " ORDER BY 2 ON CONFLICT DO NOTHING) INSERT INTO {s}.marks SELECT $1, m.* FROM m"
+            "INSERT INTO {s}.marks SELECT $1, m.* FROM unnest($2::integer[], $3::bigint[],"
+            " $4::text[], $5::bigint[]) m, {s}.note_counters($1, $4)"
             " ORDER BY 2, 3, 4, 5 ON CONFLICT DO NOTHING",
             namespace.id,
             [shard_of(mark.counter, shards) for mark in marks],
@@ -222,11 +220,8 @@ class PostgresqlRollups:
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
         await self._database.rows(
-            "WITH p AS (SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[])"
-            " p (counter, recount, start)), named AS (INSERT INTO {s}.counters (namespace, name)"
-            ' SELECT DISTINCT $1::bigint, p.counter COLLATE "C" FROM p ORDER BY 2'
-            " ON CONFLICT DO NOTHING) INSERT INTO {s}.pending SELECT $1, p.* FROM p"
-            " ORDER BY 2, 3, 4 ON CONFLICT DO NOTHING",
+            "INSERT INTO {s}.pending SELECT $1, p.* FROM unnest($2::text[], $3::bigint[],"
+            " $4::bigint[]) p, {s}.note_counters($1, $2) ORDER BY 2, 3, 4 ON CONFLICT DO NOTHING",
             namespace.id,
             [name for name, _ in recounts],
             [pending.recount_us for _, pending in recounts],
