@@ -87,7 +87,7 @@ class Connections:
         self.ended = dict.fromkeys((FULL, UNUSED, LATE, MALFORMED, UNTAKEN, HANDSHAKE), 0)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Return whether most of the allowed connections are in use."""
         return 4 * len(self.open) >= 3 * self.most
 

@@ -410,7 +410,7 @@ class TimedProtocol(HttpToolsProtocol):
         """Answer 408 and close if the rest of a request takes too long. A handler that waits for
         the body sees a disconnect."""
         limit_us, why = self.request_timeout_us, ""
-        if self.cycle is None and self.shared.is_crowded:
+        if self.cycle is None and self.shared.is_nearly_full:
             limit_us = min(limit_us, FIRST_REQUEST_US)
             why = ", because the process is near its limit of connections"
         if waited_s <= limit_us / SECOND:

@@ -260,8 +260,10 @@ class TlsListener:
         task = asyncio.current_task()
         invariant(task is not None, "a handshake runs in a task")
         pending = len(self._silent) + len(self._shaking)
-        crowded = self._shared.is_crowded or 4 * pending >= 3 * HANDSHAKES_MAX
-        first_s = min(self._timeout_s, FIRST_REQUEST_US / SECOND) if crowded else self._timeout_s
+        nearly_full = self._shared.is_nearly_full or 4 * pending >= 3 * HANDSHAKES_MAX
+        first_s = (
+            min(self._timeout_s, FIRST_REQUEST_US / SECOND) if nearly_full else self._timeout_s
+        )
         async with asyncio.timeout(first_s):
             await self._first_byte(connection)
         if task in self._silent:

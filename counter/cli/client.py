@@ -150,11 +150,11 @@ class _Remarks:
 
     def __init__(self, timeout: str) -> None:
         self._timeout = timeout
-        self._told = False
+        self._has_reported = False
 
     def attempt(self, attempt: Attempt) -> None:
-        if attempt.status is None and not self._told:
-            self._told = True
+        if attempt.status is None and not self._has_reported:
+            self._has_reported = True
             remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
 
 

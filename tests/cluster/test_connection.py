@@ -194,7 +194,7 @@ class Register:
             return (await self.value(),)
 
         applied, row = await self._connection.compare_and_set(
-            self._set.bind((new, old)), settle, new, 0
+            self._set.bind((new, old)), settle, new
         )
         assert applied or row == (await self.value(),)
         return applied

@@ -304,7 +304,7 @@ class Contended(Connection):
         async def settle() -> tuple[bytes]:
             return (b"theirs",)
 
-        applied, _ = await self.compare_and_set("set", settle, b"ours", 0)
+        applied, _ = await self.compare_and_set("set", settle, b"ours")
         return applied
 
 
@@ -388,7 +388,7 @@ def test_a_reading_that_contention_spoils_is_made_again() -> None:
         return (b"theirs",)
 
     connection.answer = False
-    told = virtually(connection.compare_and_set("set", settle, b"ours", 0))
+    told = virtually(connection.compare_and_set("set", settle, b"ours"))
     assert told == (False, (b"theirs",))
     assert len(connection.tries) == 3
 

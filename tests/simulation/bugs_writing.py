@@ -152,7 +152,7 @@ BUGS = (
         (
             Edit(
                 CassandraDecisions.decide,
-                "return _decision_of(standing)",
+                "return _decision_of(stored)",
                 "return decision",
             ),
         ),

@@ -12,7 +12,7 @@ from counter.partitions import slice_start
 from counter.ports import Clock
 from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.connection import Connection
-from counter.storage.cassandra.control_keyspace import NO_OP, slice_text
+from counter.storage.cassandra.control_keyspace import slice_text
 from counter.storage.cassandra.schema import apply
 from counter.storage.cassandra.session import FOR_EVER
 from counter.storage.cassandra.slices import FORGET, CassandraSlices
@@ -100,7 +100,7 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
 
     async def set_(cql: str, *values: object) -> None:
         seen_by = ("SELECT value, op FROM {control}.meta WHERE name = 'schema'", ())
-        await control.compare(cql, values, seen_by=seen_by, mine=NO_OP, at=1)
+        await control.compare(cql, values, seen_by=seen_by)
 
     for (number,) in await control.read("SELECT id FROM {control}.departed"):
         # Noted by the tests' clock, which is ahead of the node's: a plain deletion would not do.

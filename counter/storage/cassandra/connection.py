@@ -298,13 +298,13 @@ class Connection:
         return results
 
     async def compare_and_set(
-        self, statement: Any, settle: Callable[[], Awaitable[_Row | None]], mine: Any, at: int
+        self, statement: Any, settle: Callable[[], Awaitable[_Row | None]], mine: Any
     ) -> tuple[bool, _Row | None]:
         """Run a compare-and-set; whether it was applied, and the row that *settle* would show.
 
         *statement* writes *mine*, which no other statement writes, into the column that *settle*, a
-        SERIAL read, has at position *at*. One that timed out may have been applied: the SERIAL
-        read completes what is under way. Where it does not show *mine*, the statement is run again;
+        SERIAL read, has last. One that timed out may have been applied: the SERIAL read completes
+        what is under way. If it does not show *mine*, the statement is run again;
         if the first one lands after all, either the second finds *mine* there, or the first finds
         its condition broken. So a state that was left must never come back.
 
@@ -332,7 +332,7 @@ class Connection:
             else:
                 # Where it was refused too: the driver sends it to another node where the first
                 # one's connection breaks.
-                is_mine = row is not None and row[at] == mine
+                is_mine = row is not None and row[-1] == mine
                 if is_mine or failure is None:
                     return is_mine, row
             if loop.time() >= until_s:

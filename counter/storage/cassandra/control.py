@@ -10,7 +10,6 @@ more (:func:`counter.windows.settling_time`). Only then may a namespace of the s
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,7 +20,9 @@ from counter.limits import COUNTER_NAME_CHARS_MAX, SECOND
 from counter.storage.cassandra.control_keyspace import (
     DATASETS,
     NAMESPACES,
+    OP,
     TOKENS,
+    Row,
     Sequences,
     is_deleted,
     namespace_of,
@@ -108,7 +109,7 @@ class CassandraControl:
         self._lease = Coalesced(self._lease_all)
 
     async def namespaces(self) -> Sequence[Namespace]:
-        before = set(self._session.standing)
+        before = set(self._session.known)
         rows = await self._session.control.read(_ALL)
         found = []
         for row in sorted(rows):
@@ -117,7 +118,7 @@ class CassandraControl:
                 self._session.settles_in(row[1], dataset)
             else:
                 found.append(namespace_of(row, dataset))
-        self._session.see_namespaces(before, [each.id for each in found])
+        self._session.note_namespaces(before, [each.id for each in found])
         return found
 
     async def create_namespace(
@@ -135,18 +136,13 @@ class CassandraControl:
         namespace = Namespace(number, name, settings, eras, dataset, now_us, version=1)
         # Before any process can know the namespace: one without watermarks counts as deleted.
         await self._lay_watermarks(namespace)
-        op = os.urandom(16)
         applied, _ = await self._session.control.compare(
-            _CREATE,
-            (name, number, namespace_text(namespace), op),
-            seen_by=(_ROW, (name,)),
-            mine=op,
-            at=3,
+            _CREATE, (name, number, namespace_text(namespace), OP), seen_by=(_ROW, (name,))
         )
         if not applied:
             await self._purge.take_watermarks_away(dataset, number)
             return None
-        self._session.standing.add(number)
+        self._session.known.add(number)
         return namespace
 
     async def update_namespace(
@@ -155,18 +151,16 @@ class CassandraControl:
         if settings.payload_check is not namespace.settings.payload_check:
             self._check_strict(namespace.dataset, settings)
         updated = namespace.changed(settings, era_from_us)
-        op = os.urandom(16)
-        applied, _ = await self._session.control.compare(
-            _UPDATE,
-            (
-                *(updated.version, namespace_text(updated), op),
-                *(namespace.name, namespace.id, namespace.version),
-            ),
-            seen_by=(_ROW, (namespace.name,)),
-            mine=op,
-            at=3,
-        )
+        applied, _ = await self._replace_row(namespace, updated.version, namespace_text(updated))
         return updated if applied else None
+
+    async def _replace_row(
+        self, namespace: Namespace, version: int, text: str
+    ) -> tuple[bool, Row | None]:
+        """Replace the version and the document of *namespace* if they are still its own."""
+        values = (version, text, OP, namespace.name, namespace.id, namespace.version)
+        seen_by = (_ROW, (namespace.name,))
+        return await self._session.control.compare(_UPDATE, values, seen_by=seen_by)
 
     def _check_strict(self, dataset: Dataset, settings: NamespaceSettings) -> None:
         """Raise InvalidBodyError if the data centers of *dataset* cannot keep a strict promise."""
@@ -181,20 +175,11 @@ class CassandraControl:
             return False
         # Recorded before the deletion; otherwise a crash in between would leave its data forever.
         await self._purge.note_departure(namespace)
-        op = os.urandom(16)
-        applied, row = await self._session.control.compare(
-            _UPDATE,
-            (
-                *(namespace.version + 1, namespace_text(namespace, deleted=True), op),
-                *(namespace.name, namespace.id, namespace.version),
-            ),
-            seen_by=(_ROW, (namespace.name,)),
-            mine=op,
-            at=3,
-        )
+        text = namespace_text(namespace, deleted=True)
+        applied, row = await self._replace_row(namespace, namespace.version + 1, text)
         if not applied and row is not None and row[0] == namespace.id and not is_deleted(row[2]):
             return False
-        self._session.standing.discard(namespace.id)
+        self._session.known.discard(namespace.id)
         self._session.gone.add(namespace.id)
         self._session.settles_in(namespace.id, namespace.dataset)
         await self._purge.take_watermarks_away(namespace.dataset, namespace.id)
@@ -216,7 +201,7 @@ class CassandraControl:
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
-        self._session.must_stand(namespace)
+        self._session.check_exists(namespace)
         buckets = [_Bucket(number) for number in range(namespace.settings.shards)]
         share = min(limit, limit // len(buckets) * 2 + _MORE)
         asked = buckets

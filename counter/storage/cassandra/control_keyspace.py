@@ -27,8 +27,8 @@ from counter.types import (
 
 Row = tuple[Any, ...]
 
-#: No row has this ``op``: for a compare-and-set that leaves none.
-NO_OP: Final = b""
+#: In the values of a compare-and-set: its ``op``, random bytes that no other one writes.
+OP: Final = object()
 
 
 class ControlKeyspace:
@@ -64,18 +64,21 @@ class ControlKeyspace:
         values: Sequence[Any],
         *,
         seen_by: tuple[str, Sequence[Any]],
-        mine: Any,
-        at: int,
+        mine: Any = None,
     ) -> tuple[bool, Row | None]:
-        """A compare-and-set, as :meth:`Connection.compare_and_set` says. *seen_by* is the SERIAL
-        read that settles it and its values."""
+        """Run a compare-and-set as :meth:`Connection.compare_and_set` does. *seen_by* is the SERIAL
+        read that settles it, and its values: its last column has the ``op``, or else *mine*."""
+        op = os.urandom(16)
+        values = [op if each is OP else each for each in values]
         statement = await self._prepared(cql, ConsistencyLevel.QUORUM, idempotent=False)
         settle_cql, settle_values = seen_by
 
         async def settle() -> Row | None:
             return await self.settled(settle_cql, *settle_values)
 
-        return await self._connection.compare_and_set(statement.bind(values), settle, mine, at)
+        return await self._connection.compare_and_set(
+            statement.bind(values), settle, op if mine is None else mine
+        )
 
     def forget_statements(self) -> None:
         """Prepare each statement again at its next use."""
@@ -169,7 +172,6 @@ _TAKE: Final = (
     "UPDATE {control}.sequences SET next = ?, time = ?, op = ? WHERE name = ? IF next = ?"
 )
 _READ: Final = "SELECT next, time, issuer, op FROM {control}.sequences WHERE name = ?"
-_OP: Final = 3
 
 
 class Sequences:
@@ -182,14 +184,8 @@ class Sequences:
 
     async def begin(self, name: str) -> None:
         """Create the sequence *name*, from 1."""
-        op = os.urandom(16)
-        await self._control.compare(
-            _BEGIN,
-            (name, os.urandom(_ISSUER_BYTES), op),
-            seen_by=(_READ, (name,)),
-            mine=op,
-            at=_OP,
-        )
+        issuer = os.urandom(_ISSUER_BYTES)
+        await self._control.compare(_BEGIN, (name, issuer, OP), seen_by=(_READ, (name,)))
 
     async def take(self, name: str, count: int = 1, now_us: int = 0) -> TokenBlock:
         """Take *count* numbers above all earlier ones; return the first, and *now_us* or the latest
@@ -198,16 +194,10 @@ class Sequences:
             seen = self._seen.get(name) or await self._read(name)
             first, latest_us, issuer = seen
             time_us = max(latest_us, now_us)
-            op = os.urandom(16)
             # Unknown until the outcome is known.
             self._seen.pop(name, None)
-            applied, row = await self._control.compare(
-                _TAKE,
-                (first + count, time_us, op, name, first),
-                seen_by=(_READ, (name,)),
-                mine=op,
-                at=_OP,
-            )
+            values = (first + count, time_us, OP, name, first)
+            applied, row = await self._control.compare(_TAKE, values, seen_by=(_READ, (name,)))
             if applied:
                 self._seen[name] = (first + count, time_us, issuer)
                 return TokenBlock(issuer, first, time_us)

@@ -29,7 +29,6 @@ _RESERVE: Final = (
     " WHERE namespace = ? AND nonce = ? IF op = ?"
 )
 _RESERVED: Final = "SELECT time, expires, op FROM {keyspace}.keys WHERE namespace = ? AND nonce = ?"
-_OP: Final = 2
 #: The content of a key's row says when it expires. The servers delete it this much later.
 _TTL_MARGIN_US: Final = HOUR
 #: Longer than any key is remembered. The servers reject a time to live of decades.
@@ -56,17 +55,16 @@ class CassandraDecisions:
         values = (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
         async with within(dataset.write_timeout_us):
             insert = await self._session.to_compare(dataset, _DECIDE)
-            applied, standing = await self._session.connection.compare_and_set(
+            applied, stored = await self._session.connection.compare_and_set(
                 insert.bind(values),
                 lambda: self._as_compared(namespace, _DECIDED, token),
                 op,
-                _OP,
             )
         if applied:
             return decision
-        if standing is None:
+        if stored is None:
             raise _vanished("a decision")
-        return _decision_of(standing)
+        return _decision_of(stored)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         token, dataset = _token_of(namespace, events), namespace.dataset
@@ -94,7 +92,7 @@ class CassandraDecisions:
     ) -> int:
         async with within(namespace.dataset.write_timeout_us):
             row = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
-            seen = row[_OP] if row is not None and row[0] == old_us else None
+            seen = row[-1] if row is not None and row[0] == old_us else None
             if seen is not None:
                 applied, _ = await self._set_key(namespace, nonce, seen, now_us, expires_us)
                 if applied:
@@ -106,12 +104,12 @@ class CassandraDecisions:
     ) -> int:
         seen: bytes | None = None
         for _ in range(_ATTEMPTS_MAX):
-            applied, standing = await self._set_key(namespace, nonce, seen, now_us, expires_us)
+            applied, stored = await self._set_key(namespace, nonce, seen, now_us, expires_us)
             if applied:
                 return now_us
             seen = None
-            if standing is not None and standing[0] is not None:
-                time_us, until_us, seen = standing
+            if stored is not None and stored[0] is not None:
+                time_us, until_us, seen = stored
                 if until_us > now_us - kept_us:
                     return int(time_us)
         raise _vanished("a reservation")
@@ -125,7 +123,7 @@ class CassandraDecisions:
         key = (namespace.id, nonce)
         values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, *key, seen)
         return await self._session.connection.compare_and_set(
-            update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op, _OP
+            update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op
         )
 
     async def _as_compared(

@@ -57,7 +57,7 @@ _VOID_NEW: Final = (
     " event_id, item, delta, clear, atom) VALUES (?, ?, ?, ?, ?, ?, ?, null, null, null)"
     " IF NOT EXISTS"
 )
-_VOID_STANDING: Final = (
+_VOID_STORED: Final = (
     "UPDATE {keyspace}.{table} SET delta = null, clear = null, atom = null"
     f" WHERE {ROW_IS} IF EXISTS"
 )
@@ -67,7 +67,7 @@ _DELETE_CELLS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _Stored:
     """The outcome of an insert, and the event that exists after it; None if it is void."""
 
     outcome: Written
@@ -134,25 +134,25 @@ class StrictWrites:
         )
         results: list[Written | BaseException] = []
         for index, (event, _) in enumerate(items):
-            standing = found[event[1:4]]
-            if isinstance(standing, Exception):
-                results.append(standing)
+            stored = found[event[1:4]]
+            if isinstance(stored, Exception):
+                results.append(stored)
             elif firsts[event[1:4]] == index:
-                results.append(standing.outcome)
+                results.append(stored.outcome)
             else:
-                results.append(standing.to(event))
+                results.append(stored.to(event))
         return results
 
     async def _insert_each(
         self, timeout_us: int, left: dict[tuple[Any, ...], tuple[Event, Any]]
-    ) -> dict[tuple[Any, ...], _Standing | Exception]:
+    ) -> dict[tuple[Any, ...], _Stored | Exception]:
         """Insert all at once; if some exist, record them and retry without them.
 
         An attempt that timed out may have been applied. The retry shows what exists: the same
         payload may be its own, so whether it is a replay is unknown.
         """
         until_us = self._session.clock.boottime_us() + timeout_us
-        found: dict[tuple[Any, ...], _Standing | Exception] = {}
+        found: dict[tuple[Any, ...], _Stored | Exception] = {}
         failures = 0
         while left:
             statement = _all_of([statement for _, statement in left.values()])
@@ -166,30 +166,30 @@ class StrictWrites:
                 return found | dict.fromkeys(left, result)
             if result[0][0]:
                 return found | {
-                    identity: _Standing(Written.NEW, event) for identity, (event, _) in left.items()
+                    identity: _Stored(Written.NEW, event) for identity, (event, _) in left.items()
                 }
             for row in result:
                 identity, event = shown(row)
-                standing = _Standing(Written.NEW, event)
-                outcome = standing.to(left.pop(identity)[0])
+                stored = _Stored(Written.NEW, event)
+                outcome = stored.to(left.pop(identity)[0])
                 if failures and outcome is Written.REPLAYED:
                     outcome = Written.UNTOLD
-                found[identity] = _Standing(outcome, event)
-            invariant(bool(result), "a compare-and-set is refused by a row that stands")
+                found[identity] = _Stored(outcome, event)
+            invariant(bool(result), "a compare-and-set is refused by a row that exists")
         return found
 
     async def void(self, dataset: Dataset, place: Place, event: Event) -> None:
         """Insert a void row in the event's place, and hide earlier and later plain writes."""
         key = key_of(place, event)
         new = await self._session.to_compare(dataset, _VOID_NEW, place.start_us)
-        standing = await self._session.to_compare(dataset, _VOID_STANDING, place.start_us)
+        stored_void = await self._session.to_compare(dataset, _VOID_STORED, place.start_us)
         error: Exception | None = None
         for _ in range(_ATTEMPTS_MAX):
             (result,) = await self._session.connection.run((new.bind(key),))
             if not isinstance(result, Exception) and not result[0][0]:
                 if shown(result[0])[1] is None:
                     break
-                (result,) = await self._session.connection.run((standing.bind(key),))
+                (result,) = await self._session.connection.run((stored_void.bind(key),))
             if not isinstance(result, Exception):
                 break
             # The retry shows whether it was done.
@@ -238,11 +238,11 @@ class CassandraEvents:
     async def append(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
-        self._session.must_stand(namespace)
+        self._session.check_exists(namespace)
         places = await self._places(namespace, events)
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             inserted = await self._strict.insert_new(namespace, places, events)
-            return [_told(outcome) for outcome in inserted]
+            return [_outcome_of(outcome) for outcome in inserted]
         firsts: dict[tuple[Any, ...], int] = {}
         for at, event in enumerate(events):
             firsts.setdefault(event[:4], at)
@@ -250,7 +250,7 @@ class CassandraEvents:
         results = await self._session.rows.put_all(
             [await self._row_of(namespace, places[at], events[at]) for at in alone]
         )
-        outcomes = [_told(result) for result in results]
+        outcomes = [_outcome_of(result) for result in results]
         if len(alone) == len(events):
             return outcomes
         found = dict(zip(firsts, outcomes, strict=True))
@@ -263,7 +263,7 @@ class CassandraEvents:
         return answers
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        self._session.must_stand(namespace)
+        self._session.check_exists(namespace)
         places = await self._places(namespace, events)
         outcome = Written.UNTOLD
         if namespace.settings.payload_check is PayloadCheck.STRICT:
@@ -393,7 +393,7 @@ def _is_strict(namespace: Namespace, event: Event) -> bool:
     return event.item_key == 0 and namespace.settings.payload_check is PayloadCheck.STRICT
 
 
-def _told(outcome: Written | BaseException | None) -> Written | UnavailableError:
+def _outcome_of(outcome: Written | BaseException | None) -> Written | UnavailableError:
     """Return the outcome of one event; raises errors that are not the store's."""
     if outcome is None:
         return Written.UNTOLD

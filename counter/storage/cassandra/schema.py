@@ -6,7 +6,6 @@ inserted if they do not exist, and concurrent changes are read at SERIAL.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import (
     DATASETS,
     NAMESPACES,
+    OP,
     TOKENS,
     ControlKeyspace,
     Row,
@@ -245,11 +245,8 @@ class _Applying:
         row = await self._control.settled(_DATASET, dataset.name)
         if row is None:
             block = await self._sequences.take(DATASETS)
-            op = os.urandom(16)
-            values = (dataset.name, block.first, dataset_text(dataset, placement), op)
-            applied, row = await self._control.compare(
-                _NEW_DATASET, values, seen_by=seen_by, mine=op, at=2
-            )
+            values = (dataset.name, block.first, dataset_text(dataset, placement), OP)
+            applied, row = await self._control.compare(_NEW_DATASET, values, seen_by=seen_by)
             if applied:
                 self._report.append(f"created dataset {dataset.name}")
                 return
@@ -270,13 +267,10 @@ class _Applying:
         changed = replace(existing, **{name: getattr(asked, name) for name in _OF_NEW_SLICES})
         if (changed, placement) == (existing, placed):
             return
-        op = os.urandom(16)
         applied, _ = await self._control.compare(
             _CHANGED_DATASET,
-            (dataset_text(changed, placement), op, asked.name, text),
+            (dataset_text(changed, placement), OP, asked.name, text),
             seen_by=(_DATASET, (asked.name,)),
-            mine=op,
-            at=2,
         )
         if not applied:
             self._report.append(f"dataset {asked.name} was changed by another process meanwhile")
@@ -297,17 +291,16 @@ class _Applying:
     async def _begin_slices(self, number: int) -> None:
         """Write that nothing is dropped, because compare-and-sets of slices compare with it."""
         seen_by = (_DROPPED, (number,))
-        await self._control.compare(_NOTHING_DROPPED, (number,), seen_by=seen_by, mine=0, at=1)
+        await self._control.compare(_NOTHING_DROPPED, (number,), seen_by=seen_by, mine=0)
 
     async def _have_version(self) -> None:
         if self._version == SCHEMA_VERSION:
             return
-        op = os.urandom(16)
         text = str(SCHEMA_VERSION)
-        cql, values = _FIRST_VERSION, [text, op]
+        cql, values = _FIRST_VERSION, [text, OP]
         if self._version is not None:
-            cql, values = _NEXT_VERSION, [text, op, str(self._version)]
-        applied, _ = await self._control.compare(cql, values, seen_by=(_VERSION, ()), mine=op, at=1)
+            cql, values = _NEXT_VERSION, [text, OP, str(self._version)]
+        applied, _ = await self._control.compare(cql, values, seen_by=(_VERSION, ()))
         if applied:
             self._report.append(f"the schema of {self._control.keyspace} has version {text}")
         else:

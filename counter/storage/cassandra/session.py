@@ -127,8 +127,8 @@ class Session:
         self.control = ControlKeyspace(self.connection, options.keyspace)
         self.states: dict[int, DatasetState] = {}
         self.statements: dict[tuple[int, str, int, int], Any] = {}
-        #: Ids of namespaces that this process saw, and later saw deleted.
-        self.standing: set[int] = set()
+        #: Ids of namespaces that this process knows, and of those that it saw deleted.
+        self.known: set[int] = set()
         self.gone: set[int] = set()
         #: When this process first saw that a namespace is deleted, by id and its boot clock.
         self._seen_gone_us: dict[int, int] = {}
@@ -299,11 +299,11 @@ class Session:
 
     # Namespaces.
 
-    def see_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
+    def note_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
         """Read the ids of all namespaces. Those that were known *before* the listing began, and are
         not among them, are deleted."""
         self.gone |= before.difference(ids)
-        self.standing = (self.standing | set(ids)) - self.gone
+        self.known = (self.known | set(ids)) - self.gone
 
     def settles_in(self, namespace_id: int, dataset: Dataset) -> int:
         """Return for how many microseconds a process may still acknowledge adds to a deleted
@@ -314,7 +314,7 @@ class Session:
         now_us = self.clock.boottime_us()
         return self._seen_gone_us.setdefault(namespace_id, now_us) + settling_time(dataset) - now_us
 
-    def must_stand(self, namespace: Namespace) -> None:
+    def check_exists(self, namespace: Namespace) -> None:
         """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.
 
         If another process has deleted it and this one does not know yet, what is written is never

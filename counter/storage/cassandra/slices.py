@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -18,7 +17,7 @@ from typing import Any, Final
 from counter.errors import CounterError, StoreUnavailableError, invariant
 from counter.limits import HOUR, SECOND, SIZES_KEPT_SLICES
 from counter.storage.cassandra.control_keyspace import (
-    NO_OP,
+    OP,
     dataset_id_in,
     is_deleted,
     slice_from,
@@ -68,14 +67,9 @@ class CassandraSlices:
         dataset = state.dataset
         table = events_table(each.start_us)
         await self._session.connection.ddl(create_table(state.keyspace, table, events_of(dataset)))
-        op = os.urandom(16)
         key = (dataset.id, each.start_us)
         applied, row = await self._session.control.compare(
-            _MAKE,
-            (slice_text(each), op, *key, each.end_us),
-            seen_by=(_ROW, key),
-            mine=op,
-            at=1,
+            _MAKE, (slice_text(each), OP, *key, each.end_us), seen_by=(_ROW, key)
         )
         if not applied and row is None:
             dropped_us = await self._session.dropped_before(dataset)
@@ -95,11 +89,9 @@ class CassandraSlices:
             stored = slice_from(start_us, row[0])
             if stored.retired_at_us is not None:
                 return
-            op = os.urandom(16)
             text = slice_text(replace(stored, retired_at_us=now_us))
-            values = (text, op, *key, row[0])
             applied, _ = await self._session.control.compare(
-                _CHANGE, values, seen_by=(_ROW, key), mine=op, at=1
+                _CHANGE, (text, OP, *key, row[0]), seen_by=(_ROW, key)
             )
             if applied:
                 await self._session.reload_slices(dataset)
@@ -118,7 +110,6 @@ class CassandraSlices:
                 (end_us, dataset.id, end_us),
                 seen_by=(_DROPPED, (dataset.id,)),
                 mine=end_us,
-                at=1,
             )
             state = await self._session.reload_slices(dataset)
         # In any case, because the process that moved it may have crashed afterwards.
@@ -148,9 +139,7 @@ class CassandraSlices:
             await self.drop_table(state, start_us)
             if has_row:
                 key = (number, start_us)
-                await self._session.control.compare(
-                    _FORGET, key, seen_by=(_ROW, key), mine=NO_OP, at=1
-                )
+                await self._session.control.compare(_FORGET, key, seen_by=(_ROW, key))
 
     async def drop_table(self, state: DatasetState, start_us: int) -> None:
         table = events_table(start_us)
@@ -222,7 +211,7 @@ class CassandraPurge:
     async def remove_row(self, name: str, number: int, version: int) -> None:
         """Remove the row of a deleted namespace that has settled: its name is free."""
         await self._session.control.compare(
-            _REMOVE, (name, number, version), seen_by=(_PURGED_ROW, (name,)), mine=NO_OP, at=3
+            _REMOVE, (name, number, version), seen_by=(_PURGED_ROW, (name,))
         )
 
     async def dataset_in(self, text: str) -> Dataset:

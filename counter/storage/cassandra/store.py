@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.ports import Capabilities, Clock
 from counter.storage.cassandra.control import CassandraControl
-from counter.storage.cassandra.control_keyspace import NO_OP, Row
+from counter.storage.cassandra.control_keyspace import OP, Row
 from counter.storage.cassandra.decisions import CassandraDecisions, CassandraLeases
 from counter.storage.cassandra.events import CassandraEvents
 from counter.storage.cassandra.options import CassandraOptions
@@ -55,9 +54,8 @@ class CassandraKeys:
         return self._key_reader.keys(row for row in rows if row[1] is not None)
 
     async def create_api_key(self, key: ApiKey) -> bool:
-        op = os.urandom(16)
         applied, _ = await self._session.control.compare(
-            _CREATE, (key.id, key_document(key), op), seen_by=(_ROW, (key.id,)), mine=op, at=1
+            _CREATE, (key.id, key_document(key), OP), seen_by=(_ROW, (key.id,))
         )
         return applied
 
@@ -65,13 +63,8 @@ class CassandraKeys:
         row = await self._key_row(old)
         if row is None:
             return False
-        op = os.urandom(16)
         applied, _ = await self._session.control.compare(
-            _CHANGE,
-            (key_document(new), op, old.id, row[0]),
-            seen_by=(_ROW, (old.id,)),
-            mine=op,
-            at=1,
+            _CHANGE, (key_document(new), OP, old.id, row[0]), seen_by=(_ROW, (old.id,))
         )
         return applied
 
@@ -80,7 +73,7 @@ class CassandraKeys:
         if row is None:
             return False
         applied, row = await self._session.control.compare(
-            _FORGET, (key.id, row[0]), seen_by=(_ROW, (key.id,)), mine=NO_OP, at=1
+            _FORGET, (key.id, row[0]), seen_by=(_ROW, (key.id,))
         )
         return applied or row is None or row[0] is None
 

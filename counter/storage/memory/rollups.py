@@ -161,8 +161,8 @@ def _apply(counts: Counts, update: CounterUpdate, through_us: int) -> None:
     if update.settled is not None:
         counts.settled = _later(counts.settled, update.settled)
     for row in update.rows:
-        standing_us, _ = counts.rows.get(row.window_us, (through_us, row))
-        if standing_us <= through_us:
+        stored_us, _ = counts.rows.get(row.window_us, (through_us, row))
+        if stored_us <= through_us:
             counts.rows[row.window_us] = (through_us, row)
     if counts.settled is not None:
         for window_us in [each for each in counts.rows if each <= counts.settled.time_us]:
