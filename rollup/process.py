@@ -26,7 +26,7 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard
+from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.namespaces import Namespaces
 from counter.durations import format_duration
 from counter.errors import OriginRefusedError, StartupError, UnavailableError
@@ -231,7 +231,7 @@ async def _run(settings: Settings) -> int:
         stack.push_async_callback(store.close)
         await cache.open()
         stack.push_async_callback(cache.close)
-        guard, namespaces = ClockGuard(store.control, clock), Namespaces(store, clock)
+        guard, namespaces = guard_of(store, clock), Namespaces(store, clock)
         leases = Leases(
             store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
         )

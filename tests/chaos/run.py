@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -108,6 +108,15 @@ async def _judged(plays: list[Play]) -> list[list[str]]:
     return await asyncio.gather(*(each.judge() for each in plays))
 
 
+def _wrong_in(logs: Mapping[str, str]) -> Iterator[str]:
+    for name, text in logs.items():
+        for line in text.splitlines():
+            if "Traceback" in line:
+                yield f"{name} wrote a trace into its log: {line}"
+        if name.startswith("rollup-") and "taken slots" not in text:
+            yield f"{name} rolled up nothing: API processes do it, too"
+
+
 async def play(
     folder: Path,
     deployment: Deployment,
@@ -146,12 +155,6 @@ async def play(
         found = [x + y for x, y in zip(found, await _judged(plays), strict=True)]
         await site.stop()
         problems = {number: each for number, each in enumerate(found) if each}
-        traces = {name: text for name, text in site.logs().items() if "Traceback" in text}
-    if traces:
-        problems[-1] = [
-            f"{name} wrote a trace into its log: {line}"
-            for name, text in traces.items()
-            for line in text.splitlines()
-            if "Traceback" in line
-        ]
+        if wrong := list(_wrong_in(site.logs())):
+            problems[-1] = wrong
     return Verdict(seed, plays, problems, faults.done)

@@ -1,16 +1,23 @@
 """Several ``counter serve`` over one real PostgreSQL: killed, restarted, and exact."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
+from counter.config.settings import Settings
+from counter.storage.postgresql.schema import apply_for
+from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer
+from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
 from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest
 from tests.support.server import ROOT, Server, refused
@@ -68,6 +75,36 @@ async def added(servers: list[Server], counter: str, number: int) -> int:
             pass
         await asyncio.sleep(0.02)
     raise AssertionError(f"{token} of {counter} got no definite answer")
+
+
+async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
+    database: PostgresqlServer, tmp_path: Path
+) -> None:
+    """No API process, which would roll up too."""
+    dsn = SecretStr(database.dsn())
+    settings = Settings(store="postgresql", dsn=dsn, shards=16, **TIMES)
+    await apply_for(settings)
+    flags = ["--store=postgresql", f"--lease-time={LEASE_TIME}"]
+    ports = free_ports(2)
+    async with AsyncExitStack() as stack:
+        desk = await stack.enter_async_context(desk_over(settings))
+        one, two = (
+            stack.enter_context(
+                worker(flags, tmp_path / str(port), port, COUNTER_DSN=database.dsn())
+            )
+            for port in ports
+        )
+        await desk.shared_by(2)
+        await desk.add_many(300)
+        await desk.rolled_up(300, 1)
+        shares = [await each.metric("counter_rollup_counters_total") for each in (one, two)]
+        assert min(shares) > 0, "one did all of it"
+        two.kill()
+        await desk.add_many(300)
+        await desk.rolled_up(300, 2)
+        one.process.send_signal(signal.SIGTERM)
+        assert await one.ended() == 0, one.output()
+        assert "Traceback" not in one.output()
 
 
 @pytest.mark.slow

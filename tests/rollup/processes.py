@@ -1,4 +1,4 @@
-"""Real worker processes over a real Cassandra, and the store as the test itself sees it."""
+"""Real worker processes over a real store, and the store as the test itself sees it."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +19,8 @@ from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
-from counter.storage.cassandra import CassandraStore, options_of
+from counter.ports import Store
+from counter.storage import open_store
 from counter.storage.cassandra.schema import apply_schema
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, Token
@@ -29,6 +30,14 @@ from tests.support.waiting import eventually
 ROOT = Path(__file__).resolve().parents[2]
 #: Long enough for a busy machine, short enough to wait for.
 LEASE_TIME = "6s"
+#: Dataset and namespaces.
+TIMES: Final[Mapping[str, Any]] = {
+    "retention": "1h",
+    "slice": "10m",
+    "write_timeout": "1s",
+    "rollup_window": "500ms",
+    "accept_limit": "1s",
+}
 
 
 def settings_over(cluster: Cluster, copies: int) -> Settings:
@@ -39,13 +48,9 @@ def settings_over(cluster: Cluster, copies: int) -> Settings:
         "contact_points": ",".join(f"{each}:{port}" for each in cluster.contact_points),
         "keyspace": f"rollup_{uuid.uuid4().hex[:12]}",
         "replication": str(copies),
-        "retention": "1h",
-        "slice": "10m",
-        "write_timeout": "1s",
         "clock_skew_max": "250ms",
-        "rollup_window": "500ms",
-        "accept_limit": "1s",
         "shards": 16,
+        **TIMES,
     }
     settings = Settings(**given)
     asyncio.run(apply_schema(settings))
@@ -67,7 +72,9 @@ def flags_for(settings: Settings, **more: str) -> list[str]:
 class Worker:
     """One process ``python -m rollup``."""
 
-    def __init__(self, flags: list[str], log: Path, port: int | None = None) -> None:
+    def __init__(
+        self, flags: list[str], log: Path, port: int | None, environment: Mapping[str, str]
+    ) -> None:
         self._log = log
         self._url = f"http://127.0.0.1:{port}"
         given = flags if port is None else [*flags, f"--metrics-port={port}"]
@@ -78,7 +85,10 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
+                env={
+                    **{k: v for k, v in os.environ.items() if not k.startswith("COUNTER_")},
+                    **environment,
+                },
                 start_new_session=True,
             )
 
@@ -120,9 +130,11 @@ class Worker:
 
 
 @contextmanager
-def worker(flags: list[str], log: Path, port: int | None = None) -> Iterator[Worker]:
+def worker(
+    flags: list[str], log: Path, port: int | None = None, **environment: str
+) -> Iterator[Worker]:
     """A process that does not outlive the test."""
-    started = Worker(flags, log, port)
+    started = Worker(flags, log, port, environment)
     try:
         yield started
     finally:
@@ -133,7 +145,7 @@ def worker(flags: list[str], log: Path, port: int | None = None) -> Iterator[Wor
 class Desk:
     """The test's own way into the store."""
 
-    store: CassandraStore
+    store: Store
     service: CounterService
     namespace: Namespace
 
@@ -185,7 +197,7 @@ class Desk:
 async def desk_over(settings: Settings) -> AsyncIterator[Desk]:
     """A namespace of its own in the keyspace; workers make its slices."""
     clock = SystemClock()
-    store = CassandraStore(options_of(settings), clock)
+    store = open_store(settings, clock)
     await store.open()
     try:
         service = CounterService(store, MemoryCache(clock), clock)
