@@ -12,6 +12,7 @@ install_packages() {
     command -v chromium >/dev/null || missing+=(chromium)
     has_postgresql || missing+=(postgresql)
     command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+    command -v go >/dev/null || missing+=(golang-go)
     # For promtool, which comes with the server that is never started.
     command -v promtool >/dev/null || missing+=(prometheus)
     install_missing "${missing[@]}"

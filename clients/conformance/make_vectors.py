@@ -425,12 +425,16 @@ def _other_calls() -> list[Case]:
     atomic, batch = {"do": "atomic", **two}, {"do": "batch", **two}
     done = _done(replayed=[False, False])
     again, out = _problem(busy), _problem(gone)
+    page = {"status": 404, "headers": {"Content-Type": "text/html"}, "body": "<html>404</html>"}
     found = [
         _case("clear: lost, again", [_LOST, again, _SUCCESS], _done(), 3, 1, clear),
         _case("clear: refused", [out], _refused(gone), 1, 1, clear),
         _case("atomic: lost, again", [_LOST, again, _SUCCESS], done, 3, 1, atomic),
         _case("atomic: lost, then refused", [_LOST, out], _UNKNOWN, 2, 1, atomic),
         _case("atomic: void", [_problem(too_old), _SUCCESS], done, 2, 2, atomic),
+        _case("clear: 404 with a page", [page], _UNKNOWN, 1, 1, clear),
+        _case("atomic: 404 with a page", [page], _UNKNOWN, 1, 1, atomic),
+        _case("get: 404 with a page", [page], _UNKNOWN, 1, 0, get),
         _case("get: lost, again", [_LOST, again, _SUCCESS], _got(), 3, 0, get),
         _case("get: refused", [out], _refused(gone), 1, 0, get),
         _case("get: lost, then refused", [_LOST, out], _refused(gone), 2, 0, get),
@@ -442,6 +446,7 @@ def _other_calls() -> list[Case]:
         _case("batch: done", [_results("added", "added")], both, 1, 2, batch),
         _case("batch: lost, again", [_LOST, again, _results("added", "added")], both, 3, 2, batch),
         _case("batch: refused", [out], none, 1, 2, batch),
+        _case("batch: 404 with a page", [page], both | {"results": [_UNKNOWN] * 2}, 1, 2, batch),
         _case(
             "batch: one conflicts",
             [_results("added", problem_of(conflict))],

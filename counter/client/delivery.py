@@ -19,6 +19,7 @@ from counter.client.calls import Call, Calls, item_text
 from counter.client.failures import (
     ClosedError,
     Rejected,
+    UnexpectedAnswerError,
     UnknownOutcomeError,
     error_of_problem,
     unexpected,
@@ -174,7 +175,8 @@ class Delivery:
                 self._most = len(chunk) // 2
                 return None
             self.trouble = error
-            self._unknown |= error.retry == "same_token" and may_have_arrived(error)
+            is_refusal = error.retry == "never" and not isinstance(error, UnexpectedAnswerError)
+            self._unknown |= may_have_arrived(error) and not is_refusal
             return error
         self.trouble = None
         self._unknown = True

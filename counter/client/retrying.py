@@ -141,9 +141,12 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
                 timeout_s = min(options.attempt_timeout_s, left_s)
                 call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
             elif error.retry != "same_token":
-                if unknown and not isinstance(error, TokenConflictError | TokenTooOldError):
+                if unknown and not _decides(error):
                     # A refused retry says nothing about the attempt before it.
                     raise call.given_up(error, "the retry was refused") from error
+                if isinstance(error, UnexpectedAnswerError):
+                    # Only the service refuses: a proxy may answer after it passed the add on.
+                    raise call.given_up(error, "the answer is not the service's") from error
                 raise
             elif arrived:
                 unknown = True
@@ -162,6 +165,13 @@ def _why(number: int, policy: Policy, left_s: float) -> str:
     if left_s <= 0:
         return f"{made}, and the next would be past the deadline of {policy.options.deadline_s:g} s"
     return f"{made}, and the retries that all calls share are used up"
+
+
+def _decides(error: CounterError) -> bool:
+    """Whether a refused retry says what became of the attempts before it."""
+    return isinstance(error, TokenConflictError) or (
+        isinstance(error, TokenTooOldError) and error.applied is False
+    )
 
 
 def may_have_arrived(error: CounterError) -> bool:

@@ -231,7 +231,34 @@ def test_a_page_of_a_proxy_is_no_answer() -> None:
     assert len(script.sent) == 3
     script = Script([Reply(404, b"<html>")])
     with pytest.raises(UnexpectedAnswerError):
+        script.run(attempts(CALLS.get("c", None), script.policy()))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_page_refuses_no_add(batch: bool) -> None:
+    """Regression: an add that a proxy passed on, and answered by a page, was reported as an error
+    without its token; it may be counted."""
+    script = Script([Reply(404, b"<html>")])
+    if batch:
+        delivery = Delivery.of_items(CALLS, [("c", 1)])
+        [error] = script.run(delivery.until_deadline(script.policy()))
+    else:
+        with pytest.raises(UnknownOutcomeError) as caught:
+            script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+        error = caught.value
+    assert isinstance(error, UnknownOutcomeError)
+    assert isinstance(error.__cause__, UnexpectedAnswerError)
+    assert error.sent
+    assert len(script.sent) == 1
+
+
+def test_a_token_too_old_to_look_up_leaves_an_unknown_attempt_unknown() -> None:
+    """Regression: it was raised as if the attempt before it had not been."""
+    past = problem("token_too_old", 410, "never", applied=None)
+    script = Script([lost(), past])
+    with pytest.raises(UnknownOutcomeError) as caught:
         script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert isinstance(caught.value.__cause__, TokenTooOldError)
 
 
 def test_a_client_without_retries_left_does_not_make_any() -> None:

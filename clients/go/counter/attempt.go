@@ -1,0 +1,225 @@
+package counter
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptrace"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// What is read of an answer with one item, and of one with many.
+	oneBytesMax  = 64 << 10
+	manyBytesMax = 8 << 20
+	// The service rejects a write that queues longer than this share of its attempt, while there is
+	// still time to receive the rejection.
+	queueShare = 2
+	// waitMax is longer than any deadline.
+	waitMax      = 366 * 24 * time.Hour
+	textBytesMax = 200
+	idleMax      = 100
+)
+
+func newHTTP(transport http.RoundTripper) *http.Client {
+	if transport == nil {
+		own := http.DefaultTransport.(*http.Transport).Clone()
+		own.MaxIdleConnsPerHost = idleMax
+		own.MaxResponseHeaderBytes = oneBytesMax
+		transport = own
+	}
+	return &http.Client{
+		Transport: transport,
+		// The target may be another service, and a POST may become a GET.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// attempt sends call once. It returns nil after a success.
+func (c *Client) attempt(ctx context.Context, call *call, timeout time.Duration) *failure {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var asked, connected atomic.Bool
+	trace := &httptrace.ClientTrace{
+		GetConn: func(string) { asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	}
+	request, err := http.NewRequestWithContext(
+		httptrace.WithClientTrace(ctx, trace), call.method, call.url, bytes.NewReader(call.body))
+	if err != nil {
+		return &failure{err: err, next: never}
+	}
+	c.setHeaders(request, call, timeout)
+	response, err := c.http.Do(request)
+	if err != nil {
+		// A transport without traces may have sent it.
+		return unreachable(err, connected.Load() || !asked.Load())
+	}
+	defer response.Body.Close()
+	isSuccess := response.StatusCode >= 200 && response.StatusCode < 300
+	most := oneBytesMax
+	if call.hasMany && isSuccess {
+		most = manyBytesMax
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, int64(most)+1))
+	switch {
+	case !isSuccess:
+		// The start of an error is enough: a proxy may send a long page.
+		return refusal(response, body, c.clock.Now())
+	case err != nil:
+		return unreachable(err, true)
+	case len(body) > most:
+		return foreign(response, fmt.Sprintf("more than %d bytes", most), 0)
+	}
+	if err := call.read(body); err != nil {
+		return foreign(response, fmt.Sprintf("%.*q (%v)", textBytesMax, start(body), err), 0)
+	}
+	return nil
+}
+
+func (c *Client) setHeaders(request *http.Request, call *call, timeout time.Duration) {
+	request.Header.Set("Accept", "application/json")
+	if call.body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	if c.apiKey.text != "" {
+		request.Header.Set("Authorization", "Bearer "+c.apiKey.text)
+	}
+	if call.key != "" {
+		request.Header.Set("Idempotency-Key", call.key)
+	}
+	if call.isWrite {
+		limit := (timeout / queueShare).Milliseconds()
+		if limit < 1 {
+			limit = 1
+		}
+		request.Header.Set("Request-Timeout", strconv.FormatInt(limit, 10)+"ms")
+	}
+}
+
+// unreachable returns the failure of an attempt without an answer.
+func unreachable(err error, arrived bool) *failure {
+	found := &failure{err: fmt.Errorf("the service does not answer: %w", err), next: sameToken, arrived: arrived}
+	if !arrived && isDistrusted(err) {
+		found.next = never
+	}
+	return found
+}
+
+// refusal returns the failure of an answer that is not 2xx.
+func refusal(response *http.Response, body []byte, now time.Time) *failure {
+	header := response.Header.Get("Retry-After")
+	if found := problemOf(body, header, now); found != nil {
+		found.problem.Status = response.StatusCode
+		return found
+	}
+	return foreign(response, fmt.Sprintf("%.*q", textBytesMax, start(body)), waitOf(header, now))
+}
+
+// problemOf returns the failure that a problem describes, or nil if body is none. The header counts
+// if the problem does not say how long to wait.
+func problemOf(body []byte, header string, now time.Time) *failure {
+	var found struct {
+		Code       *string `json:"code"`
+		Retry      *string `json:"retry"`
+		Status     any     `json:"status"`
+		Detail     any     `json:"detail"`
+		Title      any     `json:"title"`
+		Applied    any     `json:"applied"`
+		RetryAfter any     `json:"retry_after"`
+	}
+	if json.Unmarshal(body, &found) != nil || found.Code == nil || found.Retry == nil {
+		return nil
+	}
+	refused := &RefusedError{Code: *found.Code, Detail: "the service gives no detail"}
+	for _, text := range []any{found.Detail, found.Title} {
+		if detail, ok := text.(string); ok && detail != "" {
+			refused.Detail = detail
+			break
+		}
+	}
+	if status, ok := found.Status.(float64); ok {
+		refused.Status = int(status)
+	}
+	if applied, ok := found.Applied.(bool); ok {
+		refused.Applied = &applied
+	}
+	f := &failure{err: refused, next: never, arrived: true, problem: refused}
+	if *found.Retry == string(sameToken) || *found.Retry == string(newToken) {
+		f.next = next(*found.Retry)
+	}
+	switch wait := found.RetryAfter.(type) {
+	case float64:
+		f.wait = waitOfSeconds(wait)
+	case string:
+		f.wait = waitOf(wait, now)
+	case nil:
+		f.wait = waitOf(header, now)
+	}
+	return f
+}
+
+// foreign returns the failure of an answer that is not from a counter service.
+func foreign(response *http.Response, what string, wait time.Duration) *failure {
+	status := response.StatusCode
+	if location := response.Header.Get("Location"); location != "" && status >= 300 && status < 400 {
+		what = fmt.Sprintf("a redirect to %.*q", textBytesMax, location)
+	}
+	found := &failure{
+		err:  fmt.Errorf("status %d with %s is not from a counter service; check the base URL", status, what),
+		next: sameToken, arrived: true, wait: wait,
+	}
+	isLater := status == http.StatusRequestTimeout || status == http.StatusTooEarly || status == http.StatusTooManyRequests
+	if status >= 300 && status < 500 && !isLater {
+		found.next = never
+	}
+	return found
+}
+
+// waitOf returns a Retry-After, seconds or the date of a proxy; 0 for any other text.
+func waitOf(text string, now time.Time) time.Duration {
+	if text != "" && strings.Trim(text, "0123456789") == "" {
+		seconds, _ := strconv.ParseFloat(text, 64)
+		return waitOfSeconds(seconds)
+	}
+	date, err := http.ParseTime(text)
+	if err != nil {
+		return 0
+	}
+	return waitOfSeconds(date.Sub(now).Seconds())
+}
+
+// waitOfSeconds bounds a wait to 0 and waitMax.
+func waitOfSeconds(seconds float64) time.Duration {
+	switch {
+	case math.IsNaN(seconds) || seconds <= 0:
+		return 0
+	case seconds >= waitMax.Seconds():
+		return waitMax
+	}
+	return time.Duration(seconds * float64(time.Second))
+}
+
+func start(body []byte) []byte {
+	if len(body) > textBytesMax {
+		return body[:textBytesMax]
+	}
+	return body
+}
+
+// isDistrusted is whether the server's certificate is not trusted, so that a retry would fail too.
+func isDistrusted(err error) bool {
+	var authority x509.UnknownAuthorityError
+	var hostname x509.HostnameError
+	var certificate x509.CertificateInvalidError
+	return errors.As(err, &authority) || errors.As(err, &hostname) || errors.As(err, &certificate)
+}

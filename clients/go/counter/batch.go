@@ -1,0 +1,231 @@
+package counter
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+const (
+	bodyBytesMax = 1 << 20
+	// Bytes of a body that are left for its items.
+	itemsBytesMax = bodyBytesMax - 64
+)
+
+// A Result is the outcome of one item of a batch. Err is nil, or an error as of [Client.Add].
+type Result struct {
+	Added Added
+	Err   error
+}
+
+// Batch makes 1 to 1,000 adds, each under a token of its own, and returns their results in order.
+// The items do not affect each other. The error is a [RefusedError] for items out of their bounds:
+// then nothing was sent.
+func (c *Client) Batch(ctx context.Context, items []Item) ([]Result, error) {
+	if err := checkItems(items, batchItemsMax); err != nil {
+		return nil, err
+	}
+	delivery := &delivery{client: c, most: batchItemsMax}
+	for _, each := range items {
+		delivery.pending = append(delivery.pending, &pending{Item: each, token: NewToken()})
+	}
+	delivery.run(ctx)
+	results := make([]Result, len(items))
+	for i, each := range delivery.pending {
+		results[i] = delivery.result(each)
+	}
+	return results, nil
+}
+
+// pending is one add of a batch. Its token changes only after the service declared it void.
+type pending struct {
+	Item
+	token Token
+	// body is its part of a request.
+	body []byte
+	// isDone is whether there is a definite answer: failure, or added if that is nil.
+	isDone  bool
+	added   Added
+	failure *failure
+	// sent is whether an attempt with this token may have arrived, and isUnknown whether it may
+	// have been counted.
+	sent, isUnknown bool
+}
+
+// end records the end of an attempt: a failure, or a success if f is nil.
+func (p *pending) end(f *failure) {
+	p.failure = f
+	p.isDone = f == nil || f.next == never
+	if f == nil {
+		return
+	}
+	p.sent = p.sent || f.arrived
+	p.isUnknown = p.isUnknown || f.arrived && f.next == sameToken
+}
+
+// A delivery sends adds until the outcome of each is known, or the deadline passes.
+type delivery struct {
+	client  *Client
+	pending []*pending
+	// most is how many items fit into one request.
+	most int
+	// err ended the delivery before all outcomes were known.
+	err error
+}
+
+func (d *delivery) result(each *pending) Result {
+	err := d.err
+	if each.isDone {
+		if each.failure == nil {
+			return Result{Added: each.added}
+		}
+		if problem := each.failure.problem; problem != nil && (!each.isUnknown || decides(problem)) {
+			return Result{Err: problem}
+		}
+		err = each.failure.err
+	}
+	unfinished := Unfinished{opAdd, d.client.namespace, []Item{each.Item}, each.token}
+	return Result{Err: (&call{unfinished: &unfinished}).givenUp(err, each.sent)}
+}
+
+func (d *delivery) run(ctx context.Context) {
+	schedule := d.client.begin(ctx)
+	failures := 0
+	for {
+		chunk := d.chunk()
+		if len(chunk) == 0 {
+			return
+		}
+		if d.err = ctx.Err(); d.err != nil {
+			return
+		}
+		isTooMuch := d.send(ctx, chunk, schedule.attemptTime())
+		schedule.attempts++
+		if isTooMuch {
+			// The service has lower limits than the defaults.
+			d.most = len(chunk) / 2
+			continue
+		}
+		first := d.renew(ctx, chunk, schedule)
+		if first == nil {
+			failures = 0
+			continue
+		}
+		failures++
+		if d.err = schedule.pause(ctx, first, failures); d.err != nil {
+			return
+		}
+	}
+}
+
+// chunk returns as many items without an outcome as fit into one request.
+func (d *delivery) chunk() []*pending {
+	var chunk []*pending
+	bytes := 0
+	for _, each := range d.pending {
+		if each.isDone {
+			continue
+		}
+		each.body = toJSON(wireItem{each.Counter, each.Delta, &each.token})
+		bytes += len(each.body) + 1
+		if len(chunk) == d.most || len(chunk) > 0 && bytes > itemsBytesMax {
+			break
+		}
+		chunk = append(chunk, each)
+	}
+	return chunk
+}
+
+// send sends a chunk and records each result. It returns true if the chunk is too large.
+func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Duration) bool {
+	body := []byte(`{"items":[`)
+	for i, each := range chunk {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, each.body...)
+	}
+	var ends []func()
+	f := d.client.attempt(ctx, &call{
+		method:    http.MethodPost,
+		url:       d.client.base + "/batch/add",
+		operation: "batch/add",
+		body:      append(body, "]}"...),
+		isWrite:   true,
+		hasMany:   true,
+		read: func(text []byte) (err error) {
+			ends, err = d.read(text, chunk)
+			return err
+		},
+	}, timeout)
+	if f == nil {
+		for _, end := range ends {
+			end()
+		}
+		return false
+	}
+	if f.problem != nil && f.problem.Code == "body_too_large" && len(chunk) > 1 {
+		return true
+	}
+	for _, each := range chunk {
+		each.end(f)
+	}
+	return false
+}
+
+// read returns what records each result of a chunk.
+func (d *delivery) read(text []byte, chunk []*pending) ([]func(), error) {
+	var found struct {
+		Results []json.RawMessage `json:"results"`
+	}
+	if err := json.Unmarshal(text, &found); err != nil {
+		return nil, err
+	}
+	if len(found.Results) != len(chunk) {
+		return nil, fmt.Errorf("%d results for %d items", len(found.Results), len(chunk))
+	}
+	var ends []func()
+	for i, each := range chunk {
+		each := each
+		if f := problemOf(found.Results[i], "", d.client.clock.Now()); f != nil {
+			ends = append(ends, func() { each.end(f) })
+			continue
+		}
+		var one answer
+		if err := readInto(&one, each.Counter)(found.Results[i]); err != nil {
+			return nil, err
+		}
+		ends = append(ends, func() {
+			each.added = one.added()
+			each.end(nil)
+		})
+	}
+	return ends, nil
+}
+
+// renew renews the void tokens of a chunk. It returns the failure after which the next attempt comes
+// first, or nil if all outcomes are known.
+func (d *delivery) renew(ctx context.Context, chunk []*pending, schedule *schedule) *failure {
+	var void []*pending
+	var first *failure
+	for _, each := range chunk {
+		if each.isDone {
+			continue
+		}
+		if each.failure.next == newToken {
+			void = append(void, each)
+		}
+		if first == nil || each.failure.wait < first.wait {
+			first = each.failure
+		}
+	}
+	if len(void) > 0 {
+		tokens := d.client.freshTokens(ctx, len(void), schedule.attemptTime())
+		for i, each := range void {
+			each.token, each.sent, each.isUnknown = tokens[i], false, false
+		}
+	}
+	return first
+}

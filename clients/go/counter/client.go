@@ -1,0 +1,557 @@
+// Package counter is the client of the distributed counter service. Each add counts exactly once if
+// it returns no error, retries included.
+//
+//	client, err := counter.New(counter.Config{URL: "http://127.0.0.1:8080"})
+//	...
+//	_, err = client.Add(ctx, "views", 1)
+//
+// A call makes its idempotency token once and sends it with every attempt. It retries with
+// exponential backoff and full jitter until its deadline, within a retry budget that all calls
+// share. Its errors differ by what they promise: [RefusedError] and [UnsentError] are definite, this
+// call counted nothing; [UnknownOutcomeError] has all that [Client.Resolve] needs; reads return
+// [UnavailableError]. Use errors.As to distinguish them.
+package counter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	nameCharsMax   = 256
+	atomicItemsMax = 100
+	batchItemsMax  = 1_000
+
+	opAdd       = "add"
+	opAddAndGet = "add-and-get"
+	opClear     = "clear"
+	opAtomic    = "atomic/add"
+)
+
+var namespaceForm = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
+
+// Config says where the service is, and how patient a client is. Only URL is required: a zero means
+// the default, and a negative number none.
+type Config struct {
+	// URL is the base URL of the service, such as http://127.0.0.1:8080.
+	URL string
+	// Namespace is "default" by default.
+	Namespace string
+	// APIKey is sent with every request, and appears in no error.
+	APIKey string
+	// Timeout limits a whole call, retries and pauses included: 30 s by default. The deadline of a
+	// call's context counts too.
+	Timeout time.Duration
+	// AttemptTimeout limits one attempt: 5 s by default.
+	AttemptTimeout time.Duration
+	// The pause before a retry is drawn from 0 to BackoffFirst * 2^n after n attempts, or to
+	// BackoffMax if that is less: 50 ms and 5 s by default.
+	BackoffFirst, BackoffMax time.Duration
+	// Retries is the size of the retry budget that all calls share, RetriesPerSecond what it
+	// regains a second, and RetriesPerCall with each call: 20, 1 and 0.2 by default. The budget
+	// limits the load during an outage.
+	Retries, RetriesPerSecond, RetriesPerCall float64
+	// Transport sends the requests; by default one like http.DefaultTransport, with bounded
+	// response headers.
+	Transport http.RoundTripper
+}
+
+// A Client counts in one namespace. It is safe for concurrent use; make one, and share it.
+type Client struct {
+	namespace string
+	base      string
+	http      *http.Client
+	apiKey    secret
+	config    Config
+	budget    *budget
+	clock     clock
+}
+
+// New returns a client. It sends nothing. It returns a [RefusedError] for a value out of its bounds.
+func New(config Config) (*Client, error) {
+	if config.Namespace == "" {
+		config.Namespace = "default"
+	}
+	if !namespaceForm.MatchString(config.Namespace) {
+		return nil, invalid("the namespace is %.80q; its name begins with a lower-case letter, and"+
+			" has up to 63 lower-case letters, digits, - and _", config.Namespace)
+	}
+	base, err := checkURL(config.URL)
+	if err != nil {
+		return nil, err
+	}
+	key := strings.TrimSpace(config.APIKey)
+	for i := 0; i < len(key); i++ {
+		if key[i] <= ' ' || key[i] > '~' {
+			return nil, invalid("the API key of %d characters has invalid characters: give it as"+
+				" counter key create printed it", len(key))
+		}
+	}
+	config.APIKey = ""
+	for _, each := range []struct {
+		value *time.Duration
+		usual time.Duration
+	}{
+		{&config.Timeout, 30 * time.Second},
+		{&config.AttemptTimeout, 5 * time.Second},
+		{&config.BackoffFirst, 50 * time.Millisecond},
+		{&config.BackoffMax, 5 * time.Second},
+	} {
+		if *each.value < 0 {
+			return nil, invalid("a duration of the configuration is %v; it must be over 0, or 0 for"+
+				" %v", *each.value, each.usual)
+		}
+		if *each.value == 0 {
+			*each.value = each.usual
+		}
+	}
+	now := realClock{}
+	return &Client{
+		namespace: config.Namespace,
+		base:      base + "/v1/namespaces/" + escape(config.Namespace),
+		http:      newHTTP(config.Transport),
+		apiKey:    secret{key},
+		config:    config,
+		budget: newBudget(usual(config.Retries, 20), usual(config.RetriesPerSecond, 1),
+			usual(config.RetriesPerCall, 0.2), now.Now()),
+		clock: now,
+	}, nil
+}
+
+// Close closes the idle connections. A call in flight goes on.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// An Option changes one call.
+type Option func(*options)
+
+type options struct {
+	credential   Credential
+	maxStaleness time.Duration
+	isBounded    bool
+}
+
+// WithCredential makes the call under a token or key of the program, for example to finish an add of
+// another process. Without it, an add makes a new token.
+func WithCredential(credential Credential) Option {
+	return func(o *options) { o.credential = credential }
+}
+
+// MaxStaleness bounds the age of the instant that a [Client.Get] is exact as of: 0 is accurate.
+// Without it the namespace's setting counts.
+func MaxStaleness(age time.Duration) Option {
+	return func(o *options) { o.maxStaleness, o.isBounded = age, true }
+}
+
+// An Item is a counter and what to add to it.
+type Item struct {
+	Counter string
+	Delta   int64
+}
+
+// Added is an add that is counted once.
+type Added struct {
+	Counter   string
+	Delta     int64
+	EventTime time.Time
+	// Replayed is whether the add was counted before, and nil if the store cannot know.
+	Replayed *bool
+	// RetrySafe is false in a BEST_EFFORT namespace, where a retry may count twice.
+	RetrySafe bool
+}
+
+// AddedCount is an add, and the count that includes it.
+type AddedCount struct {
+	Added
+	// Count has no bound. It is exact as of AsOf.
+	Count *big.Int
+	AsOf  time.Time
+}
+
+// Cleared is a counter that is 0 as of EventTime.
+type Cleared struct {
+	Counter   string
+	EventTime time.Time
+	// Replayed is whether it was cleared before, and nil if the store cannot know.
+	Replayed *bool
+}
+
+// Count is a count, exact as of AsOf. It has no bound.
+type Count struct {
+	Counter string
+	Count   *big.Int
+	AsOf    time.Time
+	// Accuracy is accurate, eventual or best_effort.
+	Accuracy string
+}
+
+// Resolved is the outcome of an add: it is counted, or never will be.
+type Resolved struct {
+	Applied bool
+	// Detail says why it was not applied; an add with a new token is safe then.
+	Detail string
+}
+
+// Add adds delta to the counter, once per credential.
+func (c *Client) Add(ctx context.Context, counter string, delta int64, opts ...Option) (Added, error) {
+	var found answer
+	err := c.tokened(ctx, opAdd, []Item{{counter, delta}}, opts, &found)
+	return found.added(), err
+}
+
+// AddAndGet adds as [Client.Add] does, and returns the count that includes the add.
+func (c *Client) AddAndGet(ctx context.Context, counter string, delta int64, opts ...Option) (AddedCount, error) {
+	found := answer{hasCount: true}
+	err := c.tokened(ctx, opAddAndGet, []Item{{counter, delta}}, opts, &found)
+	return AddedCount{found.added(), found.Count, timeOf(found.AsOf)}, err
+}
+
+// Clear sets the counter to 0 as of the token's time. Adds with a time up to then are erased even if
+// they arrive later.
+func (c *Client) Clear(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
+	var found answer
+	err := c.tokened(ctx, opClear, []Item{{counter, 0}}, opts, &found)
+	return Cleared{found.Counter, timeOf(found.EventTime), found.replayed()}, err
+}
+
+// Atomic makes 1 to 100 adds under one credential: either all are counted or none.
+func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Added, error) {
+	found := answers{items: items}
+	if err := c.tokened(ctx, opAtomic, items, opts, &found); err != nil {
+		return nil, err
+	}
+	added := make([]Added, len(items))
+	for i := range found.Results {
+		added[i] = found.Results[i].added()
+	}
+	return added, nil
+}
+
+// Resolve finds out whether an unfinished add is counted. It sends the same request again. If the
+// token is young, this counts the add if it was not counted yet; otherwise the service looks it up.
+// A key is known only for the namespace's key_ttl: resolved later, it counts again.
+func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, error) {
+	if unfinished.Namespace != c.namespace {
+		return Resolved{}, invalid("it was sent to namespace %.80q, and this client is for %q",
+			unfinished.Namespace, c.namespace)
+	}
+	if unfinished.Credential == nil {
+		return Resolved{}, invalid("the Unfinished has no credential: take it from an error")
+	}
+	opts := []Option{WithCredential(unfinished.Credential)}
+	err := c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, new(json.RawMessage))
+	var refused *RefusedError
+	if errors.As(err, &refused) && refused.Code == codeTooOld && isFalse(refused.Applied) {
+		return Resolved{Detail: refused.Detail}, nil
+	}
+	return Resolved{Applied: err == nil}, err
+}
+
+// Get returns the count of a counter; an unknown one has 0.
+func (c *Client) Get(ctx context.Context, counter string, opts ...Option) (Count, error) {
+	if err := checkName(counter); err != nil {
+		return Count{}, err
+	}
+	var chosen options
+	for _, each := range opts {
+		each(&chosen)
+	}
+	query := ""
+	if chosen.isBounded {
+		if chosen.maxStaleness < 0 {
+			return Count{}, invalid("the staleness is %v; it must be at least 0", chosen.maxStaleness)
+		}
+		query = "?max_staleness=" + durationText(chosen.maxStaleness)
+	}
+	var found countAnswer
+	err := c.do(ctx, &call{
+		method:    http.MethodGet,
+		url:       c.base + "/counters/" + escape(counter) + query,
+		operation: "get",
+		read:      readInto(&found, counter),
+	})
+	return Count{found.Counter, found.Count, timeOf(found.AsOf), found.Accuracy}, err
+}
+
+// tokened makes an add or a clear, and reads the answer into found.
+func (c *Client) tokened(ctx context.Context, operation string, items []Item, opts []Option, found any) error {
+	var chosen options
+	for _, each := range opts {
+		each(&chosen)
+	}
+	if key, isKey := chosen.credential.(Key); isKey {
+		if _, err := NewKey(key.text); err != nil {
+			return err
+		}
+	}
+	most := 1
+	if operation == opAtomic {
+		most = atomicItemsMax
+	}
+	if err := checkItems(items, most); err != nil {
+		return err
+	}
+	made := chosen.credential
+	if made == nil {
+		made = NewToken()
+	}
+	call := c.tokenedCall(operation, items, made)
+	call.read = readInto(found, items[0].Counter)
+	if chosen.credential == nil {
+		call.renew = func(token Token) {
+			again := c.tokenedCall(operation, items, token)
+			call.body, call.unfinished = again.body, again.unfinished
+		}
+	}
+	return c.do(ctx, call)
+}
+
+func (c *Client) tokenedCall(operation string, items []Item, credential Credential) *call {
+	made := &call{
+		method:     http.MethodPost,
+		url:        c.base + "/counters/" + escape(items[0].Counter) + "/" + operation,
+		operation:  operation,
+		isWrite:    true,
+		unfinished: &Unfinished{operation, c.namespace, items, credential},
+	}
+	var body struct {
+		Items []wireItem `json:"items,omitempty"`
+		Delta *int64     `json:"delta,omitempty"`
+		Token *Token     `json:"idempotency_token,omitempty"`
+	}
+	switch operation {
+	case opAtomic:
+		made.url, made.hasMany = c.base+"/atomic/add", true
+		for _, each := range items {
+			body.Items = append(body.Items, wireItem{Counter: each.Counter, Delta: each.Delta})
+		}
+	case opAdd, opAddAndGet:
+		body.Delta = &items[0].Delta
+	}
+	switch credential := credential.(type) {
+	case Token:
+		body.Token = &credential
+	case Key:
+		made.key = credential.text
+	}
+	made.body = toJSON(body)
+	return made
+}
+
+// wireItem is an item of a body.
+type wireItem struct {
+	Counter string `json:"counter"`
+	Delta   int64  `json:"delta"`
+	Token   *Token `json:"idempotency_token,omitempty"`
+}
+
+// checked is an answer that knows whether it is one to a request about a counter.
+type checked interface {
+	isAnswerFor(counter string) bool
+}
+
+// readInto returns a function that reads a body into found, and reports whether it is an answer for
+// this counter.
+func readInto(found any, counter string) func([]byte) error {
+	return func(body []byte) error {
+		if err := json.Unmarshal(body, found); err != nil {
+			return err
+		}
+		if answer, ok := found.(checked); ok && !answer.isAnswerFor(counter) {
+			return errors.New("members are missing, or it is about another counter")
+		}
+		return nil
+	}
+}
+
+// answer is the answer to an add or a clear.
+type answer struct {
+	Counter   string          `json:"counter"`
+	Delta     int64           `json:"delta"`
+	EventTime *time.Time      `json:"event_time"`
+	Replayed  json.RawMessage `json:"replayed"`
+	RetrySafe *bool           `json:"retry_safe"`
+	Count     *big.Int        `json:"count"`
+	AsOf      *time.Time      `json:"as_of"`
+	hasCount  bool
+}
+
+func (a *answer) isAnswerFor(counter string) bool {
+	_, isOutcome := outcomes[string(a.Replayed)]
+	hasCount := a.Count != nil && a.AsOf != nil
+	return a.Counter == counter && a.EventTime != nil && isOutcome && (hasCount || !a.hasCount)
+}
+
+var outcomes = map[string]bool{"true": true, "false": false, "null": false}
+
+func (a *answer) replayed() *bool {
+	replayed, isOutcome := outcomes[string(a.Replayed)]
+	if !isOutcome || string(a.Replayed) == "null" {
+		return nil
+	}
+	return &replayed
+}
+
+func (a *answer) added() Added {
+	return Added{a.Counter, a.Delta, timeOf(a.EventTime), a.replayed(), !isFalse(a.RetrySafe)}
+}
+
+// answers is the answer to an atomic add of items.
+type answers struct {
+	Results []answer `json:"results"`
+	items   []Item
+}
+
+func (a *answers) isAnswerFor(string) bool {
+	if len(a.Results) != len(a.items) {
+		return false
+	}
+	for i := range a.Results {
+		if !a.Results[i].isAnswerFor(a.items[i].Counter) {
+			return false
+		}
+	}
+	return true
+}
+
+type countAnswer struct {
+	Counter  string     `json:"counter"`
+	Count    *big.Int   `json:"count"`
+	AsOf     *time.Time `json:"as_of"`
+	Accuracy string     `json:"accuracy"`
+}
+
+func (a *countAnswer) isAnswerFor(counter string) bool {
+	return a.Counter == counter && a.Count != nil && a.AsOf != nil && a.Accuracy != ""
+}
+
+func checkItems(items []Item, most int) error {
+	if len(items) < 1 || len(items) > most {
+		return invalid("there are %d items; 1 to %d are allowed", len(items), most)
+	}
+	for _, each := range items {
+		if err := checkName(each.Counter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkName(name string) error {
+	chars := utf8.RuneCountInString(name)
+	if chars < 1 || chars > nameCharsMax {
+		return invalid("a counter's name has 1 to %d characters, this one has %d", nameCharsMax, chars)
+	}
+	if !utf8.ValidString(name) {
+		return invalid("the counter's name %.80q is not valid UTF-8", name)
+	}
+	for _, char := range name {
+		isJoiner := char == '\u200c' || char == '\u200d'
+		isOtherSpace := unicode.In(char, unicode.Z) && char != ' '
+		// The service may know later characters than this machine, so what is unassigned here passes.
+		if !isJoiner && (unicode.In(char, unicode.C) || isOtherSpace) {
+			return invalid("a counter's name is printable; this one holds %U", char)
+		}
+	}
+	return nil
+}
+
+func checkURL(text string) (string, error) {
+	read, err := url.Parse(text)
+	switch {
+	case err != nil:
+		// Its text has the whole URL, a password too.
+		return "", invalid("the base URL cannot be read; give one such as http://127.0.0.1:8080")
+	case read.User != nil:
+		return "", invalid("the base URL contains a user or a password, which would appear in errors" +
+			" and logs: leave it out")
+	case read.Scheme != "http" && read.Scheme != "https":
+		return "", invalid("the base URL %.80q must begin with http:// or https://", text)
+	case read.Hostname() == "":
+		return "", invalid("the base URL %.80q names no host", text)
+	case read.RawQuery != "" || read.Fragment != "" || read.ForceQuery:
+		return "", invalid("the base URL %.80q has a query or a fragment; give only the part before"+
+			" /v1", text)
+	}
+	if port := read.Port(); port != "" {
+		if number, err := strconv.Atoi(port); err != nil || number < 1 || number > 65_535 {
+			return "", invalid("the base URL %.80q has the port %s; 1 to 65535 are ports", text, port)
+		}
+	}
+	return strings.TrimRight(text, "/"), nil
+}
+
+// escape returns text for one segment of a path. Clients and proxies remove "." and ".." from paths
+// if they are not escaped.
+func escape(text string) string {
+	var escaped strings.Builder
+	isDots := text == "." || text == ".."
+	for i := 0; i < len(text); i++ {
+		char := text[i]
+		isAlphanumeric := 'a' <= char && char <= 'z' || 'A' <= char && char <= 'Z' || '0' <= char && char <= '9'
+		if isAlphanumeric || strings.IndexByte("-_~", char) >= 0 || char == '.' && !isDots {
+			escaped.WriteByte(char)
+		} else {
+			fmt.Fprintf(&escaped, "%%%02X", char)
+		}
+	}
+	return escaped.String()
+}
+
+// durationText returns a duration as the service reads it, rounded up to microseconds.
+func durationText(d time.Duration) string {
+	us := int64((d + time.Microsecond - 1) / time.Microsecond)
+	switch {
+	case us%1_000_000 == 0:
+		return fmt.Sprintf("%ds", us/1_000_000)
+	case us%1_000 == 0:
+		return fmt.Sprintf("%dms", us/1_000)
+	default:
+		return fmt.Sprintf("%dus", us)
+	}
+}
+
+func toJSON(value any) []byte {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic("counter: a value of this package cannot be written as JSON: " + err.Error())
+	}
+	return text
+}
+
+func timeOf(moment *time.Time) time.Time {
+	if moment == nil {
+		return time.Time{}
+	}
+	return *moment
+}
+
+func isFalse(value *bool) bool { return value != nil && !*value }
+
+// usual returns value, the default for 0, and 0 for a negative number.
+func usual(value, other float64) float64 {
+	switch {
+	case value == 0:
+		return other
+	case value > 0:
+		return value
+	default:
+		return 0
+	}
+}
+
+// secret is text that no format prints.
+type secret struct{ text string }
+
+// Format prints dots.
+func (s secret) Format(state fmt.State, _ rune) { fmt.Fprint(state, "...") }

@@ -1,0 +1,145 @@
+package counter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// A RefusedError is a definite refusal: this call counted nothing, and no retry of it will. The
+// service refused it, or this package did because an argument is out of its bounds.
+type RefusedError struct {
+	// Code is the problem's code, such as namespace_unknown; see the page /problems of the service.
+	Code string
+	// Detail names the value, the bound and the fix.
+	Detail string
+	// Status is the status of the answer, and 0 if nothing was sent.
+	Status int
+	// Applied is false if the token counts never, and nil if this answer does not know whether
+	// another call counted it.
+	Applied *bool
+}
+
+// Error returns code and detail.
+func (e *RefusedError) Error() string { return "counter: " + e.Code + ": " + e.Detail }
+
+// An UnknownOutcomeError says that it is not known whether the add is counted: at most once. Pass
+// Unfinished to [Client.Resolve], now or later, in any process; or make the same call again with
+// [WithCredential] and its Credential.
+type UnknownOutcomeError struct {
+	Unfinished Unfinished
+	// Err is the error of the last attempt.
+	Err error
+}
+
+// Error says why the outcome is not known.
+func (e *UnknownOutcomeError) Error() string {
+	return fmt.Sprintf("counter: it is not known whether the %s is counted; send it again with the"+
+		" same token, or resolve it: %v", e.Unfinished.Operation, e.Err)
+}
+
+// Unwrap returns the error of the last attempt.
+func (e *UnknownOutcomeError) Unwrap() error { return e.Err }
+
+// An UnsentError says that no attempt had a connection, so that this call counted nothing.
+type UnsentError struct {
+	// Unfinished is what was not sent.
+	Unfinished Unfinished
+	// Err is the error of the last attempt.
+	Err error
+}
+
+// Error says why nothing was sent.
+func (e *UnsentError) Error() string {
+	return fmt.Sprintf("counter: the %s was not sent: %v", e.Unfinished.Operation, e.Err)
+}
+
+// Unwrap returns the error of the last attempt.
+func (e *UnsentError) Unwrap() error { return e.Err }
+
+// An UnavailableError says that a read got no answer in time.
+type UnavailableError struct {
+	// Err is the error of the last attempt.
+	Err error
+}
+
+// Error says why there is no answer.
+func (e *UnavailableError) Error() string { return "counter: no answer: " + e.Err.Error() }
+
+// Unwrap returns the error of the last attempt.
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+func invalid(format string, values ...any) *RefusedError {
+	return &RefusedError{Code: "invalid_parameter", Detail: fmt.Sprintf(format, values...)}
+}
+
+// An Unfinished is an add or a clear whose outcome is not known: all that [Client.Resolve] needs,
+// in any process and any language.
+type Unfinished struct {
+	// Operation is add, add-and-get, clear or atomic/add.
+	Operation string
+	Namespace string
+	// Items has one item, or several for atomic/add. The delta of a clear is 0.
+	Items      []Item
+	Credential Credential
+}
+
+// String returns JSON to store, for [ParseUnfinished].
+func (u Unfinished) String() string {
+	written := wireUnfinished{Operation: u.Operation, Namespace: u.Namespace}
+	for _, item := range u.Items {
+		written.Items = append(written.Items, wirePair{item.Counter, item.Delta})
+	}
+	if u.Credential != nil {
+		written.TokenText = u.Credential.String()
+	}
+	return string(toJSON(written))
+}
+
+// ParseUnfinished parses the String of an Unfinished. It returns a [RefusedError] for another text.
+func ParseUnfinished(text string) (Unfinished, error) {
+	var read wireUnfinished
+	bad := invalid("%.80q is not an Unfinished in the form that String writes", text)
+	if json.Unmarshal([]byte(text), &read) != nil {
+		return Unfinished{}, bad
+	}
+	credential, err := ParseCredential(read.TokenText)
+	several := read.Operation == opAtomic
+	one := read.Operation == opAdd || read.Operation == opAddAndGet || read.Operation == opClear
+	if err != nil || !(several || one) || one && len(read.Items) != 1 {
+		return Unfinished{}, bad
+	}
+	found := Unfinished{read.Operation, read.Namespace, nil, credential}
+	for _, pair := range read.Items {
+		found.Items = append(found.Items, Item(pair))
+	}
+	return found, nil
+}
+
+type wireUnfinished struct {
+	Operation string     `json:"operation"`
+	Namespace string     `json:"namespace"`
+	Items     []wirePair `json:"items"`
+	TokenText string     `json:"token_text"`
+}
+
+// wirePair is an Item as a list of name and delta.
+type wirePair Item
+
+func (p wirePair) MarshalJSON() ([]byte, error) {
+	return json.Marshal([2]any{p.Counter, p.Delta})
+}
+
+func (p *wirePair) UnmarshalJSON(text []byte) error {
+	var pair []json.RawMessage
+	if err := json.Unmarshal(text, &pair); err != nil {
+		return err
+	}
+	if len(pair) != 2 {
+		return errors.New("an item is a list of two")
+	}
+	if err := json.Unmarshal(pair[0], &p.Counter); err != nil {
+		return err
+	}
+	return json.Unmarshal(pair[1], &p.Delta)
+}

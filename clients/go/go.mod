@@ -1,0 +1,3 @@
+module distributedcounter
+
+go 1.19
