@@ -122,6 +122,9 @@ KEY_TTL_MIN_US: Final = MINUTE
 #: stays ahead for the hold time, the new time is accepted; until then nothing is written.
 CLOCK_STEP_MAX_US: Final = SECOND
 CLOCK_HOLD_US: Final = MINUTE
+#: With PostgreSQL, the server's clock may step so far without notice: about the accept limit by
+#: default, so that tokens of right clocks are still on time.
+STORE_CLOCK_STEP_MAX_US: Final = 5 * SECOND
 
 #: Slots that rollup workers share, independent of the number of namespaces.
 LEASE_SLOTS: Final = 64
@@ -181,7 +184,13 @@ invariant(
     12 * COUNTER_NAME_CHARS_MAX + 1_024 <= ANSWER_ONE_BYTES_MAX,
     "a client reads every answer about one counter",
 )
-invariant(CLOCK_STEP_MAX_US < CLOCK_HOLD_US, "a step of the clock is held longer than it is wide")
+invariant(
+    CLOCK_STEP_MAX_US <= STORE_CLOCK_STEP_MAX_US < CLOCK_HOLD_US,
+    "a step of the clock is held longer than it is wide",
+)
+invariant(
+    STORE_CLOCK_STEP_MAX_US < KEY_TTL_MIN_US, "no key is forgotten because of a step unnoticed"
+)
 invariant(ROLLUP_WINDOW_MIN_US < ROLLUP_WINDOW_MAX_US, "the window bounds are in order")
 invariant(TIME_MAX_US < INT64_MAX, "an instant fits a signed 64-bit integer")
 

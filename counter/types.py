@@ -269,10 +269,14 @@ class TokenBlock(NamedTuple):
 
 
 class ClockReading(NamedTuple):
-    """How far the store's clock is ahead, plus or minus *error_us*: half the round trip."""
+    """How far the store's clock is ahead, plus or minus *error_us*: half the round trip.
+
+    The store's clock is *behind_us* behind the latest instant that the store has decided by.
+    """
 
     offset_us: int
     error_us: int
+    behind_us: int = 0
 
 
 class Guarded(Enum):

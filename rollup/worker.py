@@ -299,6 +299,8 @@ class RollupWorker:
             shards.setdefault(name, []).append(key)
         if not shards:
             return 0
+        # A fence stays: no clock that is wrong may write it.
+        checked_now_us(self._clock, self._guard)
         now_us = await self._store.rollups.fence()
         done = await asyncio.gather(
             *(self._pass_idle_of(name, keys, now_us) for name, keys in shards.items()),
@@ -410,6 +412,7 @@ class RollupWorker:
         The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
         watermark is read each time, because another worker may have moved it.
         """
+        checked_now_us(self._clock, self._guard, namespace.dataset)
         now_us = await self._store.rollups.fence()
         self._check_clock(namespace, now_us)
         dropped_before_us = await self._store.control.dropped_before(namespace.dataset)

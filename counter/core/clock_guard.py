@@ -23,6 +23,7 @@ from counter.limits import (
     CLOCK_STEP_MAX_US,
     MILLISECOND,
     SECOND,
+    STORE_CLOCK_STEP_MAX_US,
 )
 from counter.ports import Clock, Store
 from counter.types import ClockReading, Dataset
@@ -49,11 +50,13 @@ class _Pair(NamedTuple):
 
 class _Measured(NamedTuple):
     """A measurement *at* an instant: the store's clock was ahead by *offset_us*, plus or minus
-    *error_us*. An error of 0 means that the store uses this process's clock."""
+    *error_us*, and *behind_us* behind what it had decided by. An error of 0 means that the store
+    uses this process's clock."""
 
     offset_us: int
     error_us: int
     at: _Pair
+    behind_us: int
 
 
 class ClockSource(Protocol):
@@ -163,7 +166,7 @@ class ClockGuard:
                 # If the clock was set meanwhile, it is unknown whether that was before or after the
                 # comparison.
                 error_us += abs(_walked(before, after)) + before.width_us + after.width_us
-            self._take(_Measured(best.offset_us, error_us, after))
+            self._take(_Measured(best.offset_us, error_us, after, best.behind_us))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Measure every few seconds until *stop* is set."""
@@ -240,37 +243,6 @@ class ClockGuard:
         self._was_wrong = trouble is not None
 
 
-class StoreClockGuard(ClockGuard):
-    """The guard of a clock that follows the store's: it sets it by each measurement.
-
-    The store itself decides by its own clock, so a small error here has no effect.
-    """
-
-    def __init__(self, store: ClockSource, clock: StoreClock) -> None:
-        super().__init__(store, clock)
-        self._store_clock = clock
-
-    async def measure(self) -> None:
-        """Compare the clocks. Raises StoreUnavailableError until the store's clock was read once:
-        before that no time is right, not even that of a read."""
-        await super().measure()
-        if self._measured is None:
-            raise StoreUnavailableError(_UNREAD, retry_after_us=self.wait_us)
-
-    def _take(self, new: _Measured) -> None:
-        super()._take(new)
-        if self._measured is new:
-            self._store_clock.follow(new.offset_us)
-            self._measured = new._replace(offset_us=0, at=self._surest_pair())
-
-    def _trouble(self, bound_us: int | None) -> str | None:
-        if self._measured is None:
-            return _UNREAD
-        if self._failures >= _FAILURES_MAX:
-            return f"the store's clock could not be read {self._failures} times in a row"
-        return None
-
-
 class StepGuard(ClockGuard):
     """The guard for a store without a clock of its own: it compares with the boot clock.
 
@@ -282,11 +254,15 @@ class StepGuard(ClockGuard):
     stored at startup, writes wait until it has caught up.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        super().__init__(store.control, clock)
-        self._bound_us = CLOCK_STEP_MAX_US
+    #: Whose wall clock it is, and how far it may step without notice.
+    _whose = "this machine's clock"
+    _step_max_us = CLOCK_STEP_MAX_US
+
+    def __init__(self, store: ClockSource, clock: Clock) -> None:
+        super().__init__(store, clock)
+        self._bound_us = self._step_max_us
         #: Both clocks when they last agreed, and the latest accepted reading.
-        self._agreed = self._read()
+        self._agreed = self._pair()
         self._trusted_us = 0
         #: Decisions have used this time: earlier readings are rejected.
         self._floor_us = 0
@@ -327,7 +303,7 @@ class StepGuard(ClockGuard):
             self._failures = 0
             self._stored_us = self._clock.wall_us() + reading.offset_us if reading.offset_us else 0
 
-    def _read(self) -> _Pair:
+    def _pair(self) -> _Pair:
         before_us = self._clock.boottime_us()
         wall_us = self._clock.wall_us()
         return _Pair(self._clock.boottime_us() - before_us, wall_us, before_us)
@@ -335,24 +311,24 @@ class StepGuard(ClockGuard):
     def _behind(self, now: _Pair) -> int:
         """Return how far the wall clock is behind times used or stored; 0 for less than a step."""
         behind_us = max(self._floor_us, self._stored_us or 0) - now.wall_us
-        return behind_us if behind_us > CLOCK_STEP_MAX_US else 0
+        return behind_us if behind_us > self._step_max_us else 0
 
     def _look(self) -> tuple[_Pair, bool]:
         """Return both clocks now, and whether every reading that is not forgotten was right."""
         latest_us = self._clock.now_us()
-        now = self._read()
-        if abs(_walked(self._agreed, now)) > CLOCK_STEP_MAX_US:
+        now = self._pair()
+        if abs(_walked(self._agreed, now)) > self._step_max_us:
             # The process may have been paused between its two readings.
-            now = min(self._read() for _ in range(_PAIRS_MAX))
+            now = self._surest_pair()
         ahead_us = _walked(self._agreed, now)
-        if ahead_us > CLOCK_STEP_MAX_US + now.width_us:
+        if ahead_us > self._step_max_us + now.width_us:
             self._hold(ahead_us, now)
             return now, self._step is None
         self._step, due_us = None, now.wall_us - ahead_us
-        if ahead_us < -CLOCK_STEP_MAX_US:
+        if ahead_us < -self._step_max_us:
             self._floor_us = max(self._floor_us, self._trusted_us, due_us)
         self._agreed = now
-        if latest_us > max(now.wall_us, self._floor_us) + CLOCK_STEP_MAX_US:
+        if latest_us > max(now.wall_us, self._floor_us) + self._step_max_us:
             # This was read while the wall clock was ahead. No decision used it, and none may.
             self._clock.forget_after(max(self._trusted_us, due_us))
             return now, False
@@ -361,41 +337,85 @@ class StepGuard(ClockGuard):
 
     def _hold(self, ahead_us: int, now: _Pair) -> None:
         """Record a step ahead; accept it when it has lasted long enough."""
-        if self._step is None or abs(ahead_us - self._step[0]) > CLOCK_STEP_MAX_US:
+        if self._step is None or abs(ahead_us - self._step[0]) > self._step_max_us:
             self._step = (ahead_us, now.boottime_us)
         elif now.boottime_us - self._step[1] >= CLOCK_HOLD_US:
             self._step, self._agreed = None, now
             self._followed_us += ahead_us
             _log.warning(
-                "this machine's clock was set %s ahead and stayed so for %s: it is followed. Until"
+                "%s was set %s ahead and stayed so for %s: it is followed. Until"
                 " a restart, slices are kept for as much longer than retention",
-                *(_text(ahead_us), format_duration(CLOCK_HOLD_US)),
+                *(self._whose, _text(ahead_us), format_duration(CLOCK_HOLD_US)),
             )
 
     def _trouble(self, bound_us: int | None) -> str | None:
         if self._stored_us is None:
-            return "this machine's clock was not compared with what is stored yet"
+            return f"{self._whose} was not compared with what is stored yet"
         now, is_right = self._look()
         if self._step is not None:
             left_us = CLOCK_HOLD_US - (now.boottime_us - self._step[1])
             return (
-                f"this machine's clock was set {_text(self._step[0])} ahead while the service ran:"
+                f"{self._whose} was set {_text(self._step[0])} ahead while the service ran:"
                 " set it right (NTP) if it is wrong now; if it was wrong before, it is followed in"
                 f" {left_us // SECOND} s"
             )
         if behind_us := self._behind(now):
             return (
-                f"this machine's clock is {_text(behind_us)} behind the times that it showed"
+                f"{self._whose} is {_text(behind_us)} behind the times that it showed"
                 " before: set it right (NTP) if it is wrong now; if it was wrong before, writes are"
                 " taken again when time has caught up"
             )
-        return None if is_right else "this machine's clock was ahead for a moment"
+        return None if is_right else f"{self._whose} was ahead for a moment"
+
+
+class StoreClockGuard(StepGuard):
+    """The guard of a clock that follows the store's: it sets it by each measurement.
+
+    The store decides by its own clock, so a small error here has no effect. But what the store has
+    decided by a clock far ahead would stay: so a step is held here before it is followed.
+    """
+
+    _whose = "the store's clock"
+    _step_max_us = STORE_CLOCK_STEP_MAX_US
+
+    def __init__(self, store: ClockSource, clock: StoreClock) -> None:
+        super().__init__(store, clock)
+        self._store_clock = clock
+
+    async def measure(self) -> None:
+        """Compare the clocks. Raises StoreUnavailableError until the store's clock was read once:
+        before that no time is right, not even that of a read."""
+        await super().measure()
+        if self._measured is None:
+            raise StoreUnavailableError(_UNREAD, retry_after_us=SECOND)
+
+    async def _compare(self) -> None:
+        await ClockGuard._compare(self)
+
+    def _take(self, new: _Measured) -> None:
+        is_first = self._measured is None
+        super()._take(new)
+        if self._measured is new:
+            self._store_clock.follow(new.offset_us)
+            self._measured = new._replace(offset_us=0, at=self._surest_pair())
+        now = self._pair()
+        self._stored_us = now.wall_us + new.behind_us if new.behind_us else 0
+        if is_first:
+            # What the machine's own clock showed before means nothing.
+            self._agreed, self._step, self._trusted_us, self._floor_us = now, None, 0, 0
+
+    def _trouble(self, bound_us: int | None) -> str | None:
+        if self._measured is None:
+            return _UNREAD
+        if self._failures >= _FAILURES_MAX:
+            return f"the store's clock could not be read {self._failures} times in a row"
+        return super()._trouble(bound_us)
 
 
 def guard_of(store: Store, clock: Clock) -> ClockGuard:
     """Return the guard that a process with *store* needs."""
     if store.capabilities.embedded:
-        return StepGuard(store, clock)
+        return StepGuard(store.control, clock)
     if isinstance(clock, StoreClock):
         return StoreClockGuard(store.control, clock)
     return ClockGuard(store.control, clock)

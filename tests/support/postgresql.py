@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.errors import StartupError
+from counter.ports import Clock
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema, store
 from counter.storage.postgresql.database import Database
 from counter.types import Dataset
@@ -56,11 +57,14 @@ class ClockedDatabase(Database):
 
 
 class ClockedStore(PostgresqlStore):
-    """A store over a schema that a :class:`FreshStore` made."""
+    """A store over a schema that a :class:`FreshStore` made; the server's clock is *clock*, and so
+    is the process's unless it has *own*."""
 
-    def __init__(self, options: PostgresqlOptions, clock: FakeClock) -> None:
+    def __init__(
+        self, options: PostgresqlOptions, clock: FakeClock, own: Clock | None = None
+    ) -> None:
         with patch.object(store, "Database", lambda options: ClockedDatabase(options, clock)):
-            super().__init__(options, clock)
+            super().__init__(options, own or clock)
 
 
 class FreshStore(ClockedStore):
@@ -77,8 +81,9 @@ class FreshStore(ClockedStore):
         datasets: Sequence[Dataset],
         *,
         keeps_schema: bool = False,
+        own: Clock | None = None,
     ) -> None:
-        super().__init__(options, clock)
+        super().__init__(options, clock, own)
         self._datasets = datasets
         self._keeps_schema = keeps_schema
 

@@ -37,12 +37,14 @@ class PostgresqlControl:
         self._clock = clock
 
     async def read_clock(self) -> ClockReading:
-        """Return how far the server's clock is ahead of this process's."""
+        """Return how far the server's clock is ahead of this process's, and behind the fence."""
         began_us = self._clock.boottime_us()
         wall_us = self._clock.wall_us()
-        time_us: int = await self._database.value("SELECT {s}.clock_us()")
+        time_us, fence_us = await self._database.row(
+            "SELECT {s}.clock_us(), (SELECT max(fence) FROM {s}.datasets)"
+        )
         half_us = (self._clock.boottime_us() - began_us) // 2
-        return ClockReading(time_us - wall_us - half_us, half_us)
+        return ClockReading(time_us - wall_us - half_us, half_us, max(0, fence_us - time_us))
 
     async def datasets(self) -> Sequence[Dataset]:
         rows = await self._database.rows("SELECT id, name, body FROM {s}.datasets ORDER BY id")

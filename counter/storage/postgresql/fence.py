@@ -12,7 +12,7 @@ import asyncio
 from typing import Final
 
 from counter.errors import StoreUnavailableError
-from counter.limits import SECOND
+from counter.limits import SECOND, TIME_MAX_US
 from counter.storage.postgresql.database import Database
 
 _HOLDERS: Final = (
@@ -26,12 +26,17 @@ _PAUSE_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
 
-async def pass_fence(database: Database) -> int:
-    """Return a clock T: every append that commits later decides by a clock of at least T."""
+async def pass_fence(database: Database, at_most_us: int = TIME_MAX_US) -> int:
+    """Return a clock T: every append that commits later decides by a clock of at least T.
+
+    T is the server's clock, or *at_most_us* if that is earlier and the fence is not later already.
+    """
     time_us: int = await database.value(
-        "WITH clock AS MATERIALIZED (SELECT {s}.clock_us() AS now), moved AS (UPDATE {s}.datasets d"
+        "WITH clock AS MATERIALIZED (SELECT least({s}.clock_us(), $1::bigint) AS now),"
+        " moved AS (UPDATE {s}.datasets d"
         " SET fence = greatest(d.fence, clock.now) FROM clock RETURNING d.fence)"
-        " SELECT coalesce(min(fence), (SELECT now FROM clock)) FROM moved"
+        " SELECT coalesce(min(fence), (SELECT now FROM clock)) FROM moved",
+        at_most_us,
     )
     await wait_for_appends(database)
     return time_us

@@ -7,6 +7,7 @@ from typing import Final
 
 from counter.errors import NamespaceUnknownError, UnavailableError
 from counter.partitions import shard_of
+from counter.ports import Clock
 from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import (
@@ -59,12 +60,17 @@ _HEADS: Final = (
 class PostgresqlRollups:
     """See :class:`counter.ports.RollupStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
 
     async def fence(self) -> int:
-        """Return the server's clock once all earlier appends have ended."""
-        return await pass_fence(self._database)
+        """Return the server's clock once all earlier appends have ended.
+
+        A fence never moves back. So it is not later than this process's clock, in case the server's
+        was set ahead and this process has not noticed it yet.
+        """
+        return await pass_fence(self._database, self._clock.now_us())
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         through: Sequence[int] | None = await self._database.value(
