@@ -1,14 +1,24 @@
 """Every client keeps to clients/conformance/README.md, and counts exactly through any fault."""
 
 import json
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import httpx
 import pytest
 
 from clients.conformance.make_vectors import VECTORS
+from clients.conformance.misbehaving import FAULTS, misbehaving, regular
 from clients.conformance.scripted import Asked, scripted
 from tests.clients.programs import PROGRAMS, run
+from tests.support.server import Server, served
 
 Json = Any
 #: No retry is refused for the budget, and no pause costs time.
@@ -155,3 +165,128 @@ def without_unfinished(outcome: Json, case: Json) -> Json:
 
 def text_of(value: Json) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+#: Many faults happen within seconds: a client gives up on an attempt early, and pauses little.
+HASTY = {
+    "timeout": "20s",
+    "attempt_timeout": "600ms",
+    "backoff_first": "5ms",
+    "backoff_max": "50ms",
+    "retries": "10000",
+}
+SLOW_S = 0.7
+OF_A_KIND = 24
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served(tmp_path_factory.mktemp("service"), {"accept_limit": "2s"}) as server:
+        yield server
+
+
+def adds(name: str) -> list[Json]:
+    """Commands for counters of their own; of two kinds all have one key or one token."""
+    # Later than a slow start: the token is not late when it is sent first.
+    later = datetime.now(UTC) + timedelta(seconds=3)
+    token = {"token": {"token": str(uuid4()), "generation_time": later.isoformat()}}
+    found: list[Json] = []
+    for at in range(OF_A_KIND):
+        own = f"{name}-{at}"
+        items = [{"counter": f"{own}-{part}", "delta": str(at + part)} for part in range(3)]
+        others = [each | {"counter": f"{each['counter']}-of-a-batch"} for each in items]
+        found += [
+            {"do": "add", "counter": f"{own}-add", "delta": str(at + 1)},
+            {"do": "add_and_get", "counter": f"{own}-get", "delta": str(-at - 1)},
+            {"do": "add", "counter": f"{own}-key", "delta": "3", "key": f"{own} key"},
+            {"do": "add", "counter": f"{name}-one-key", "delta": "5", "key": name},
+            {"do": "add", "counter": f"{name}-one-token", "delta": "7", **token},
+            {"do": "clear", "counter": f"{own}-clear"},
+            {"do": "atomic", "items": items},
+        ]
+        if at % 3 == 0:
+            found.append({"do": "batch", "items": others})
+    return found
+
+
+def each_add(commands: Sequence[Json], outcomes: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
+    """Items and outcome of each add; those of a batch are adds of their own."""
+    for command, outcome in zip(commands, outcomes, strict=True):
+        if command["do"] == "batch":
+            for item, result in zip(command["items"], outcome["results"], strict=True):
+                yield [item], result
+        else:
+            yield command.get("items", [command]), outcome
+
+
+def test_counts_are_exact_through_any_fault(program: list[str], service: Server) -> None:
+    """What is done counts once, what is refused or unsent never, and what is unknown as resolve
+    says."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    name = f"faults-{uuid4().hex[:8]}"
+    commands = adds(name)
+    with misbehaving(service.url, seed, SLOW_S) as proxy:
+        found = list(each_add(commands, run(program, proxy.url, commands, **HASTY)))
+        unknown = [end["unfinished"] for _, end in found if end["outcome"] == "unknown"]
+        resolved = resolve(program, proxy.url, unknown)
+        # An answer of the proxy's own may end a resolve too, and says nothing.
+        left = [each for each in unknown if each not in resolved]
+    resolved |= resolve(program, service.url, left)
+    assert set(resolved) == set(unknown)
+    assert set(proxy.dealt) == {fault.__name__ for fault in (*FAULTS, regular)}
+
+    expected: dict[str, int] = {}
+    for items, end in found:
+        is_counted = end["outcome"] == "done" or resolved.get(end.get("unfinished"), False)
+        for each in items:
+            once = int(each.get("delta", 0)) if is_counted else 0
+            # One add of several under one token is enough.
+            expected[each["counter"]] = once or expected.get(each["counter"], 0)
+    assert counts(service, expected) == expected
+    ends = Counter(end["outcome"] for _, end in found)
+    print(f"{sum(proxy.dealt.values())} requests; {dict(ends)}; {Counter(resolved.values())}")
+    assert ends["done"] > len(found) / 2
+
+
+def resolve(program: list[str], url: str, unknown: Sequence[str]) -> dict[str, bool]:
+    """Whether each add is counted, of those with a definite answer."""
+    commands = [{"do": "resolve", "unfinished": each} for each in unknown]
+    ends = run(program, url, commands, **HASTY)
+    assert {each["outcome"] for each in ends} <= {"done", "unknown"}
+    return {
+        each: end["applied"]
+        for each, end in zip(unknown, ends, strict=True)
+        if end["outcome"] == "done"
+    }
+
+
+def counts(service: Server, counters: Iterable[str]) -> dict[str, int]:
+    body = {"counters": list(counters), "max_staleness": "0s"}
+    url = f"{service.url}/v1/namespaces/default/batch/get"
+    answer = httpx.post(url, json=body, timeout=30, trust_env=False)
+    return {each["counter"]: each["count"] for each in answer.json()["results"]}
+
+
+def test_what_has_no_connection_is_unsent(program: list[str], service: Server) -> None:
+    """And any client finishes what another one did not send."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    name = f"unsent-{uuid4().hex[:8]}"
+    items = [{"counter": f"{name}-{at}", "delta": "4"} for at in range(4)]
+    commands: list[Json] = [
+        {"do": "add", **items[0]},
+        {"do": "atomic", "items": items[1:3]},
+        {"do": "batch", "items": items[3:]},
+    ]
+    found = run(program, url, commands, **HASTY | {"timeout": "300ms"})
+    ends = [end for _, end in each_add(commands, found)]
+    assert [each["outcome"] for each in ends] == ["unsent"] * 3
+    names = [each["counter"] for each in items]
+    assert counts(service, names) == dict.fromkeys(names, 0)
+
+    unfinished = [each["unfinished"] for each in ends]
+    finished = resolve(PROGRAMS["python"](Path()), service.url, unfinished)
+    applied = {json.loads(each)["items"][0][0]: finished[each] for each in unfinished}
+    expected = {each: 4 * applied.get(each, applied[names[1]]) for each in names}
+    assert counts(service, names) == expected
