@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -26,6 +26,11 @@ TAGS: Final = (
     {"name": "insight", "description": "How the service does."},
     {"name": "service", "description": "Health, metrics and what problems mean."},
 )
+LICENSE: Final = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+#: This one, wherever the document was read.
+SERVERS: Final = ({"url": "/"},)
+#: Enumerations whose values generators would name as another one's.
+_OWN_PREFIX: Final = frozenset({"Accuracy"})
 _TEXT: Final[Mapping[str, Any]] = {"type": "string"}
 _INTEGER: Final[Mapping[str, Any]] = {"type": "integer", "minimum": 0}
 
@@ -54,33 +59,51 @@ _OF_STATUS: Final[Mapping[int, tuple[str, ...]]] = {
 
 def document_of(app: FastAPI) -> dict[str, Any]:
     """The document of *app*."""
+    used: set[str] = set()
     document = get_openapi(
         title=app.title,
         version=app.version,
         description=app.description,
         routes=[each.described() if isinstance(each, Route) else each for each in app.routes],
         tags=app.openapi_tags,
+        license_info=app.license_info,
+        servers=app.servers,
     )
     components = document["components"]
-    components["headers"] = _HEADERS
-    components["responses"] = _problems()
-    for schema in components["schemas"].values():
-        delta = schema.get("properties", {}).get("delta", {})
-        if "maximum" in delta:
-            # FastAPI writes bounds as floats, which cannot hold this one.
-            delta["maximum"] = INT64_MAX
-    # What FastAPI would answer to a wrong parameter: here that is a problem.
-    for name in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(name, None)
     for operations in document["paths"].values():
         for operation in operations.values():
+            # What FastAPI would answer to a wrong parameter: here that is a problem.
             operation["responses"].pop("422", None)
+            used.update(operation["responses"])
+    components["headers"] = _HEADERS
+    components["responses"] = _problems(used)
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    _keep_integers(document)
+    for name in _OWN_PREFIX & components["schemas"].keys():
+        schema = components["schemas"][name]
+        schema["x-enum-varnames"] = [f"{name}_{each}".upper() for each in schema["enum"]]
     return document
 
 
-def _problems() -> dict[str, Any]:
-    """A response for each status of problems, with an example for each of its codes."""
-    kinds = problem_types()
+def _keep_integers(part: Any) -> None:
+    """Write the bounds of integers as integers: FastAPI writes floats, which generators refuse and
+    which cannot hold INT64_MAX."""
+    if isinstance(part, dict):
+        if part.get("type") == "integer":
+            for bound in ("minimum", "maximum"):
+                if bound in part:
+                    part[bound] = min(int(part[bound]), INT64_MAX)
+        part = part.values()
+    elif not isinstance(part, list):
+        return
+    for each in part:
+        _keep_integers(each)
+
+
+def _problems(used: Collection[str]) -> dict[str, Any]:
+    """A response for each of the statuses that are *used*, with an example for each code."""
+    kinds = [each for each in problem_types() if str(each.status) in used]
     return {
         problem_name(status): {
             "description": ", ".join(f"`{each.code}`" for each in kinds if each.status == status),

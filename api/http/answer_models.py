@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.models import TOKEN_EXAMPLE, DurationOut, NamespaceBody, TimeOut, example
+from api.http.models import INT64, TOKEN_EXAMPLE, DurationOut, NamespaceBody, TimeOut, example
 from api.http.problems import problem_types
 from counter.core.results import TALLIES
 from counter.types import Accuracy, CounterType, PayloadCheck
@@ -44,6 +44,13 @@ _Page = Annotated[
     str | None, Field(description="What to ask for the next page with; null if this is the last.")
 ]
 _AtLeast0 = Annotated[int, Field(ge=0)]
+_Int64 = Annotated[int, Field(json_schema_extra=INT64)]
+_Tally = Annotated[int, Field(ge=0, json_schema_extra=INT64)]
+#: Adds may sum up to more than one delta can be.
+_OF_ANY_SIZE: Final = (
+    "The count. It can exceed 64 bits, after many adds of very large deltas: read it as a big"
+    " integer there."
+)
 
 
 class Answer(BaseModel):
@@ -65,8 +72,8 @@ class Problem(BaseModel):
         description="Whether the token's add is counted; null: not known from this answer."
     )
     retry: Literal["same_token", "new_token", "never"] = Field(description="What to do next.")
-    retry_after: int | SkipJsonSchema[None] = Field(
-        None, ge=0, description="How many seconds to wait first, if waiting helps."
+    retry_after: _AtLeast0 | SkipJsonSchema[None] = Field(
+        None, description="How many seconds to wait first, if waiting helps."
     )
 
 
@@ -88,13 +95,13 @@ class _Told(_Whose):
 class AddAnswer(_Told):
     model_config = example(_ADDED)
 
-    delta: int = Field(description="What was added.")
+    delta: _Int64 = Field(description="What was added.")
 
 
 class AddAndGetAnswer(AddAnswer):
     model_config = example({**_ADDED, "count": 1, "as_of": _AS_OF})
 
-    count: int = Field(description="The count, of any size: read it as a big integer.")
+    count: _Int64 = Field(description=_OF_ANY_SIZE)
     as_of: TimeOut = Field(description="The instant that the count is exact as of.")
 
 
@@ -105,7 +112,7 @@ class ClearAnswer(_Told):
 class CountAnswer(_Whose):
     model_config = example(_COUNT)
 
-    count: int = Field(description="The count, of any size: read it as a big integer.")
+    count: _Int64 = Field(description=_OF_ANY_SIZE)
     as_of: TimeOut = Field(description="The instant that the count is exact as of.")
     accuracy: Accuracy = Field(description="What the count is worth.")
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
@@ -119,7 +126,7 @@ class EventAnswer(Answer):
     event_item_key: int = Field(
         description="0, or the place among the counter's items of an atomic add."
     )
-    delta: int | SkipJsonSchema[None] = Field(
+    delta: _Int64 | SkipJsonSchema[None] = Field(
         None, description="What was added; not there for a clear."
     )
     clear: Literal[True] | SkipJsonSchema[None] = Field(None, description="It is a clear.")
@@ -146,8 +153,8 @@ class EventsAnswer(Answer):
 
 class PointAnswer(Answer):
     time: TimeOut = Field(description="The end of the step.")
-    count: int = Field(description="The count then.")
-    delta: int = Field(description="Its change since the step began.")
+    count: _Int64 = Field(description="The count then.")
+    delta: _Int64 = Field(description="Its change since the step began.")
 
 
 class HistoryAnswer(Answer):
@@ -263,7 +270,7 @@ class ShardsAnswer(Answer):
 class BusyCounter(Answer):
     counter: str
     adds_per_s: float = Field(ge=0)
-    count: int
+    count: _Int64
 
 
 class BusiestAnswer(Answer):
@@ -285,15 +292,15 @@ class BusiestAnswer(Answer):
 
 
 class Outcomes(Answer):
-    original: _AtLeast0
-    replayed: _AtLeast0
-    untold: _AtLeast0
-    conflict: _AtLeast0
-    late_applied: _AtLeast0
-    voided: _AtLeast0
-    best_effort: _AtLeast0
-    refused: _AtLeast0
-    unknown: _AtLeast0
+    original: _Tally
+    replayed: _Tally
+    untold: _Tally
+    conflict: _Tally
+    late_applied: _Tally
+    voided: _Tally
+    best_effort: _Tally
+    refused: _Tally
+    unknown: _Tally
 
 
 class OutcomesAnswer(Answer):

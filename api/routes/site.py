@@ -15,13 +15,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route as PlainRoute
 
 from api.console.pages import PATH, Console
-from api.document.openapi import DESCRIPTION, TAGS, document_of
+from api.document.openapi import DESCRIPTION, LICENSE, SERVERS, TAGS, document_of
 from api.document.problem_page import POLICY, problems_page
 from api.http.answer_models import HealthAnswer, ReadyAnswer
 from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
 
+#: Pages need no key.
+_OPEN: Final = {"openapi_extra": {"security": []}}
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
 _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
@@ -40,6 +42,8 @@ def site_of(
         version="0.1.0",
         description=DESCRIPTION,
         openapi_tags=list(TAGS),
+        license_info=dict(LICENSE),
+        servers=list(SERVERS),
         redoc_url=None,
         # It would lead to whatever Host says.
         redirect_slashes=False,
@@ -91,7 +95,7 @@ def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
         name = endpoint.__name__
         return APIRoute(
             *(path, endpoint),
-            **{"summary": summary, "operation_id": name, "tags": ["service"], **more},
+            **{"summary": summary, "operation_id": name, "tags": ["service"], **_OPEN, **more},
         )
 
     return [
