@@ -1,4 +1,4 @@
-"""A Java server's jars, from Maven Central, pinned by version and kept out of the tree."""
+"""The jars of a Java program, from Maven Central, pinned by version and kept out of the tree."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """The jars of one server.
+    """The jars of one program.
 
-    *artifacts* are ``group:artifact:version``, the server's own first. ``$variable`` names a folder
-    that has them already; without it they are kept in an ignored folder of the tree.
+    *artifacts* are ``group:artifact:version``, the program's own first. ``$variable`` names a
+    folder that has them already; without it they are kept in an ignored folder of the tree.
     """
 
     server: str
@@ -56,6 +56,12 @@ class Jars:
         given = os.environ.get(self.variable)
         return Path(given).resolve() if given else ROOT / ".cluster" / self.kept_in
 
+    @property
+    def jar(self) -> str:
+        """The name of the program's own jar."""
+        _, artifact, version = self.artifacts[0].split(":")
+        return f"{artifact}-{version}.jar"
+
     def fetch(self) -> Path:
         """The folder with the jars, filled at the first call. Raises ClusterError."""
         kept = self.folder()
@@ -71,8 +77,7 @@ class Jars:
         return kept
 
     def _is_complete(self, kept: Path) -> bool:
-        _, artifact, version = self.artifacts[0].split(":")
-        return (kept / f"{artifact}-{version}.jar").is_file()
+        return (kept / self.jar).is_file()
 
     def _download(self, kept: Path) -> None:
         """Fill the folder in one step: an interrupted download leaves none that looks complete."""
@@ -106,6 +111,15 @@ _CASSANDRA: Final = Jars(
     java_versions=(11, 17),
     variable="COUNTER_JARS",
     kept_in=f"jars-{CASSANDRA}",
+)
+#: Its jar has all that it needs.
+OPENAPI_GENERATOR: Final = Jars(
+    server="OpenAPI Generator",
+    version="7.25.0",
+    artifacts=("org.openapitools:openapi-generator-cli:7.25.0",),
+    java_versions=(11, 17, 21, 25),
+    variable="OPENAPI_GENERATOR_JARS",
+    kept_in="openapi-generator-7.25.0",
 )
 
 

@@ -78,6 +78,19 @@ install() {
     esac
 }
 
+# Installs what FOLDER/package-lock.json locks into FOLDER/node_modules, once for each lock. Packages run no scripts.
+install_node() {
+    local lock=$root/$1/package-lock.json kept=$root/$1/node_modules/installed-package-lock.json
+    cmp -s -- "$lock" "$kept" && return
+    (
+        ! command -v flock >/dev/null || flock 9
+        cmp -s -- "$lock" "$kept" && exit
+        echo "Installing what $1/package-lock.json locks (only on the first start and after a change)" >&2
+        npm ci --prefix "$root/$1" --ignore-scripts --no-audit --no-fund --loglevel=error >&2 &&
+            cp -- "$lock" "$kept"
+    ) 9<"$lock"
+}
+
 # One setup at a time where flock exists; the lock ends with the subshell, before the caller goes on.
 setup() {
     is_ready "$1" && return

@@ -442,6 +442,7 @@ def test_nothing_is_left_unfinished() -> None:
 def test_locks_carry_no_address() -> None:
     """The lock files exist and can be installed from any index, because they name none."""
     locks = [ROOT / f"requirements{kind}.lock" for kind in ("", "-bench", "-dev")]
+    locks += ROOT.glob("clients/*/package-lock.json")
     found = tuple(Source(lock.name, lock.read_text(encoding="utf-8")) for lock in locks)
     must_hold(names_an_address, found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -26,9 +26,9 @@ TAGS: Final = (
     {"name": "insight", "description": "How the service does."},
     {"name": "service", "description": "Health, metrics and what problems mean."},
 )
-LICENSE: Final = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+LICENSE: Final[Mapping[str, str]] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
 #: This one, wherever the document was read.
-SERVERS: Final = ({"url": "/"},)
+SERVERS: Final[Sequence[Mapping[str, str]]] = ({"url": "/"},)
 #: Enumerations whose values generators would name as another one's.
 _OWN_PREFIX: Final = frozenset({"Accuracy"})
 _TEXT: Final[Mapping[str, Any]] = {"type": "string"}
@@ -41,7 +41,7 @@ def _header(description: str, schema: Mapping[str, Any] = _TEXT) -> dict[str, An
 
 _HEADERS: Final[Mapping[str, Any]] = {
     "X-Request-Id": _header("The request's name in every log: the client's own, or a new one."),
-    REPLAYED: _header("`true` if the token was counted before.", {"const": "true"}),
+    REPLAYED: _header("`true` if the token was counted before.", {**_TEXT, "const": "true"}),
     ETAG: _header("The version of the settings, for `If-Match`."),
     "Retry-After": _header("Seconds to wait before the next try.", _INTEGER),
     "WWW-Authenticate": _header("The scheme of keys."),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.models import INT64, TOKEN_EXAMPLE, DurationOut, NamespaceBody, TimeOut, example
+from api.http.models import TOKEN_EXAMPLE, DurationOut, Int64, NamespaceBody, TimeOut, example
 from api.http.problems import problem_types
 from counter.core.results import TALLIES
 from counter.types import Accuracy, CounterType, PayloadCheck
@@ -44,8 +44,7 @@ _Page = Annotated[
     str | None, Field(description="What to ask for the next page with; null if this is the last.")
 ]
 _AtLeast0 = Annotated[int, Field(ge=0)]
-_Int64 = Annotated[int, Field(json_schema_extra=INT64)]
-_Tally = Annotated[int, Field(ge=0, json_schema_extra=INT64)]
+_Tally = Annotated[Int64, Field(ge=0)]
 #: Adds may sum up to more than one delta can be.
 _OF_ANY_SIZE: Final = (
     "The count. It can exceed 64 bits, after many adds of very large deltas: read it as a big"
@@ -95,13 +94,13 @@ class _Told(_Whose):
 class AddAnswer(_Told):
     model_config = example(_ADDED)
 
-    delta: _Int64 = Field(description="What was added.")
+    delta: Int64 = Field(description="What was added.")
 
 
 class AddAndGetAnswer(AddAnswer):
     model_config = example({**_ADDED, "count": 1, "as_of": _AS_OF})
 
-    count: _Int64 = Field(description=_OF_ANY_SIZE)
+    count: Int64 = Field(description=_OF_ANY_SIZE)
     as_of: TimeOut = Field(description="The instant that the count is exact as of.")
 
 
@@ -112,7 +111,7 @@ class ClearAnswer(_Told):
 class CountAnswer(_Whose):
     model_config = example(_COUNT)
 
-    count: _Int64 = Field(description=_OF_ANY_SIZE)
+    count: Int64 = Field(description=_OF_ANY_SIZE)
     as_of: TimeOut = Field(description="The instant that the count is exact as of.")
     accuracy: Accuracy = Field(description="What the count is worth.")
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
@@ -126,7 +125,7 @@ class EventAnswer(Answer):
     event_item_key: int = Field(
         description="0, or the place among the counter's items of an atomic add."
     )
-    delta: _Int64 | SkipJsonSchema[None] = Field(
+    delta: Int64 | SkipJsonSchema[None] = Field(
         None, description="What was added; not there for a clear."
     )
     clear: Literal[True] | SkipJsonSchema[None] = Field(None, description="It is a clear.")
@@ -153,8 +152,8 @@ class EventsAnswer(Answer):
 
 class PointAnswer(Answer):
     time: TimeOut = Field(description="The end of the step.")
-    count: _Int64 = Field(description="The count then.")
-    delta: _Int64 = Field(description="Its change since the step began.")
+    count: Int64 = Field(description="The count then.")
+    delta: Int64 = Field(description="Its change since the step began.")
 
 
 class HistoryAnswer(Answer):
@@ -270,7 +269,7 @@ class ShardsAnswer(Answer):
 class BusyCounter(Answer):
     counter: str
     adds_per_s: float = Field(ge=0)
-    count: _Int64
+    count: Int64
 
 
 class BusiestAnswer(Answer):

@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    JsonValue,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
@@ -51,15 +50,14 @@ CounterName = Annotated[
     Field(description="The counter: 1 to 256 printable Unicode characters."),
 ]
 #: Without the format, generated clients in Java read 32 bits.
-INT64: Final[dict[str, JsonValue]] = {"format": "int64"}
+Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 Delta = Annotated[
-    int,
+    Int64,
     Field(
         ge=limits.INT64_MIN,
         le=limits.INT64_MAX,
         examples=[1],
         description="How much to add; less than 0 takes away.",
-        json_schema_extra=INT64,
     ),
 ]
 DurationText = Annotated[

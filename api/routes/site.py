@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Lock
 from typing import Any, Final
@@ -23,7 +23,7 @@ from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
 
 #: Pages need no key.
-_OPEN: Final = {"openapi_extra": {"security": []}}
+_OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
 _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
@@ -43,7 +43,7 @@ def site_of(
         description=DESCRIPTION,
         openapi_tags=list(TAGS),
         license_info=dict(LICENSE),
-        servers=list(SERVERS),
+        servers=[dict(each) for each in SERVERS],
         redoc_url=None,
         # It would lead to whatever Host says.
         redirect_slashes=False,
