@@ -1,13 +1,26 @@
-"""Work that repeats in the background until a process ends."""
+"""Work in the background: it repeats until a process ends, and leaves turns to the requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from logging import Logger
+from typing import Final, TypeVar
 
 from counter.errors import CounterError
+
+#: About a millisecond of work on counters.
+TURN_ITEMS: Final = 100
+_T = TypeVar("_T")
+
+
+async def in_turns(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
+    """Yield *items* in parts, at most TURN_ITEMS each; the event loop, which may serve requests,
+    has a turn after each part."""
+    for start in range(0, len(items), TURN_ITEMS):
+        yield items[start : start + TURN_ITEMS]
+        await asyncio.sleep(0)
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> bool:

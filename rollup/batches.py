@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
 
+from counter.background import in_turns
 from counter.core.read import EMPTY_HEAD, read_partitions
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
@@ -20,8 +21,6 @@ from rollup.partitions import Partitions
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
-#: Counters between two yields to the event loop, which may serve requests, too.
-_AT_A_TIME: Final = 250
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
 #: Checkpoints that are written to the cache.
@@ -82,7 +81,9 @@ class BatchRoller:
 
     async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
         """Roll up the counters of *marks*; return how many were written."""
-        dirty = group(marks)
+        dirty: dict[str, Dirt] = {}
+        async for some in in_turns(marks):
+            group(dirty, some)
         if not dirty:
             return 0
         # A store in one file reads a window's events in one pass, for all counters at once.
@@ -127,12 +128,11 @@ class BatchRoller:
         names = list(dirty)
         heads = await self.store.rollups.heads(namespace, names)
         plans: list[Plan] = []
-        for place, (name, head) in enumerate(zip(names, heads, strict=True), start=1):
-            each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
-            if each is not None:
-                plans.append(each)
-            if place % _AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for found in in_turns(list(zip(names, heads, strict=True))):
+            for name, head in found:
+                each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
+                if each is not None:
+                    plans.append(each)
         plans, rows = await self._with_rows(namespace, plans, dirty, batch)
         wanted = [
             (each.counter, window_us)
@@ -148,19 +148,19 @@ class BatchRoller:
         entries: _Entries = []
         for start in range(0, len(plans), self.batch_counters):
             updates: list[CounterUpdate] = []
-            for each in plans[start : start + self.batch_counters]:
-                known = dirty[each.counter].folds
-                sums = {at: known[at] if at in known else next(folds) for at in each.sums}
-                updates.append(update(each, sums, rows.get(each.counter, ()), batch))
+            async for some in in_turns(plans[start : start + self.batch_counters]):
+                for each in some:
+                    known = dirty[each.counter].folds
+                    sums = {at: known[at] if at in known else next(folds) for at in each.sums}
+                    updates.append(update(each, sums, rows.get(each.counter, ()), batch))
             await self.store.rollups.apply(namespace, updates, through_us=batch.through_us)
             self.sizes.observe(len(updates))
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries
 
     async def _tell_cache(self, namespace: Namespace, entries: _Entries) -> None:
-        for start in range(0, len(entries), _AT_A_TIME):
-            await self.cache.put_many(namespace, entries[start : start + _AT_A_TIME])
-            await asyncio.sleep(0)
+        async for some in in_turns(entries):
+            await self.cache.put_many(namespace, some)
 
     async def _with_rows(
         self,

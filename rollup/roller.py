@@ -57,9 +57,8 @@ class Plan:
         return bool(self.recounts) or self.settles
 
 
-def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
-    """Group marks by counter, in the order of first occurrence."""
-    found: dict[str, Dirt] = {}
+def group(found: dict[str, Dirt], marks: Iterable[Mark]) -> None:
+    """Add *marks* to *found*, which has them by counter."""
     for window_us, counter, recount_us, fold in marks:
         dirt = found.get(counter)
         if dirt is None:
@@ -70,7 +69,6 @@ def group(marks: Iterable[Mark]) -> dict[str, Dirt]:
             dirt.windows.append(window_us)
             if fold is not None:
                 dirt.folds[window_us] = fold
-    return found
 
 
 def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:

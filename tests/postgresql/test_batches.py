@@ -1,18 +1,26 @@
 """Appends that share a transaction: each gets its own outcome, and an unknown one is all theirs."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
 from unittest.mock import patch
 
 import asyncpg
 import pytest
 
+from counter.background import TURN_ITEMS
+from counter.core.namespaces import Namespaces
 from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.memory import MemoryCache
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, rollups
 from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
+from rollup import batches
+from rollup.worker import RollupWorker
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW, SLICES_END, WINDOW, add, atomic
-from tests.postgresql.test_fence import World
+from tests.postgresql.test_fence import LIMIT, World
 from tests.support.clock import FakeClock
 from tests.support.postgresql import ClockedStore, FreshStore
 from tests.support.relay import Relay
@@ -175,3 +183,33 @@ async def test_an_add_waits_for_no_rollup(world: World) -> None:
     await transaction.commit()
     await rollup.close()
     assert await counted(world, "c") == [3]
+
+
+async def test_a_rollup_leaves_turns_to_requests(world: World) -> None:
+    """A process that serves requests works on few counters before its event loop has a turn."""
+    names = [f"c{number}" for number in range(3 * TURN_ITEMS)]
+    await world.store.events.append(world.namespace, [add(name) for name in names])
+    world.clock.advance(LIMIT + 2 * WINDOW)
+    namespaces = Namespaces(world.store, world.clock)
+    worker = RollupWorker(world.store, MemoryCache(world.clock), world.clock, namespaces)
+    turn = 0
+    worked: Counter[tuple[str, int]] = Counter()
+
+    def noted(module: ModuleType, name: str) -> AbstractContextManager[object]:
+        real = getattr(module, name)
+
+        def call(*arguments: object) -> object:
+            worked[name, turn] += 1
+            return real(*arguments)
+
+        return patch.object(module, name, call)
+
+    async with asyncio.TaskGroup() as tasks:
+        with noted(rollups, "Mark"), noted(batches, "plan"), noted(batches, "update"):
+            rolling = tasks.create_task(worker.tick())
+            while not rolling.done():
+                turn += 1
+                await asyncio.sleep(0)
+    assert rolling.result() == len(names)
+    assert {name for name, _ in worked} == {"Mark", "plan", "update"}
+    assert max(worked.values()) <= TURN_ITEMS

@@ -15,7 +15,9 @@ def head(*pending: Pending, count: int = 0, settled: Checkpoint = NOTHING) -> He
 
 
 def test_marks_of_recounts_are_distinguished_from_marks_of_adds() -> None:
-    found = group([Mark(90, "c"), Mark(90, "c", 20), Mark(90, "d", 30)])
+    found: dict[str, Dirt] = {}
+    group(found, [Mark(90, "c"), Mark(90, "c", 20)])
+    group(found, [Mark(90, "d", 30)])
     assert found == {"c": Dirt([90], [20]), "d": Dirt([], [30])}
 
 

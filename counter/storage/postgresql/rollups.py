@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from counter.background import in_turns
 from counter.errors import NamespaceUnknownError, UnavailableError
 from counter.partitions import shard_of
 from counter.ports import Clock
@@ -119,10 +120,13 @@ class PostgresqlRollups:
             *(start or (None, None, None))[:3],
             limit,
         )
-        return [
-            Mark(at, name, recount, None if recount else Fold(cleared, int(total)))
-            for at, name, recount, cleared, total in rows
-        ]
+        marks: list[Mark] = []
+        async for some in in_turns(rows):
+            marks += [
+                Mark(at, name, recount, None if recount else Fold(cleared, int(total)))
+                for at, name, recount, cleared, total in some
+            ]
+        return marks
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
