@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.harness import Bench, Server, check, counter_names
 from benchmarks.results import Figure, Report, median
 from benchmarks.single_adds import BASE
-from counter.client import Buffer, CounterClient, Options
+from counter_client import Buffer, CounterClient, Options
 
 _TARGET_PER_S: Final = 500_000
 _FEW, _MANY = 1_000, 10_000

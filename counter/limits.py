@@ -19,7 +19,6 @@ NONCE_BYTES: Final = 16
 COUNTER_NAME_CHARS_MAX: Final = 256
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 NAMESPACE_NAME_CHARS_MAX: Final = 63
-DERIVE_LABEL_CHARS_MAX: Final = 256
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 #: If a body has no more fields per object and bytes per value than this, every mistake is reported;
@@ -53,10 +52,6 @@ PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 BUSIEST_MAX: Final = 100
 HISTORY_POINTS_MAX: Final = 10_000
-#: How much of an answer a client reads: of one with many items; of any other answer; of a problem;
-#: and of one event of a stream.
-ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-ANSWER_ONE_BYTES_MAX: Final = 64 * 1024
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a process may take to finish its work after SIGTERM.
 DRAIN_TIMEOUT_US: Final = 10 * SECOND
@@ -175,15 +170,6 @@ invariant(
     "a lease lasts for two tries to renew it, each as long as a statement may take",
 )
 invariant(LEASE_TIME_MIN_US <= LEASE_TIME_US, "the default lease time is one that works")
-invariant(
-    BATCH_ITEMS_MAX * (12 * COUNTER_NAME_CHARS_MAX + 1_024) <= ANSWER_BYTES_MAX,
-    "a client reads the answer to every batch, and every page, each character escaped",
-)
-invariant(HISTORY_POINTS_MAX * 256 <= ANSWER_BYTES_MAX, "a client reads every history")
-invariant(
-    12 * COUNTER_NAME_CHARS_MAX + 1_024 <= ANSWER_ONE_BYTES_MAX,
-    "a client reads every answer about one counter",
-)
 invariant(
     CLOCK_STEP_MAX_US <= STORE_CLOCK_STEP_MAX_US < CLOCK_HOLD_US,
     "a step of the clock is held longer than it is wide",

@@ -1,4 +1,4 @@
-"""Make idempotency tokens, derive them, and read them from keys."""
+"""Make idempotency tokens, and read them from keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Final
 
 from counter import limits
 from counter.clock import parse_rfc3339, to_rfc3339
-from counter.errors import InvalidParameterError
 from counter.types import Token
 
 _UUID_CHARS: Final = 36
-_HASH_PERSON_DERIVE: Final = b"counter.derive"
 _HASH_PERSON_KEY: Final = b"counter.key"
 
 
@@ -33,24 +31,6 @@ class TokenGenerator:
         with self._lock:
             self._latest_us = max(self._latest_us + 1, time.time_ns() // 1_000)
             return Token(uuid.uuid4().bytes, self._latest_us)
-
-
-def derive(parent: Token, label: str) -> Token:
-    """Derive the token for the step *label* of the work that *parent* identifies (sagas, fan-out).
-
-    The same parent and label give the same token on every machine: BLAKE2b of the parent's nonce
-    and the label, with the parent's generation time.
-    """
-    if not 1 <= len(label) <= limits.DERIVE_LABEL_CHARS_MAX:
-        raise InvalidParameterError(
-            f"label has {len(label)} characters; 1 to {limits.DERIVE_LABEL_CHARS_MAX} are allowed"
-        )
-    digest = hashlib.blake2b(
-        parent.nonce + label.encode(),
-        digest_size=limits.NONCE_BYTES,
-        person=_HASH_PERSON_DERIVE,
-    )
-    return Token(digest.digest(), parent.generation_time_us)
 
 
 def nonce_of_key(namespace_id: int, operation: str, target: str, key: str) -> bytes:

@@ -1,11 +1,11 @@
-"""The reference of the Python SDK: every public name of ``counter.client``, from its docstring."""
+"""The reference of the Python SDK: every public name of ``counter_client``, from its docstring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from counter import client
+import counter_client as client
 
 #: Each name is in one of these sections, which are in reading order.
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
@@ -27,9 +27,9 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 }
 _HEAD: Final = """# Python SDK, every name
 
-All public names of `counter.client`, from their docstrings. [Python SDK, by example](../python.md)
+All public names of `counter_client`, from their docstrings. [Python SDK, by example](../python.md)
 shows them in use. Instants are `datetime`s in UTC; names that end in `_s` are seconds, those in
-`_us` microseconds. The classes of the service's own problems are in `counter.errors`:
+`_us` microseconds. The classes of the service's own problems are in `counter_client.errors`:
 [Errors](errors.md) names each beside its code.
 
 In signatures, a `Credential` is a `Token` or a `Key`; `Items` are pairs of a counter and a delta,
@@ -48,5 +48,5 @@ def sdk_page() -> str:
             # Bases are shown for errors only, because they say how to catch them.
             options = f"{{heading_level: 3, show_bases: {str(title == 'Errors').lower()}}}"
             parts.append(f"## {title}\n")
-            parts += [f"::: counter.client.{name}\n    options: {options}\n" for name in names]
+            parts += [f"::: counter_client.{name}\n    options: {options}\n" for name in names]
     return "\n".join(parts)

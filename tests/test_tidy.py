@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("counter", "rollup", "api")
+PACKAGES = ("counter", "counter_client", "rollup", "api")
+#: Packages that are distributions of their own, by the folder that is on the path.
+FOLDERS = {"counter_client": "clients/python"}
+SHIPPED = tuple(f"{FOLDERS.get(each, '.')}/{each}".removeprefix("./") for each in PACKAGES)
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
 MODULES_MAX = 15
@@ -26,23 +29,18 @@ MODULES_MAX = 15
 PRINTS = "counter/cli/terminal.py"
 #: The modules that hold the application of the command line.
 COMMAND_LINE = "counter/cli/app.py"
-SDK = "counter/client"
 #: The one module besides the stores that may use a driver, and only the standard library's: what a
-#: client keeps on its own disk. It cannot be in counter/storage/, which the SDK must not carry.
-SPOOL = "counter/client/spool.py"
+#: client keeps on its own disk.
+SPOOL = "clients/python/counter_client/spool.py"
 
 FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
 DRIVERS = ("sqlite3", "_sqlite3", "asyncpg", "cassandra", "hiredis", "pymemcache", "redis")
-#: The words of the core that the SDK uses too, and may.
-SHARED_WITH_THE_SDK = (
-    *("counter.clock", "counter.errors", "counter.limits", "counter.names", "counter.tokens"),
-    "counter.types",
-)
 #: Which rooms the modules of a room may import, besides each other: a room is a folder, and one
 #: that ends in "." and a module's name is that module alone. Imports go down only.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter": (),
-    "counter/client": SHARED_WITH_THE_SDK,
+    # It knows nothing of the server.
+    "counter_client": (),
     "counter/core": ("counter",),
     "counter/config": ("counter", "counter/core"),
     "counter/telemetry": ("counter", "counter/core", "counter/config"),
@@ -66,10 +64,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "counter/storage/redis",
     ),
     "counter/ops": (
-        *("counter", "counter/client", "counter/core", "counter/config", "counter/storage"),
+        *("counter", "counter_client", "counter/core", "counter/config", "counter/storage"),
         *("counter/storage/shared", "counter/storage/sqlite"),
     ),
-    "counter/cli": ("counter", "counter/client", "counter/config", "counter/telemetry"),
+    "counter/cli": ("counter", "counter_client", "counter/config", "counter/telemetry"),
     "rollup": (
         *("counter", "counter/core", "counter/config", "counter/telemetry", "counter/security"),
         *("counter/ops", "counter/storage", "counter/storage/shared"),
@@ -93,7 +91,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("api/http", "api/routes", "api/telemetry", "api/server", "api/fastlane"),
     ),
     "counter/cli/commands": (
-        *("counter", "counter/client", "counter/core", "counter/config", "counter/telemetry"),
+        *("counter", "counter_client", "counter/core", "counter/config", "counter/telemetry"),
         *("counter/security", "counter/ops", "counter/storage", "counter/storage/shared"),
         *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memory"),
         *("counter/cli", "rollup", "api"),
@@ -183,18 +181,28 @@ def is_in(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
+def path_of(name: str) -> Path:
+    """Where the package, or the module but for its suffix, of the dotted *name* is."""
+    return ROOT / FOLDERS.get(name.partition(".")[0], ".") / name.replace(".", "/")
+
+
+def name_of(source: Source) -> str:
+    """The dotted name of the module *source*."""
+    path = source.path.removesuffix(".py").removesuffix("/__init__")
+    return path.removeprefix("clients/python/").replace("/", ".")
+
+
 def room_of(name: str) -> str:
     """The room of the module or package *name*; for a name in a module, that of the module."""
-    path = ROOT / name.replace(".", "/")
-    while not path.is_dir():
-        path = path.parent
-    return path.relative_to(ROOT).as_posix()
+    while not path_of(name).is_dir():
+        name = name.rpartition(".")[0]
+    return name.replace(".", "/")
 
 
 def module_of(name: str) -> str:
     """The module that *name* is, or is in."""
     while "." in name:
-        path = ROOT / name.replace(".", "/")
+        path = path_of(name)
         if path.is_dir() or path.with_suffix(".py").is_file():
             return name
         name = name.rpartition(".")[0]
@@ -202,13 +210,13 @@ def module_of(name: str) -> str:
 
 
 def imports_the_wrong_room(source: Source) -> Iterator[str]:
-    room = Path(source.path).parent.as_posix()
+    room = Path(source.path).parent.as_posix().removeprefix("clients/python/")
     allowed = ROOMS.get(room)
     if allowed is None:
         yield source.at(1, f"{room} is no room of ROOMS: say there what it may import")
         return
     for line, name, _ in imports(source):
-        if not is_in(name, SHIPPED):
+        if not is_in(name, PACKAGES):
             continue
         other, module = room_of(name), module_of(name)
         if other == room or other in allowed or module in allowed or source.path in ENTRIES:
@@ -234,9 +242,9 @@ def circles(found: tuple[Source, ...]) -> list[list[str]]:
     """Every set of modules that import each other, directly or by others of them."""
     graph = {}
     for source in found:
-        name = source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        name = name_of(source)
         graph[name] = {
-            module_of(each) for _, each, _ in imports(source) if is_in(each, SHIPPED)
+            module_of(each) for _, each, _ in imports(source) if is_in(each, PACKAGES)
         } - {name}
     order = TopologicalSorter(graph)
     try:
@@ -465,8 +473,10 @@ PLANTED: Cases = [
     (imports_a_framework, "rollup/worker.py", "import fastapi"),
     (imports_a_driver, "api/app.py", "import sqlite3"),
     (imports_a_driver, "counter/core/service.py", "from cassandra.cluster import Cluster"),
-    (imports_a_driver, "counter/client/sync.py", "import sqlite3"),
-    (imports_a_driver, "counter/client/spool.py", "from cassandra.cluster import Cluster"),
+    (imports_a_driver, "clients/python/counter_client/sync.py", "import sqlite3"),
+    (imports_a_driver, SPOOL, "from cassandra.cluster import Cluster"),
+    (imports_the_wrong_room, SPOOL, "from counter.errors import CounterError"),
+    (imports_the_wrong_room, "counter/core/read.py", "from counter_client import Token"),
     (is_too_long, "api/app.py", "\n" * (FILE_LINES_MAX + 1)),
     (has_a_long_function, "api/app.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (asserts, "rollup/windows.py", "def f(x):\n    assert x"),
@@ -496,10 +506,7 @@ def test_a_planted_violation_is_caught(rule: Rule, path: str, text: str) -> None
 
 def test_a_wrong_import_in_any_room_is_caught() -> None:
     """A module of every room that imports any module that ROOMS does not let it import."""
-    names = [
-        each.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for each in shipped()
-    ]
+    names = [name_of(each) for each in shipped()]
     text = "\n".join(f"import {name}" for name in names)
     for room, allowed in ROOMS.items():
         caught = violations(imports_the_wrong_room, (Source(f"{room}/scratch.py", text),))
@@ -517,10 +524,10 @@ def test_a_circle_is_caught() -> None:
 
 ALLOWED: Cases = [
     (imports_the_wrong_room, "counter/cli/commands/serve.py", "from api.app import create_app"),
-    (imports_the_wrong_room, "counter/client/sync.py", "from counter.types import Slice"),
+    (imports_the_wrong_room, SPOOL, "from counter_client.tokens import Token"),
     (imports_a_framework, "api/app.py", "import fastapi"),
     (imports_a_driver, "counter/storage/sqlite.py", "import sqlite3"),
-    (imports_a_driver, "counter/client/spool.py", "import sqlite3"),
+    (imports_a_driver, SPOOL, "import sqlite3"),
     (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),
     (keeps_state_in_a_module, "api/app.py", "log = logging.getLogger(__name__)\nN = int('1')"),
     (is_too_long, "api/app.py", "\n" * FILE_LINES_MAX),

@@ -21,6 +21,7 @@ from api.http.answer_models import HealthAnswer, ReadyAnswer
 from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
+from counter import __version__
 
 #: Pages need no key.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
@@ -39,7 +40,7 @@ def site_of(
     # The documentation's page works without a way out to the network, too.
     return FastAPIOffline(
         title="Distributed counter",
-        version="0.1.0",
+        version=__version__,
         description=DESCRIPTION,
         openapi_tags=list(TAGS),
         license_info=dict(LICENSE),

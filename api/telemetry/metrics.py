@@ -6,7 +6,6 @@ import platform
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -14,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from api.http.auth import Gate
 from api.telemetry.health import Health
-from counter import limits
+from counter import __version__, limits
 from counter.core.admission import Bounded
 from counter.core.service import CounterService
 from counter.limits import SECOND
@@ -33,7 +32,7 @@ class Metrics(Collector):
     unfinished: Bounded
 
     def __post_init__(self) -> None:
-        self._versions = (_version(), platform.python_version())
+        self._versions = (__version__, platform.python_version())
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
@@ -73,14 +72,6 @@ class Metrics(Collector):
         yield gauge("expected_wait_seconds", text, load.wait_us / SECOND)
         text = "Requests shed because they could not be answered in time."
         yield counter("shed_requests", text, load.refused)
-
-
-def _version() -> str:
-    try:
-        return version("distributed-counter")
-    except PackageNotFoundError:
-        # Run from a source tree that is not installed.
-        return "unknown"
 
 
 #: A bound in case a route ever contained what a client sent.

@@ -11,6 +11,7 @@ from typing import Final
 
 from cyclopts import App
 
+from counter import __version__
 from counter.cli.terminal import EXIT_UNREAD, OutputError, read_no_more, remark
 
 _INTERRUPTED: Final = "130 if it was interrupted"
@@ -336,17 +337,11 @@ def _help_of(text: str) -> str:
     return f"{what}\n\nFor example:\n{examples}\n\nExit codes: {codes.format_map(_CODES)}"
 
 
-def _version() -> str:
-    from importlib import metadata
-
-    return metadata.version("distributed-counter")
-
-
 app = App(
     name="counter",
     help="A distributed counter service: every acknowledged add counts exactly once.",
     help_format="plaintext",
-    version=_version,
+    version=__version__,
 )
 for _group, _commands in _COMMANDS.items():
     _of = App(name=_group, help=_GROUPS[_group]) if _group else app

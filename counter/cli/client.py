@@ -25,7 +25,11 @@ from counter.cli.terminal import (
     read_no_more,
     remark,
 )
-from counter.client import (
+from counter.durations import parse_iso_duration
+from counter.errors import StartupError
+from counter.limits import SECOND
+from counter.tokens import token_of_uuid7
+from counter_client import (
     Attempt,
     CounterClient,
     Key,
@@ -35,19 +39,15 @@ from counter.client import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from counter.durations import parse_iso_duration
-from counter.errors import (
+from counter_client.errors import (
     BadRequestError,
     CounterError,
     KeyInvalidError,
     KeyMissingError,
     NotSupportedError,
-    StartupError,
     TokenTooOldError,
     UnavailableError,
 )
-from counter.limits import SECOND
-from counter.tokens import token_of_uuid7
 
 #: Exit codes of these commands besides 0, done.
 EXIT_NO: Final = 1
@@ -233,7 +233,9 @@ def exit_code(error: CounterError) -> int:
     if isinstance(error, NotSupportedError):
         return EXIT_NO
     not_done = (BadRequestError, UnavailableError, KeyMissingError, KeyInvalidError)
-    return EXIT_NOT_DONE if isinstance(error, not_done) or error.status >= 500 else EXIT_NO
+    return (
+        EXIT_NOT_DONE if isinstance(error, not_done) or error.code == CounterError.code else EXIT_NO
+    )
 
 
 def said(error: CounterError) -> str:

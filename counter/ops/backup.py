@@ -12,10 +12,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from counter import __version__
 from counter.clock import to_rfc3339
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
@@ -210,7 +210,7 @@ def _must_fit(size: int, directory: Path) -> None:
 
 def _manifest_of(directory: Path, now_us: int) -> Manifest:
     files = {name: _copied(directory / name) for name in FILES if (directory / name).exists()}
-    return Manifest(to_rfc3339(now_us), metadata.version("distributed-counter"), files)
+    return Manifest(to_rfc3339(now_us), __version__, files)
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -7,22 +7,13 @@ What `counter serve` checks itself at startup (open files, exposure) is not repe
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
-import time
-import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-import httpx
-
-from counter.client import CounterClient, Options, UnexpectedAnswerError
-from counter.client.addresses import direct
-from counter.client.transport import read_body
 from counter.config.report import Loaded
 from counter.config.settings import Settings
 from counter.config.values import without_password
@@ -69,11 +60,13 @@ _SERVERS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def _ok(part: str, detail: str) -> Finding:
+def ok(part: str, detail: str) -> Finding:
+    """Return that *part* is right."""
     return Finding(part, "ok", detail)
 
 
-def _wrong(part: str, detail: str, do: str) -> Finding:
+def wrong(part: str, detail: str, do: str) -> Finding:
+    """Return that *part* is wrong, and what to *do* about it."""
     return Finding(part, "wrong", detail, do)
 
 
@@ -81,7 +74,7 @@ async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     """Check everything that a process with these settings depends on."""
     patience_us = min(loaded.settings.start_timeout, _PATIENCE_US)
     settings = loaded.settings.model_copy(update={"start_timeout": patience_us})
-    found = [_ok("settings", f"{len(loaded.origins)} given")]
+    found = [ok("settings", f"{len(loaded.origins)} given")]
     do = "counter config check shows all of them"
     found += [Finding("settings", "warning", each, do) for each in loaded.warnings]
     if settings.store == "sqlite":
@@ -100,12 +93,12 @@ async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
         store = open_store(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
     except (CounterError, StartupError) as error:
-        yield _wrong("store", _text(error), f"{start}, or run counter schema apply as it says")
+        yield wrong("store", _text(error), f"{start}, or run counter schema apply as it says")
         return
     try:
         datasets = [each.name for each in await store.control.datasets()]
         namespaces = await store.control.namespaces()
-        yield _ok(
+        yield ok(
             "store",
             f"{name} answers; {settings.keyspace} has the schema of this version,"
             f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
@@ -114,15 +107,15 @@ async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
         await guard.measure()
         if guard.trouble is not None:
             do = f"synchronize the clocks of this machine and of {name}'s with NTP"
-            yield _wrong("clock", guard.trouble, do)
+            yield wrong("clock", guard.trouble, do)
             return
         if settings.store == "postgresql":
             yield _ok("clock", "PostgreSQL's is followed; it is not behind what is stored")
             return
         apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from {name}'s"
-        yield _ok("clock", f"{apart}; clock_skew_max is {format_duration(guard.bound_us)}")
+        yield ok("clock", f"{apart}; clock_skew_max is {format_duration(guard.bound_us)}")
     except CounterError as error:
-        yield _wrong("store", error.detail, look)
+        yield wrong("store", error.detail, look)
     finally:
         await store.close()
 
@@ -133,29 +126,29 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
 
     data = settings.data
     if not data.exists():
-        yield _ok("store", f"{data} does not exist yet: counter serve creates it")
+        yield ok("store", f"{data} does not exist yet: counter serve creates it")
         return
     try:
         seen = glance(data)
     except StartupError as error:
         do = "run it as the user that serves, or restore a backup: counter restore --help"
-        yield _wrong("store", str(error), do)
+        yield wrong("store", str(error), do)
         return
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
         do = "run it as the user that serves, or have that user own the directory"
-        yield _wrong("store", f"{data} cannot be written by this user", do)
+        yield wrong("store", f"{data} cannot be written by this user", do)
     by = "no process serves it now" if seen.holder is None else f"process {seen.holder} serves it"
     known = seen.newest_version
     if seen.version is None:
-        yield _ok("store", f"{data} holds no counters yet; {by}")
+        yield ok("store", f"{data} holds no counters yet; {by}")
     elif seen.version > known:
         detail = f"{data} has schema version {seen.version}; this program knows {known}"
         do = "start the newer program that made it, or restore a backup of before"
-        yield _wrong("schema", detail, do)
+        yield wrong("schema", detail, do)
     else:
         later = "" if seen.version == known else ", which the next start brings up"
-        yield _ok("store", f"{data} holds {format_bytes(seen.size)}; {by}")
-        yield _ok("schema", f"version {seen.version} of {known}{later}")
+        yield ok("store", f"{data} holds {format_bytes(seen.size)}; {by}")
+        yield ok("schema", f"version {seen.version} of {known}{later}")
     size, most = seen.wal_bytes, settings.wal_bytes_max
     detail = (
         f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
@@ -165,9 +158,9 @@ def _directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
     yield Finding("log", state, detail, "" if state == "ok" else do)
     ahead_us = max(seen.stored_us, seen.written_us) - clock.now_us()
     if ahead_us <= CLOCK_STEP_MAX_US:
-        yield _ok("clock", "not behind what was written last")
+        yield ok("clock", "not behind what was written last")
         return
-    yield _wrong(
+    yield wrong(
         "clock",
         f"{data} holds times that are {ahead_us // SECOND} s ahead of this machine's clock",
         "set the clock right (NTP) if it is wrong; if it was ahead once, writes are refused until"
@@ -187,7 +180,7 @@ def _disk(data: Path) -> Iterator[Finding]:
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
     do = "make room: adds are refused while the disk is full, and none is lost"
     if os.statvfs(place).f_flag & os.ST_RDONLY:
-        yield _wrong("disk", f"{place} is mounted read-only", "mount it writable")
+        yield wrong("disk", f"{place} is mounted read-only", "mount it writable")
         return
     low = min(_DISK_LOW, usage.total * _DISK_SHARE_MIN)
     state = _state(wrong=usage.free < _DISK_FULL, warning=usage.free < low)
@@ -198,7 +191,7 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
     servers = without_password(settings.cache)
     if servers == "memory":
         if settings.store == "sqlite":
-            return _ok("cache", "kept in the process itself")
+            return ok("cache", "kept in the process itself")
         detail = "each process has its own: fewer reads hit it"
         if settings.store == "cassandra":
             detail += ", and guards miss what others recorded"
@@ -207,17 +200,17 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
         cache = open_cache(settings, clock)
         await cache.open()
     except (CounterError, StartupError) as error:
-        return _wrong("cache", _text(error), "set --cache right")
+        return wrong("cache", _text(error), "set --cache right")
     try:
         async with asyncio.timeout(_CACHE_S):
             await cache.ping()
     except (CounterError, TimeoutError) as error:
         why = _text(error) or f"{servers} did not answer within {_CACHE_S:g} s"
         do = "start it, or set --cache right; counts stay right meanwhile, only slower"
-        return _wrong("cache", why, do)
+        return wrong("cache", why, do)
     finally:
         await cache.close()
-    return _ok("cache", f"it answers: {servers}")
+    return ok("cache", f"it answers: {servers}")
 
 
 async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
@@ -226,13 +219,13 @@ async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
             keys = await store.api_keys()
     except (CounterError, StartupError) as error:
         do = "check the store: without keys all requests are rejected"
-        yield _wrong("keys", _text(error), do)
+        yield wrong("keys", _text(error), do)
         return
     valid = [each for each in keys if each.is_valid_at(clock.now_us())]
     if not keys:
-        yield _ok("keys", "there are none: no request needs one")
+        yield ok("keys", "there are none: no request needs one")
         return
-    yield _ok("keys", f"{len(valid)} of {len(keys)} are valid; every request needs one")
+    yield ok("keys", f"{len(valid)} of {len(keys)} are valid; every request needs one")
     if not valid:
         detail = "all are revoked or expired: all requests are rejected"
         yield Finding("keys", "warning", detail, "create one: counter key create --help")
@@ -240,91 +233,3 @@ async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
 
 def _text(error: BaseException) -> str:
     return error.detail if isinstance(error, CounterError) else str(error)
-
-
-_TIMEOUT_S: Final = 5.0
-#: With a larger difference, tokens made here are late or early for some namespaces.
-_APART: Final = timedelta(seconds=1)
-#: It is only read, which creates no counter.
-_ANY: Final = "counter-doctor"
-
-
-def check_service(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
-    """Check the service at *url*."""
-    try:
-        # Like a client of the SDK: hosts on this machine are reached without a proxy.
-        with httpx.Client(base_url=url, timeout=_TIMEOUT_S, mounts=direct([url])) as http:
-            with http.stream("GET", "/readyz") as answer:
-                yield _ready(answer, _body(answer, "readyz"))
-            yield from _version(http, version)
-    except UnexpectedAnswerError as error:
-        yield _wrong("service", error.detail, "set --url right: to the service itself")
-        return
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, zlib.error) as error:
-        why = f"{url} does not answer: {type(error).__name__} {error}".rstrip()
-        yield _wrong("service", why, "start it with counter serve, or set --url right")
-        return
-    yield _clock(url, api_key)
-
-
-def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
-    troubles = body.get("troubles")
-    detail = "; ".join(
-        f"{each.get('part')}: {each.get('detail')} (since {each.get('since')})"
-        for each in (troubles if isinstance(troubles, list) else [])
-        if isinstance(each, dict)
-    )
-    do = "docs/operations.md says what to do about each"
-    match answer.status_code, body.get("status"):
-        case 200, "ready":
-            return _ok("service", "it answers, and is ready")
-        case 200, "degraded":
-            return Finding("service", "warning", f"it works in part: {detail}", do)
-    if "code" in body:
-        why = detail or str(body.get("detail"))
-        return _wrong("service", f"it answers, and is not ready: {why}", do)
-    detail = f"the server there is not a counter service: status {answer.status_code}"
-    return _wrong("service", detail, "set --url right: without a path, and to the service itself")
-
-
-def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
-    with http.stream("GET", "/openapi.json") as answer:
-        info = _body(answer, "openapi").get("info")
-    found = info.get("version") if isinstance(info, dict) else None
-    if found == version:
-        yield _ok("version", f"it is {version}, as this program")
-    elif found is not None:
-        detail = f"it is {found}, and this program {version}"
-        yield Finding("version", "warning", detail, "upgrade the older one")
-
-
-def _clock(url: str, api_key: str | None) -> Finding:
-    """Compare the service's clock with this one: an accurate read returns the time when it was
-    made."""
-    try:
-        options = Options(deadline_s=_TIMEOUT_S)
-        with CounterClient(url, api_key=api_key, options=options) as client:
-            names = [each["namespace"] for each in client.namespaces()]
-        with CounterClient(url, *names[:1], api_key=api_key, options=options) as client:
-            before = datetime.now(UTC)
-            as_of = client.get(_ANY, max_staleness="0s").as_of
-            after = datetime.now(UTC)
-    except CounterError as error:
-        do = "give a key that may read: --api-key-file or COUNTER_API_KEY"
-        return Finding("service clock", "warning", f"it cannot be read: {error.detail}", do)
-    half = (after - before) / 2
-    apart = as_of - before - half
-    ahead = "ahead of" if apart > timedelta() else "behind"
-    detail = f"{abs(apart).total_seconds():.3f} s {ahead} this machine's, give or take {half}"
-    if abs(apart) - half < _APART:
-        return _ok("service clock", detail)
-    do = "set both clocks right (NTP): tokens that are made here are late or early there"
-    return _wrong("service clock", detail, do)
-
-
-def _body(answer: httpx.Response, what: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(read_body(answer, what, time.perf_counter() + _TIMEOUT_S))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from counter import limits
-from counter.client import CounterClient, Token
-from counter.client.answers import Event
-from counter.errors import StartupError, TokenConflictError, TokenTooOldError
+from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX, SECOND
 from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION, count_line
+from counter_client import CounterClient, Token
+from counter_client.answers import Event
+from counter_client.errors import TokenConflictError, TokenTooOldError
 
 #: One item of each atomic add is the ledger's.
 ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX - 1

@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from importlib import metadata
 from threading import Thread
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, get_current_span
 
+from counter import __version__
 from counter.background import pause
 from counter.ports import Store, wrapped
 from counter.telemetry.tracing import Tracing
@@ -42,11 +42,10 @@ class SpanTracing(Tracing):
     """Creates spans and passes them to *processor*."""
 
     def __init__(self, processor: SpanProcessor, system: str) -> None:
-        version = metadata.version(_NAME)
         own = Resource(
             {
                 "service.name": _NAME,
-                "service.version": version,
+                "service.version": __version__,
                 "host.name": socket.gethostname(),
                 "process.pid": os.getpid(),
             }
@@ -56,7 +55,7 @@ class SpanTracing(Tracing):
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._system = system
-        self._tracer = self.tracer = self._provider.get_tracer(_NAME, version)
+        self._tracer = self.tracer = self._provider.get_tracer(_NAME, __version__)
 
     def watched(self, store: Store) -> Store:
         kind = SpanKind.INTERNAL if store.capabilities.embedded else SpanKind.CLIENT

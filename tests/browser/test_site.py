@@ -16,9 +16,9 @@ import yaml
 from cyclopts import App
 from playwright.sync_api import expect
 
+import counter_client as client
 from api.document.problem_page import explained, problems_page
 from api.http.problems import problem_types
-from counter import client
 from counter.cli.app import app
 from counter.config.settings import Settings
 from scripts.docs_routes import anchor, openapi
@@ -100,7 +100,7 @@ def test_every_command_has_a_section(site: Path) -> None:
 
 def test_every_name_of_the_sdk_has_a_section_and_a_docstring(site: Path) -> None:
     names = set(client.__all__)
-    assert {f"counter.client.{name}" for name in names} <= anchors(site, "reference/sdk.html")
+    assert {f"counter_client.{name}" for name in names} <= anchors(site, "reference/sdk.html")
     undocumented = [
         f"{name}.{each}"
         for name in names

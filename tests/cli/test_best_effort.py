@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from counter.cli.client import ServiceFlags, report_unfinished
-from counter.client import Token, Unfinished
+from counter_client import Token, Unfinished
 from tests.cli.shell import Shell
 
 NAMESPACE = "best-effort"

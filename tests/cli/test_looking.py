@@ -9,7 +9,7 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from counter.cli.drawing import Screen
-from counter.client import Count, CounterClient, UnexpectedAnswerError
+from counter_client import Count, CounterClient, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.server import Server
 

@@ -16,9 +16,9 @@ import pytest
 
 import counter.cli.commands.recount
 from counter.cli.app import app
-from counter.client import CounterClient, Options
 from counter.durations import parse_duration
-from counter.errors import CounterError
+from counter_client import CounterClient, Options
+from counter_client.errors import CounterError
 from tests.support.server import Server, served
 from tests.support.waiting import eventually
 

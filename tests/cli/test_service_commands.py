@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from counter.client import Token, Unfinished, UnreachableError
-from counter.client.transport import SyncTransport
+from counter_client import Token, Unfinished, UnreachableError
+from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
 from tests.support.server import Server
 

@@ -15,10 +15,10 @@ from cyclopts import App
 from counter.__main__ import main
 from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened
 from counter.cli.terminal import print_out
-from counter.client import Token, Unfinished, UnknownOutcomeError
-from counter.client.failures import UnreachableError
 from counter.config.report import load
-from counter.errors import (
+from counter.errors import StartupError
+from counter_client import Token, Unfinished, UnknownOutcomeError
+from counter_client.errors import (
     BadRequestError,
     CounterError,
     InvalidParameterError,
@@ -27,10 +27,10 @@ from counter.errors import (
     NotSupportedError,
     OverloadedError,
     ScopeInsufficientError,
-    StartupError,
     TokenConflictError,
     TokenTooOldError,
 )
+from counter_client.failures import UnreachableError
 
 TOKEN = "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-11-21T13:01:12.649416Z"
 NOBODY = ServiceFlags(url="http://127.0.0.1:9", timeout="20ms")

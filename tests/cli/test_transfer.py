@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from counter.cli.app import app
-from counter.client import CounterClient, Options
 from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ops.importing import COUNT_MAX, examine
+from counter_client import CounterClient, Options
 from tests.support.server import ROOT, Server, served
 from tests.support.waiting import eventually
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from counter.client.calls import Reply
-from counter.client.retrying import Answer, Send
+from counter_client.calls import Reply
+from counter_client.retrying import Answer, Send
 from tests.client.script import added_body, lost, problem
 
 #: What a fault does: the request is lost, its answer is, it is refused, or it is cut short.

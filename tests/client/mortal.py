@@ -8,7 +8,7 @@ import random
 import sys
 from itertools import count
 
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 
 COUNTERS = 5
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any, TypeVar
 
-from counter.client.calls import Reply
-from counter.client.failures import UnreachableError
-from counter.client.options import Options
-from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Steps, drive
+from counter_client.calls import Reply
+from counter_client.failures import UnreachableError
+from counter_client.options import Options
+from counter_client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Steps, drive
 
 T = TypeVar("T")
 

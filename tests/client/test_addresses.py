@@ -2,7 +2,7 @@
 
 import pytest
 
-from counter.client.addresses import Places
+from counter_client.addresses import Places
 
 URLS = ("a", "b", "c")
 

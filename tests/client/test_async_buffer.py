@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     AsyncCounterClient,
     BufferFullError,
     ClosedError,
@@ -15,8 +15,8 @@ from counter.client import (
     Options,
     UnsentError,
 )
-from counter.client.spool import Spool
-from counter.errors import InvalidParameterError, NamespaceUnknownError
+from counter_client.errors import InvalidParameterError, NamespaceUnknownError
+from counter_client.spool import Spool
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.waiting import eventually

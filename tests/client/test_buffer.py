@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     AsyncBuffer,
     AsyncCounterClient,
     Buffer,
@@ -25,8 +25,8 @@ from counter.client import (
     RejectedError,
     UnsentError,
 )
-from counter.client.spool import Spool
-from counter.errors import InvalidParameterError, NamespaceUnknownError
+from counter_client.errors import InvalidParameterError, NamespaceUnknownError
+from counter_client.spool import Spool
 from tests.support.relay import Relay
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     Added,
     AsyncCounterClient,
     Attempt,
@@ -22,7 +22,7 @@ from counter.client import (
     Unfinished,
     UnreachableError,
 )
-from counter.errors import (
+from counter_client.errors import (
     InvalidBodyError,
     InvalidParameterError,
     NamespaceUnknownError,

@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter import limits
-from counter.client.buffer import Buffer
-from counter.client.buffering import Bounds
-from counter.client.calls import Calls, Reply
-from counter.client.delivery import Backlog, Delivery, Item
-from counter.client.failures import UnknownOutcomeError, UnsentError
-from counter.client.options import Options
-from counter.client.retrying import Answer, Budget, Policy, Send
-from counter.client.tokens import Token
-from counter.errors import CounterError, InvalidParameterError, NamespaceUnknownError
+from counter_client.buffer import Bounds, Buffer
+from counter_client.calls import Calls, Reply
+from counter_client.delivery import Backlog, Delivery, Item
+from counter_client.errors import CounterError, InvalidParameterError, NamespaceUnknownError
+from counter_client.failures import UnknownOutcomeError, UnsentError
+from counter_client.options import Options
+from counter_client.retrying import Answer, Budget, Policy, Send
+from counter_client.tokens import Token
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script, added_body, lost, problem
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     AsyncCounterClient,
     Attempt,
     CounterClient,
@@ -18,9 +18,9 @@ from counter.client import (
     Options,
     UnknownOutcomeError,
 )
-from counter.client.calls import Reply, Request
-from counter.client.retrying import Answer, Budget, Send
-from counter.client.transport import AsyncTransport
+from counter_client.calls import Reply, Request
+from counter_client.retrying import Answer, Budget, Send
+from counter_client.transport import AsyncTransport
 from tests.support.relay import Relay
 from tests.support.server import ROOT, Server
 from tests.support.virtual import virtually
@@ -214,7 +214,7 @@ def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Server) -
     name = f"forked-{uuid4()}"
     script = f"""
 import os, warnings
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 warnings.simplefilter("ignore", DeprecationWarning)
 client = CounterClient({service.url!r}, options=Options(trust_env=False, hedge_after_s={hedge}))
 client.add({name!r})
@@ -248,7 +248,7 @@ def test_a_forked_process_begins_with_an_empty_buffer(service: Server) -> None:
     """
     script = f"""
 import os, warnings
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 warnings.simplefilter("ignore", DeprecationWarning)
 client = CounterClient({service.url!r}, options=Options(trust_env=False))
 buffer = client.buffer(max_delay=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 from tests.client.mortal import COUNTERS, add_of
 from tests.support.server import ROOT, Server
 

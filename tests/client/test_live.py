@@ -6,16 +6,16 @@ from uuid import uuid4
 
 import pytest
 
-from counter.client import AsyncCounterClient, Count, CounterClient, CounterError, Options
-from counter.client.calls import Calls
-from counter.client.failures import UnexpectedAnswerError, UnreachableError
-from counter.client.transport import Course
-from counter.errors import (
+from counter_client import AsyncCounterClient, Count, CounterClient, CounterError, Options
+from counter_client.calls import Calls
+from counter_client.errors import (
     InvalidParameterError,
     NamespaceUnknownError,
     StoreUnavailableError,
     UnavailableError,
 )
+from counter_client.failures import UnexpectedAnswerError, UnreachableError
+from counter_client.transport import Course
 from tests.client.script import Script, problem
 from tests.support.server import Server
 

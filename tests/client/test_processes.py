@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     AsyncCounterClient,
     ClosedError,
     CounterClient,
@@ -19,9 +19,9 @@ from counter.client import (
     RejectedError,
     UnsentError,
 )
-from counter.client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
-from counter.client.spool import Spool
-from counter.errors import CounterError
+from counter_client.errors import CounterError
+from counter_client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
+from counter_client.spool import Spool
 from tests.support.server import ROOT, Server
 
 OPTIONS = Options(trust_env=False)
@@ -47,7 +47,7 @@ def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
     parent put there afterwards was lost when that was killed."""
     script = """
 import os, signal, sys
-from counter.client import ClosedError, CounterClient, Options
+from counter_client import ClosedError, CounterClient, Options
 client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False, deadline_s=1.0))
 with client.buffer(spool=sys.argv[1]) as buffer:
     buffer.add("spooled")
@@ -80,7 +80,7 @@ def test_a_child_that_forgets_a_spool_leaves_its_log_alone(tmp_path: Path) -> No
     log that the parent went on writing to: what was synced after that was lost with the parent."""
     script = """
 import os, signal, sys
-from counter.client.spool import Spool
+from counter_client.spool import Spool
 spool = Spool(sys.argv[1], "default")
 spool.put({"before": 1})
 child = os.fork()
@@ -102,7 +102,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 #: workers before or after that; each is killed once what it added is on disk.
 SITE = """
 import os, signal, sys, time
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 
 def site():
     client = CounterClient(sys.argv[1], options=Options(trust_env=False, deadline_s=1.0))
@@ -159,7 +159,7 @@ def test_the_end_of_a_forked_worker_sends_what_it_added(service: Server, tmp_pat
     name = f"forked-{uuid4()}"
     script = """
 import os, sys
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
 spool = sys.argv[3] or None
 buffer = client.buffer(max_delay=60, spool=spool)
@@ -186,7 +186,7 @@ for child in children:
 def test_a_buffer_that_was_empty_at_the_fork_can_be_flushed_in_the_child(tmp_path: Path) -> None:
     script = """
 import os, sys
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False))
 with client.buffer(spool=sys.argv[1]) as buffer:
     child = os.fork()
@@ -203,7 +203,7 @@ with client.buffer(spool=sys.argv[1]) as buffer:
 #: Opens a spool when it is told to, and ends when its input does.
 OPENS = """
 import sys
-from counter.client.spool import Spool
+from counter_client.spool import Spool
 print(flush=True)
 sys.stdin.readline()
 spool = Spool(sys.argv[1], "default")
@@ -245,7 +245,7 @@ def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> 
     name = f"busy-{uuid4()}"
     script = """
 import os, sys, threading
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
 taken = threading.Thread(target=client._policy.budget.lock.acquire)
 taken.start()
@@ -267,7 +267,7 @@ def test_what_a_program_leaves_in_a_buffer_is_sent_at_its_end(service: Server) -
     name = f"left-{uuid4()}"
     script = """
 import sys
-from counter.client import CounterClient, Options
+from counter_client import CounterClient, Options
 for url in sys.argv[1:3]:
     client = CounterClient(url, options=Options(trust_env=False, deadline_s=0.2))
     client.buffer(max_delay=60).add(sys.argv[3])

@@ -4,20 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.client.answers import Added
-from counter.client.calls import Calls, Reply
-from counter.client.delivery import Delivery
-from counter.client.failures import (
-    ClosedError,
-    UnexpectedAnswerError,
-    Unfinished,
-    UnknownOutcomeError,
-    UnreachableError,
-)
-from counter.client.options import Options
-from counter.client.retrying import Send, attempts
-from counter.client.tokens import Token
-from counter.errors import (
+from counter_client.answers import Added
+from counter_client.calls import Calls, Reply
+from counter_client.delivery import Delivery
+from counter_client.errors import (
     CounterError,
     InvalidParameterError,
     NamespaceUnknownError,
@@ -25,6 +15,16 @@ from counter.errors import (
     TokenConflictError,
     TokenTooOldError,
 )
+from counter_client.failures import (
+    ClosedError,
+    UnexpectedAnswerError,
+    Unfinished,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from counter_client.options import Options
+from counter_client.retrying import Send, attempts
+from counter_client.tokens import Token
 from tests.client.script import Script, added, lost, problem, small_budget
 
 CALLS = Calls("default")

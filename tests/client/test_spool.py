@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counter.client.buffering import Bounds, Merging
-from counter.client.calls import Calls
-from counter.client.delivery import Delivery
-from counter.client.failures import ClosedError, SpoolBusyError
-from counter.client.retrying import Do, Effect, Pause, Send, Steps
-from counter.client.spool import ADOPT_EVERY_S, Spool
-from counter.errors import StoreUnavailableError
+from counter_client.buffer import Bounds, Merging
+from counter_client.calls import Calls
+from counter_client.delivery import Delivery
+from counter_client.errors import StoreUnavailableError
+from counter_client.failures import ClosedError, SpoolBusyError
+from counter_client.retrying import Do, Effect, Pause, Send, Steps
+from counter_client.spool import ADOPT_EVERY_S, Spool
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script
 from tests.support.server import ROOT
@@ -235,7 +235,7 @@ def test_a_slot_that_cannot_be_read_ends_no_buffer(
 def test_a_spool_without_a_free_slot_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("counter.client.spool.SLOTS_MAX", 2)
+    monkeypatch.setattr("counter_client.spool.SLOTS_MAX", 2)
     with (
         closing(Spool(tmp_path, "default")),
         closing(Spool(tmp_path, "default")),
@@ -440,8 +440,8 @@ def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -
 #: Adds one by one; every other step finds the disk full. Writes what is to be on it, and dies.
 FULL_AND_KILLED = """
 import os, resource, signal, sys
-from counter.client.spool import ADOPT_EVERY_S, Spool
-from counter.errors import StoreUnavailableError
+from counter_client.spool import ADOPT_EVERY_S, Spool
+from counter_client.errors import StoreUnavailableError
 
 def have_room(is_there):
     most = resource.RLIM_INFINITY if is_there else 30_000

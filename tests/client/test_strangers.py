@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from counter.client import (
+from counter_client import (
     AsyncCounterClient,
     CounterClient,
     Options,
@@ -14,10 +14,10 @@ from counter.client import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from counter.client.addresses import by_proxy
-from counter.client.calls import Calls
-from counter.client.failures import error_of_answer
-from counter.client.transport import Course
+from counter_client.addresses import by_proxy
+from counter_client.calls import Calls
+from counter_client.failures import error_of_answer
+from counter_client.transport import Course
 from tests.client.script import Script, added_body
 from tests.client.stranger import http, stranger
 

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from counter.client import AsyncCounterClient, CounterClient, Options, UnreachableError
-from counter.client.otel import traced_by
+from counter_client import AsyncCounterClient, CounterClient, Options, UnreachableError
+from counter_client.otel import traced_by
 from tests.support.collector import Collector, collecting
 from tests.support.server import Server
 from tests.support.waiting import eventually

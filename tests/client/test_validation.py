@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from counter.client import AsyncCounterClient, CounterClient, Options, Token
-from counter.client.buffering import Bounds
-from counter.errors import InvalidParameterError
+from counter_client import AsyncCounterClient, CounterClient, Options, Token
+from counter_client.buffer import Bounds
+from counter_client.errors import InvalidParameterError
 
 NOWHERE = "http://127.0.0.1:9"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.client import AsyncCounterClient, Options
+from counter_client import AsyncCounterClient, Options
 from scripts.cluster_nodes import Cluster
 from tests.cli.test_over_cassandra import apply_schema, flags_of
 from tests.rollup.processes import Worker, worker

@@ -28,10 +28,10 @@ NOT_THE_SDKS = (
 )
 COUNT = """
 import sys
-import counter.client
+import counter_client
 found = sorted(set(sys.modules) & set({not_the_sdks!r}))
 assert not found, found
-from counter.client import CounterClient, Token
+from counter_client import CounterClient, Token
 with CounterClient(sys.argv[1]) as client:
     token = Token.new()
     for _ in range(2):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from counter.client import Token
 from counter.config.settings import Settings
+from counter_client import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.documents import page, python_of, save_programs
 from tests.support.postgresql import postgresql_server

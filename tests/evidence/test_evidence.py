@@ -15,11 +15,10 @@ import httpx
 import pytest
 
 from counter.errors import StoreUnavailableError
-from counter.tokens import derive
 from counter.types import Token
 from tests.support.app import App
 from tests.support.problems import assert_problem
-from tests.support.rest import Rest, fresh, item
+from tests.support.rest import Rest, derive, fresh, item
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
 
 #: Duplicates at once. Fewer over the other stores: the queue before them is the same.

@@ -24,7 +24,7 @@ import counter.cli.app
 late = ("fastapi", "starlette", "opentelemetry")
 print(sorted(each for each in late if each in sys.modules))
 import api.serve, counter.cli.commands.serve
-late = ("opentelemetry.sdk", "opentelemetry.exporter", "httpx", "counter.client")
+late = ("opentelemetry.sdk", "opentelemetry.exporter", "httpx", "counter_client")
 print(sorted(each for each in late if each in sys.modules))
 """
 

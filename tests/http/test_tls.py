@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from api.server.tls import Certificates, server_context
-from counter.client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
 from counter.config.settings import Settings
 from counter.errors import InvalidParameterError, StartupError
+from counter_client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
 from tests.support.bytes_on_wire import LAST, add, get
 from tests.support.certificates import Authority, Signed
 from tests.support.rest import fresh

@@ -4,11 +4,10 @@ import uuid
 
 import pytest
 
-from counter.tokens import derive
 from counter.types import Token
 from tests.support.app import App, words_and_bounds
 from tests.support.problems import MALFORMED, assert_problem
-from tests.support.rest import Rest, fresh, on_wire, uuid7
+from tests.support.rest import Rest, derive, fresh, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
 
 # Of the namespace default: windows of 10 s are closed 5 s (accept limit) + 1 s (write timeout)

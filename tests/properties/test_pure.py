@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
-from counter.errors import InvalidParameterError, SliceMissingError
+from counter.errors import SliceMissingError
 from counter.folds import apply_fold, fingerprint, fold_events, fold_rows
 from counter.partitions import event_bucket_of, shard_of, slice_of, slice_start
-from counter.tokens import TokenGenerator, derive, format_nonce, nonce_of_key, token_of_uuid7
+from counter.tokens import TokenGenerator, format_nonce, nonce_of_key, token_of_uuid7
 from counter.types import Event, Slice, Token, WindowRow
 from counter.windows import window_of
 from tests.support.rest import uuid7
@@ -24,7 +24,6 @@ from tests.support.times import rfc3339
 nonces = st.binary(min_size=16, max_size=16)
 times = st.integers(limits.TIME_MIN_US, limits.TIME_MAX_US)
 tokens = st.builds(Token, nonces, times)
-labels = st.text(min_size=1, max_size=limits.DERIVE_LABEL_CHARS_MAX)
 deltas = st.integers(limits.INT64_MIN, limits.INT64_MAX)
 
 
@@ -80,25 +79,6 @@ def test_any_text_is_read_as_a_uuid7_or_as_none(key: str) -> None:
     token = token_of_uuid7(key)
     if token is not None:
         assert format_nonce(token.nonce) == key.lower()
-
-
-@given(tokens, labels, labels)
-def test_a_derived_token_depends_on_parent_and_label_alone(
-    parent: Token, one: str, other: str
-) -> None:
-    derived = derive(parent, one)
-    assert derived == derive(parent, one)
-    assert derived.generation_time_us == parent.generation_time_us
-    assert len(derived.nonce) == limits.NONCE_BYTES
-    assert derived.nonce != parent.nonce
-    assert (derived == derive(parent, other)) == (one == other)
-    assert derive(derived, one) != derived
-
-
-@pytest.mark.parametrize("label", ["", "x" * 257])
-def test_a_label_out_of_bounds_is_refused_with_the_bound(label: str) -> None:
-    with pytest.raises(InvalidParameterError, match="256"):
-        derive(Token(bytes(16), limits.TIME_MIN_US), label)
 
 
 scopes = st.tuples(st.integers(1, 3), st.text(max_size=3), st.text(max_size=3), st.text(max_size=3))

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
+import counter_client
 from counter.types import Token
 from tests.support.times import rfc3339
 
@@ -29,6 +30,11 @@ def on_wire(token: Token) -> Json:
 def fresh(time_us: int) -> Token:
     """A token of *time_us* that nobody else has."""
     return Token(uuid.uuid4().bytes, time_us)
+
+
+def derive(parent: Token, label: str) -> Token:
+    """The token of a step of *parent*'s work, as clients derive it."""
+    return Token(*counter_client.Token(*parent).derive(label))
 
 
 def uuid7(time_us: int, *, tail: int | None = None) -> str:

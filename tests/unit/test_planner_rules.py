@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from counter import limits
-from counter.client import Options
 from counter.config.namespace_rules import (
     SDK_CLIENTS,
     Clients,
@@ -18,6 +17,7 @@ from counter.config.namespace_rules import (
 )
 from counter.config.settings import Settings
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+from counter_client import Options
 
 
 def _cluster() -> Settings:

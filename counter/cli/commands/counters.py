@@ -30,11 +30,12 @@ from counter.cli.terminal import (
     remark,
     table,
 )
-from counter.client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
-from counter.client.failures import Unfinished
-from counter.client.tokens import Credential, check_delta, checked_name, text_of
-from counter.errors import CounterError, StartupError, TokenTooOldError
+from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX
+from counter_client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
+from counter_client.errors import CounterError, TokenTooOldError
+from counter_client.failures import Unfinished
+from counter_client.tokens import Credential, check_delta, checked_name
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _T = TypeVar("_T")
@@ -158,19 +159,19 @@ def _once(
     chosen: Credential = given or Token.new()
 
     def unfinished() -> Unfinished:
-        return Unfinished(operation, service.namespace, (item,), text_of(chosen))
+        return Unfinished(operation, service.namespace, (item,), str(chosen))
 
     with opened(service) as client:
         try:
             try:
-                return text_of(chosen), send(client, chosen)
+                return str(chosen), send(client, chosen)
             except TokenTooOldError as error:
                 if given is not None or error.applied is not False:
                     raise
                 # The token was just made: so this clock is wrong.
                 remark("this machine's clock is behind the service's: its time is taken instead")
                 chosen = client.tokens()[0]
-                return text_of(chosen), send(client, chosen)
+                return str(chosen), send(client, chosen)
         except UnknownOutcomeError as error:
             if given is None and not error.sent:
                 cause = error.__cause__

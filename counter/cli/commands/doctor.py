@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final
 
-from counter.cli.client import key_of
+from counter import __version__
 from counter.cli.flags import ServeFlags, given
 from counter.cli.terminal import Json, exit_on_error, flag, print_answer
 from counter.config.report import load
 from counter.errors import StartupError
-from counter.ops.doctor import Finding, check_service, examine
+from counter.ops.doctor import Finding, examine
 from counter.storage import clock_of
 
 #: The exit code if something is wrong.
@@ -36,7 +35,6 @@ def doctor(
 ) -> None:
     """Check everything, and change nothing; see ``counter doctor --help``."""
     with exit_on_error():
-        api_key = key_of(api_key_file)
         found: list[Finding] = []
         try:
             loaded = load(given(flags))
@@ -45,8 +43,8 @@ def doctor(
             found += [Finding("settings", "wrong", line, do) for line in str(error).splitlines()]
         else:
             found += asyncio.run(examine(loaded, clock_of(loaded.settings)))
-        for each in filter(None, (url or "").split(",")):
-            found += check_service(each.strip(), api_key, metadata.version("distributed-counter"))
+        if url:
+            found += _of_services(url, api_key_file)
         wrong = sum(each.state == "wrong" for each in found)
         warnings = sum(each.state == "warning" for each in found)
         checks = [asdict(each) for each in found]
@@ -54,6 +52,16 @@ def doctor(
         print_answer(_table(found, wrong, warnings), document, json=json, indent=2)
         if wrong:
             raise SystemExit(EXIT_WRONG)
+
+
+def _of_services(urls: str, api_key_file: Path | None) -> Iterator[Finding]:
+    # Only this takes the client.
+    from counter.cli.client import key_of
+    from counter.ops.service_check import check_service
+
+    api_key = key_of(api_key_file)
+    for each in filter(None, urls.split(",")):
+        yield from check_service(each.strip(), api_key, __version__)
 
 
 def _table(found: Sequence[Finding], wrong: int, warnings: int) -> str:

@@ -22,9 +22,9 @@ from counter.cli.terminal import (
     signed,
     table,
 )
-from counter.client import Event, Point
-from counter.client.tokens import checked_name
 from counter.errors import StartupError
+from counter_client import Event, Point
+from counter_client.tokens import checked_name
 
 _PLOT_ROWS: Final = 12
 _PLOT_COLUMNS_MAX: Final = 120

@@ -21,7 +21,8 @@ from counter.cli.terminal import (
     remark,
     table,
 )
-from counter.errors import PreconditionFailedError, StartupError
+from counter.errors import StartupError
+from counter_client.errors import PreconditionFailedError
 
 _Which = Annotated[str, flag("The namespace")]
 

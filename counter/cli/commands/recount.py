@@ -17,8 +17,8 @@ from counter.cli.client import (
 )
 from counter.cli.drawing import progress
 from counter.cli.terminal import Json, flag, instant, print_answer
-from counter.client import CounterClient, Point
 from counter.durations import format_duration, parse_duration
+from counter_client import CounterClient, Point
 
 _ASK_EVERY_S: Final = 0.5
 #: A recount waits until the current window is closed: seconds to a minute, by the namespace's

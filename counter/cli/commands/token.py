@@ -27,13 +27,12 @@ from counter.cli.terminal import (
     remark,
     signed,
 )
-from counter.client import CounterClient, Event, Key, Token, Unfinished
-from counter.client.tokens import text_of
 from counter.clock import to_us
 from counter.durations import format_duration, parse_duration
 from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
 from counter.tokens import format_nonce
+from counter_client import CounterClient, Event, Key, Token, Unfinished
 
 _Text = Annotated[str, flag("The token: <UUID>@<time>, or a UUIDv7")]
 
@@ -115,7 +114,7 @@ def derive(
             body = _document(made) if isinstance(made, Token) else {"text": str(made)}
             print_out(json_line({**body, "label": label}))
         else:
-            print_out(text_of(made))
+            print_out(str(made))
 
 
 def resolve(
@@ -154,7 +153,7 @@ def resolve(
                 _report_open(service, token, name, credential, json=json)
             else:
                 items = ((name, delta_of(delta)),)
-                text = text_of(credential)
+                text = str(credential)
                 _decide(client, Unfinished("add", service.namespace, items, text), json=json)
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, duration_us, ended, opened
 from counter.cli.drawing import Screen, progress
 from counter.cli.terminal import JsonLines, flag, json_line, print_out, remark, second, table
-from counter.client import Busiest, CounterClient
 from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX, SECOND
+from counter_client import Busiest, CounterClient
 
 _ADDS: Final = "adds"
 _COUNT: Final = "count"

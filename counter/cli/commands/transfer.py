@@ -27,12 +27,13 @@ from counter.cli.client import (
 )
 from counter.cli.drawing import progress
 from counter.cli.terminal import EXIT_INTERRUPTED, flag, print_answer, printing, remark
-from counter.client import Count, CounterClient, UnknownOutcomeError
 from counter.durations import format_duration, parse_iso_duration
-from counter.errors import CounterError, StartupError
+from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
 from counter.ops.importing import CountsFile, Horizon, Importer, LaterError, LedgerError, examine
+from counter_client import Count, CounterClient, UnknownOutcomeError
+from counter_client.errors import CounterError
 
 #: In place of a file.
 STDOUT: Final = "-"

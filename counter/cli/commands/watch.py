@@ -35,9 +35,10 @@ from counter.cli.terminal import (
     second,
     signed,
 )
-from counter.client import AsyncCounterClient, Count, CounterError
-from counter.errors import StartupError, UnavailableError
+from counter.errors import StartupError
 from counter.limits import SECOND
+from counter_client import AsyncCounterClient, Count, CounterError
+from counter_client.errors import UnavailableError
 
 #: Seconds over which the rate is averaged, and seconds that are drawn.
 _RATE_S: Final = 10

@@ -10,7 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from counter.errors import InvalidParameterError
+from counter_client.errors import InvalidParameterError
 
 _PORT_MAX: Final = 65_535
 

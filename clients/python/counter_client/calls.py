@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -11,16 +12,16 @@ from json.encoder import encode_basestring
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from counter import limits
-from counter.client import answers
-from counter.client.failures import (
+from counter_client import answers
+from counter_client.errors import CounterError, InvalidParameterError
+from counter_client.failures import (
     Unfinished,
     UnknownOutcomeError,
     error_of_answer,
     error_of_problem,
     unexpected,
 )
-from counter.client.tokens import (
+from counter_client.tokens import (
     Credential,
     Items,
     Key,
@@ -32,17 +33,18 @@ from counter.client.tokens import (
     checked_namespace,
     checked_token,
     moment_text,
-    text_of,
+    to_rfc3339,
 )
-from counter.clock import to_rfc3339
-from counter.errors import CounterError, InvalidParameterError
-from counter.tokens import format_nonce
 
 T = TypeVar("T")
 #: A namespace's settings as the service writes them, including its name.
 Settings = dict[str, Any]
-#: Items per page by default.
-PAGE: Final = limits.PAGE_ITEMS_MAX
+#: Bounds of the service.
+ATOMIC_ITEMS_MAX: Final = 100
+BATCH_ITEMS_MAX: Final = 1_000
+BODY_BYTES_MAX: Final = 1024 * 1024
+#: Items per page by default, and at most.
+PAGE_ITEMS_MAX: Final = 1_000
 
 
 class Request(NamedTuple):
@@ -125,7 +127,7 @@ class Calls:
         return self._tokened("clear", [(counter, 0)], token, answers.cleared_of)
 
     def atomic(self, items: Items, token: Credential | None) -> Call[list[answers.Added]]:
-        found = checked_items(items, limits.ATOMIC_ITEMS_MAX)
+        found = checked_items(items, ATOMIC_ITEMS_MAX)
         return self._tokened("atomic/add", found, token, _results_of(answers.added_of))
 
     def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
@@ -152,7 +154,7 @@ class Calls:
 
     def unfinished(self, counter: str, delta: int, token: Credential) -> Unfinished:
         """Return an add of a batch as an Unfinished."""
-        return Unfinished("add", self.namespace, ((counter, delta),), text_of(token))
+        return Unfinished("add", self.namespace, ((counter, delta),), str(token))
 
     def batch_get(
         self, counters: Iterable[str], max_staleness: str | None
@@ -164,7 +166,9 @@ class Calls:
         return Call(request, _results_of(_count_or_raise))
 
     def counters(self, prefix: str | None, page: str | None) -> Call[tuple[list[str], str | None]]:
-        path = f"{self._base}/counters" + _query(prefix=prefix, limit=str(PAGE), page=page)
+        path = f"{self._base}/counters" + _query(
+            prefix=prefix, limit=str(PAGE_ITEMS_MAX), page=page
+        )
         return Call(
             Request("GET", path, "counters"), lambda body: (body["counters"], body["next_page"])
         )
@@ -179,7 +183,7 @@ class Calls:
         start: datetime | None,
         end: datetime | None,
         page: str | None,
-        items: int = PAGE,
+        items: int = PAGE_ITEMS_MAX,
     ) -> Call[tuple[list[answers.Event], str | None]]:
         query = _query(
             **{
@@ -263,13 +267,13 @@ class Calls:
         else:
             nonce, time_us = credential
             body["idempotency_token"] = {
-                "token": format_nonce(nonce),
+                "token": str(uuid.UUID(bytes=nonce)),
                 "generation_time": to_rfc3339(time_us),
             }
         return Call(
             _post(path, operation, _json(body), headers),
             read,
-            Unfinished(operation, self.namespace, tuple(items), text_of(credential)),
+            Unfinished(operation, self.namespace, tuple(items), str(credential)),
         )
 
     def _renewed(

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from counter import limits
-from counter.client.answers import Added, added_of
-from counter.client.calls import Call, Calls, item_text
-from counter.client.failures import (
+from counter_client.answers import Added, added_of
+from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, item_text
+from counter_client.errors import BodyTooLargeError, CounterError, InvalidBodyError
+from counter_client.failures import (
     ClosedError,
     Rejected,
     UnexpectedAnswerError,
@@ -24,7 +24,7 @@ from counter.client.failures import (
     error_of_problem,
     unexpected,
 )
-from counter.client.retrying import (
+from counter_client.retrying import (
     Answer,
     Do,
     Pause,
@@ -35,11 +35,10 @@ from counter.client.retrying import (
     may_have_arrived,
     reply_of,
 )
-from counter.client.tokens import Items, Token, checked_items
-from counter.errors import BodyTooLargeError, CounterError, InvalidBodyError
+from counter_client.tokens import INT64_MAX, INT64_MIN, NONCE_BYTES, Items, Token, checked_items
 
 #: Bytes of a body that are left for its items.
-_ITEMS_BYTES_MAX: Final = limits.BODY_BYTES_MAX - 64
+_ITEMS_BYTES_MAX: Final = BODY_BYTES_MAX - 64
 _FOR_EVER_S: Final = float("inf")
 #: Longest pause of a delivery without a deadline, whatever Retry-After says.
 _PAUSE_MAX_S: Final = 3_600.0
@@ -80,14 +79,14 @@ class Delivery:
         self.trouble: CounterError | None = None
         self._calls = calls
         self._renew = renew
-        self._most = limits.BATCH_ITEMS_MAX
+        self._most = BATCH_ITEMS_MAX
         #: Whether an attempt may have been counted, at least in part.
         self._unknown = False
 
     @classmethod
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
         """Make a batch under new tokens. Raises InvalidParameterError."""
-        found = checked_items(items, limits.BATCH_ITEMS_MAX)
+        found = checked_items(items, BATCH_ITEMS_MAX)
         return cls(calls, [Item(counter, delta, Token.new()) for counter, delta in found])
 
     def until_deadline(self, policy: Policy) -> Steps[list[Added | CounterError]]:
@@ -217,7 +216,7 @@ def _is_too_much(error: CounterError) -> bool:
     )
 
 
-PIECE_ITEMS_MAX: Final = limits.BATCH_ITEMS_MAX
+PIECE_ITEMS_MAX: Final = BATCH_ITEMS_MAX
 
 
 class Backlog:
@@ -260,7 +259,7 @@ class Backlog:
         names = list(islice(self._totals, PIECE_ITEMS_MAX))
         parts = [(name, part) for name in names for part in _parts(self._totals[name])]
         time_us = _now_us() + self._ahead_us
-        nonces = os.urandom(limits.NONCE_BYTES * len(parts))
+        nonces = os.urandom(NONCE_BYTES * len(parts))
         piece = [
             Item(name, delta, Token(nonces[16 * at : 16 * at + 16], time_us), row=at + 1)
             for at, (name, delta) in enumerate(parts)
@@ -324,8 +323,8 @@ def _now_us() -> int:
 
 def _parts(total: int) -> Iterator[int]:
     """Split *total* into signed 64-bit integers."""
-    while not limits.INT64_MIN <= total <= limits.INT64_MAX:
-        part = limits.INT64_MAX if total > 0 else limits.INT64_MIN
+    while not INT64_MIN <= total <= INT64_MAX:
+        part = INT64_MAX if total > 0 else INT64_MIN
         yield part
         total -= part
     yield total

@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
-from counter import limits, tokens, types
-from counter.clock import parse_rfc3339, to_rfc3339
-from counter.errors import InvalidParameterError
-from counter.names import check_counter_name, is_namespace_name
+from counter_client.errors import InvalidParameterError
 
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+NONCE_BYTES: Final = 16
+COUNTER_NAME_CHARS_MAX: Final = 256
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+DERIVE_LABEL_CHARS_MAX: Final = 256
 _KEY_PREFIX: Final = "key:"
-_PERSON: Final = b"counter.keystep"
+_PERSON_TOKEN: Final = b"counter.derive"
+_PERSON_KEY: Final = b"counter.keystep"
+_NAMESPACE: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+#: Joiners that emoji and some scripts need; str.isprintable() rejects them.
+_JOINERS = str.maketrans("", "", "\u200c\u200d")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_RFC3339: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
 
 
-class Token(types.Token):
+def parse_rfc3339(text: str) -> int:
+    """Return the exact microseconds since the epoch of an RFC 3339 time with an offset.
+
+    Raises ValueError for anything else: no offset, more digits than microseconds, an invalid date.
+    """
+    if _RFC3339.fullmatch(text) is None:
+        raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
+    # fromisoformat() accepts the letters in upper case only; RFC 3339 allows both.
+    return (datetime.fromisoformat(text.upper()) - _EPOCH) // _MICROSECOND
+
+
+def to_rfc3339(time_us: int) -> str:
+    """Format *time_us* as RFC 3339 in UTC with microseconds, ``2026-01-31T08:15:30.000250Z``."""
+    seconds, microseconds = divmod(time_us, 1_000_000)
+    return f"{_second_text(seconds)}.{microseconds:06d}Z"
+
+
+@lru_cache(maxsize=4_096)
+def _second_text(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
+
+
+class Token(NamedTuple):
     """An idempotency token: a nonce of 16 bytes and its creation time (µs since 1970, UTC).
 
     Make one for each intended add, and send it with every attempt.
     """
 
-    __slots__ = ()
+    nonce: bytes
+    generation_time_us: int
 
     @classmethod
     def new(cls) -> Token:
@@ -58,11 +95,18 @@ class Token(types.Token):
     def derive(self, label: str) -> Token:
         """Return the token of the step *label* (1 to 256 characters) of this token's work.
 
-        It is the same on every machine. Raises InvalidParameterError."""
-        return Token(*tokens.derive(self, label))
+        It is the same on every machine, because it is BLAKE2b of this nonce and the label, with
+        this token's time. Raises InvalidParameterError.
+        """
+        digest = hashlib.blake2b(
+            self.nonce + _checked_label(label).encode(),
+            digest_size=NONCE_BYTES,
+            person=_PERSON_TOKEN,
+        )
+        return Token(digest.digest(), self.generation_time_us)
 
     def __str__(self) -> str:
-        return f"{tokens.format_nonce(self.nonce)}@{to_rfc3339(self.generation_time_us)}"
+        return f"{uuid.UUID(bytes=self.nonce)}@{to_rfc3339(self.generation_time_us)}"
 
 
 class Key(NamedTuple):
@@ -73,10 +117,9 @@ class Key(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Key:
         """Return *text* as a key. Raises InvalidParameterError."""
-        if not 1 <= len(text) <= limits.IDEMPOTENCY_KEY_CHARS_MAX:
+        if not 1 <= len(text) <= IDEMPOTENCY_KEY_CHARS_MAX:
             raise InvalidParameterError(
-                f"the key has {len(text)} characters; 1 to {limits.IDEMPOTENCY_KEY_CHARS_MAX} are"
-                " allowed"
+                f"the key has {len(text)} characters; 1 to {IDEMPOTENCY_KEY_CHARS_MAX} are allowed"
             )
         if not text.isascii() or not text.isprintable() or text != text.strip():
             raise InvalidParameterError(
@@ -86,27 +129,16 @@ class Key(NamedTuple):
 
     def derive(self, label: str) -> Key:
         """Return the key of the step *label* (1 to 256 characters), the same on every machine."""
-        if not 1 <= len(label) <= limits.DERIVE_LABEL_CHARS_MAX:
-            raise InvalidParameterError(
-                f"label has {len(label)} characters; 1 to {limits.DERIVE_LABEL_CHARS_MAX} are"
-                " allowed"
-            )
-        digest = hashlib.blake2b(digest_size=24, person=_PERSON)
-        digest.update(len(self.text).to_bytes(4, "big") + self.text.encode() + label.encode())
+        step = _checked_label(label).encode()
+        digest = hashlib.blake2b(digest_size=24, person=_PERSON_KEY)
+        digest.update(len(self.text).to_bytes(4, "big") + self.text.encode() + step)
         return Key(f"derived:{digest.hexdigest()}")
 
     def __str__(self) -> str:
         return _KEY_PREFIX + self.text
 
 
-Credential = types.Token | Key
-
-
-def text_of(credential: Credential) -> str:
-    """Return a token or a key as text for :meth:`Token.parse`."""
-    return str(credential if isinstance(credential, Key) else Token(*credential))
-
-
+Credential = Token | Key
 T = TypeVar("T")
 #: Counters and their deltas: pairs, or a mapping.
 Items = Iterable[tuple[str, int]] | Mapping[str, int]
@@ -115,10 +147,9 @@ _SHOWN_CHARS_MAX: Final = 80
 
 def check_delta(delta: int) -> int:
     """Return *delta* if it is a signed 64-bit integer."""
-    if type(delta) is not int or not limits.INT64_MIN <= delta <= limits.INT64_MAX:
+    if type(delta) is not int or not INT64_MIN <= delta <= INT64_MAX:
         raise InvalidParameterError(
-            f"the delta is {_shown(delta)}; it must be an integer from {limits.INT64_MIN} to"
-            f" {limits.INT64_MAX}"
+            f"the delta is {_shown(delta)}; it must be an integer from {INT64_MIN} to {INT64_MAX}"
         )
     return delta
 
@@ -127,10 +158,19 @@ def checked_name(counter: str) -> str:
     """Return *counter* if it is a valid counter name."""
     if not isinstance(counter, str):
         raise InvalidParameterError(f"a counter's name is text, and this is {_shown(counter)}")
-    try:
-        return check_counter_name(counter)
-    except ValueError as error:
-        raise InvalidParameterError(f"{_shown(counter)}: {error}") from error
+    if counter.isalnum() and len(counter) <= COUNTER_NAME_CHARS_MAX:
+        return counter
+    if not 1 <= len(counter) <= COUNTER_NAME_CHARS_MAX:
+        raise InvalidParameterError(
+            f"{_shown(counter)}: a counter's name has 1 to {COUNTER_NAME_CHARS_MAX}"
+            f" characters, this one has {len(counter)}"
+        )
+    if not counter.isprintable() and not counter.translate(_JOINERS).isprintable():
+        bad = next(c for c in counter.translate(_JOINERS) if not c.isprintable())
+        raise InvalidParameterError(
+            f"{_shown(counter)}: a counter's name is printable; this one holds U+{ord(bad):04X}"
+        )
+    return counter
 
 
 def checked_names(counters: Iterable[str]) -> list[str]:
@@ -161,7 +201,7 @@ def checked_items(items: Items, most: int) -> list[tuple[str, int]]:
 
 def checked_token(token: Credential) -> Credential:
     """Return *token* if it is a token or a key."""
-    if not isinstance(token, types.Token | Key):
+    if not isinstance(token, Token | Key):
         raise InvalidParameterError(
             f"the token is {_shown(token)}; make one with Token.from_key(your id), or with"
             " Token.parse(str of a token)"
@@ -171,7 +211,7 @@ def checked_token(token: Credential) -> Credential:
 
 def checked_namespace(namespace: str) -> str:
     """Return *namespace* if it is a valid namespace name."""
-    if not isinstance(namespace, str) or not is_namespace_name(namespace):
+    if not isinstance(namespace, str) or _NAMESPACE.fullmatch(namespace) is None:
         raise InvalidParameterError(
             f"the namespace is {_shown(namespace)}; its name begins with a lower-case letter, and"
             " has up to 63 lower-case letters, digits, - and _"
@@ -188,6 +228,14 @@ def moment_text(moment: datetime | None) -> str | None:
     if moment.tzinfo is None:
         raise InvalidParameterError(f"{moment} has no time zone; give one, such as UTC")
     return moment.isoformat()
+
+
+def _checked_label(label: str) -> str:
+    if not 1 <= len(label) <= DERIVE_LABEL_CHARS_MAX:
+        raise InvalidParameterError(
+            f"label has {len(label)} characters; 1 to {DERIVE_LABEL_CHARS_MAX} are allowed"
+        )
+    return label
 
 
 def _each(values: Iterable[T], what: str) -> Iterator[T]:

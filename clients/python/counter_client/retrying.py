@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from counter.client.calls import Call, Reply, Request, tokens
-from counter.client.failures import UnexpectedAnswerError, UnreachableError
-from counter.client.options import Options
-from counter.client.tokens import Token
-from counter.errors import CounterError, TokenConflictError, TokenTooOldError
+from counter_client.calls import Call, Reply, Request, tokens
+from counter_client.errors import CounterError, TokenConflictError, TokenTooOldError
+from counter_client.failures import UnexpectedAnswerError, UnreachableError
+from counter_client.options import Options
+from counter_client.tokens import Token
 
 T = TypeVar("T")
 Answer = Reply | UnreachableError | UnexpectedAnswerError

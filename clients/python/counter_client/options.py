@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from counter.errors import CounterError, InvalidParameterError
+from counter_client.errors import CounterError, InvalidParameterError
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Options:
     tls_cert: str | None = None
     #: ... and its key.
     tls_key: str | None = None
-    #: Called before each attempt, in the thread and context of its call; :mod:`counter.client.otel`
+    #: Called before each attempt, in the thread and context of its call; :mod:`counter_client.otel`
     #: has one for traces. Its exceptions are logged.
     before_attempt: Callable[[Sending], Watch] | None = None
     #: Called after each attempt, in the same thread; its exceptions are logged.

@@ -1,8 +1,8 @@
 """The client's errors: the service's classes, parsed from problem documents, and a few more.
 
-All of them are :class:`counter.errors.CounterError`. ``applied`` says whether the token's add is
-counted (None: not known), ``retry`` what to do next; see docs/http.md. Errors of the client alone
-have the code of their base class.
+All of them are :class:`counter_client.errors.CounterError`. ``applied`` says whether the token's
+add is counted (None: not known), ``retry`` what to do next; see docs/http.md. Errors of the client
+alone have the code of their base class.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from email.utils import parsedate_to_datetime
 from math import isnan
 from typing import Any, Final
 
-from counter.client.tokens import Credential, Token
-from counter.errors import (
+from counter_client.errors import (
     CounterError,
     InvalidParameterError,
     OverloadedError,
     Retry,
     UnavailableError,
 )
+from counter_client.tokens import Credential, Token
 
 _RETRIES: Final[Mapping[str, Retry]] = {
     "same_token": "same_token",

@@ -1,11 +1,11 @@
 """The Python SDK: :class:`CounterClient` for threads, :class:`AsyncCounterClient` for event loops.
 
-It raises the errors of :mod:`counter.errors` and a few of its own. It imports no server code and
-has no module-level state.
+It raises the errors of :mod:`counter_client.errors`, one class for each code of the service, and a
+few of its own. It has no module-level state.
 """
 
-from counter.client.aio import AsyncCounterClient
-from counter.client.answers import (
+from counter_client.aio import AsyncCounterClient
+from counter_client.answers import (
     Added,
     AddedCount,
     Busiest,
@@ -16,8 +16,9 @@ from counter.client.answers import (
     Point,
     Resolved,
 )
-from counter.client.buffer import AsyncBuffer, Buffer
-from counter.client.failures import (
+from counter_client.buffer import AsyncBuffer, Buffer
+from counter_client.errors import CounterError
+from counter_client.failures import (
     BufferFullError,
     ClosedError,
     Rejected,
@@ -29,10 +30,11 @@ from counter.client.failures import (
     UnreachableError,
     UnsentError,
 )
-from counter.client.options import Attempt, Flush, Options, Sending, Watch
-from counter.client.sync import CounterClient
-from counter.client.tokens import Key, Token
-from counter.errors import CounterError
+from counter_client.options import Attempt, Flush, Options, Sending, Watch
+from counter_client.sync import CounterClient
+from counter_client.tokens import Key, Token
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Added",

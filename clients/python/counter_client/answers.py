@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from counter.client.tokens import Token
-from counter.clock import parse_rfc3339
+from counter_client.tokens import Token, parse_rfc3339
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import Any, Final
 import httpcore
 import httpx
 
-from counter import limits
-from counter.client import answers
-from counter.client.addresses import Places, authorization, by_proxy, direct
-from counter.client.calls import Reply, Request
-from counter.client.failures import (
+from counter_client import answers
+from counter_client.addresses import Places, authorization, by_proxy, direct
+from counter_client.calls import Reply, Request
+from counter_client.errors import CounterError, InvalidParameterError
+from counter_client.failures import (
     ClosedError,
     UnexpectedAnswerError,
     UnreachableError,
@@ -31,11 +31,14 @@ from counter.client.failures import (
     too_large,
     unexpected,
 )
-from counter.client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
-from counter.client.retrying import Answer, Budget, Policy, Send
-from counter.errors import CounterError, InvalidParameterError
+from counter_client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
+from counter_client.retrying import Answer, Budget, Policy, Send
 
 #: Bytes per write; the deadline is checked between writes.
+#: How much of an answer is read: of one with many items; of any other, a problem included; and of
+#: one event of a stream.
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+ANSWER_ONE_BYTES_MAX: Final = 64 * 1024
 _PIECE_BYTES: Final = 65_536
 
 
@@ -293,7 +296,7 @@ class Body:
     def __init__(self, response: httpx.Response, what: str) -> None:
         self._what = what
         many = what in _MANY and response.is_success
-        self._bytes_max = limits.ANSWER_BYTES_MAX if many else limits.ANSWER_ONE_BYTES_MAX
+        self._bytes_max = ANSWER_BYTES_MAX if many else ANSWER_ONE_BYTES_MAX
         #: The start of an error is enough: a proxy may send a long page.
         self._may_cut = not response.is_success
         self._parts: list[bytes] = []
@@ -345,8 +348,8 @@ class _Lines:
         for each in self._body.unpacked(part):
             *ended, self._rest = (self._rest + each).split(b"\n")
             for line in (*ended, self._rest):
-                if len(line) > limits.ANSWER_ONE_BYTES_MAX:
-                    raise too_large(limits.ANSWER_ONE_BYTES_MAX, "a line of a stream")
+                if len(line) > ANSWER_ONE_BYTES_MAX:
+                    raise too_large(ANSWER_ONE_BYTES_MAX, "a line of a stream")
             for line in ended:
                 yield line.removesuffix(b"\r").decode("utf-8", "replace")
 
@@ -606,8 +609,8 @@ class Course:
             self._event = value.strip()
         elif name == "data":
             self._data += value.strip()
-            if len(self._data) > limits.ANSWER_ONE_BYTES_MAX:
-                raise too_large(limits.ANSWER_ONE_BYTES_MAX, "an event of a stream")
+            if len(self._data) > ANSWER_ONE_BYTES_MAX:
+                raise too_large(ANSWER_ONE_BYTES_MAX, "an event of a stream")
         elif not text:
             event, data = self._event, self._data
             self._event = self._data = ""

@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, ClassVar, Final
 
-from counter.client.delivery import Backlog, Item, Renewed
-from counter.client.failures import ClosedError, Rejected, SpoolBusyError
-from counter.client.tokens import Token
-from counter.errors import CounterError, InvalidParameterError, StoreUnavailableError
+from counter_client.delivery import Backlog, Item, Renewed
+from counter_client.errors import CounterError, InvalidParameterError, StoreUnavailableError
+from counter_client.failures import ClosedError, Rejected, SpoolBusyError
+from counter_client.tokens import Token
 
 #: Slots of one namespace in one directory.
 SLOTS_MAX: Final = 256

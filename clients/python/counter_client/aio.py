@@ -10,24 +10,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from counter.client import answers
-from counter.client.addresses import checked_urls
-from counter.client.buffer import AsyncBuffer
-from counter.client.buffering import Bounds
-from counter.client.calls import PAGE, Call, Calls, Settings, namespaces, tokens
-from counter.client.delivery import Delivery
-from counter.client.failures import Unfinished, UnknownOutcomeError, unfinished_of
-from counter.client.options import Options
-from counter.client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
-from counter.client.tokens import Credential, Items, Token
-from counter.client.transport import AsyncTransport, Course, LiveUpdate
-from counter.errors import CounterError, TokenTooOldError
+from counter_client import answers
+from counter_client.addresses import checked_urls
+from counter_client.buffer import AsyncBuffer, Bounds
+from counter_client.calls import PAGE_ITEMS_MAX, Call, Calls, Settings, namespaces, tokens
+from counter_client.delivery import Delivery
+from counter_client.errors import CounterError, TokenTooOldError
+from counter_client.failures import Unfinished, UnknownOutcomeError, unfinished_of
+from counter_client.options import Options
+from counter_client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
+from counter_client.tokens import Credential, Items, Token
+from counter_client.transport import AsyncTransport, Course, LiveUpdate
 
 T = TypeVar("T")
 
 
 class AsyncCounterClient:
-    """The same as :class:`counter.client.CounterClient`, for one event loop.
+    """The same as :class:`counter_client.CounterClient`, for one event loop.
 
     A cancelled add may have been counted: pass your own token if that matters.
     """
@@ -154,7 +153,7 @@ class AsyncCounterClient:
         """Yield at most *limit* events of ``[start, end)``, latest first, read page by page."""
         page, left = None, limit
         while left is None or left > 0:
-            items = PAGE if left is None else min(PAGE, left)
+            items = PAGE_ITEMS_MAX if left is None else min(PAGE_ITEMS_MAX, left)
             found, page = await self._call(self._calls.events(counter, start, end, page, items))
             for each in found:
                 yield each

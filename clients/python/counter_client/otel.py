@@ -16,9 +16,9 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from counter.client.options import Attempt, Sending, Watch
+from counter_client.options import Attempt, Sending, Watch
 
-_NAME: Final = "counter.client"
+_NAME: Final = "counter_client"
 #: From this status on, an answer is an error for a client span.
 _ERRORS: Final = 400
 _PORTS: Final = (("http", 80), ("https", 443))

@@ -13,24 +13,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from counter.client import answers
-from counter.client.addresses import checked_urls
-from counter.client.buffer import Buffer
-from counter.client.buffering import Bounds
-from counter.client.calls import PAGE, Call, Calls, Request, Settings, namespaces, tokens
-from counter.client.delivery import Delivery
-from counter.client.failures import (
+from counter_client import answers
+from counter_client.addresses import checked_urls
+from counter_client.buffer import Bounds, Buffer
+from counter_client.calls import PAGE_ITEMS_MAX, Call, Calls, Request, Settings, namespaces, tokens
+from counter_client.delivery import Delivery
+from counter_client.errors import CounterError, TokenTooOldError
+from counter_client.failures import (
     ClosedError,
     Unfinished,
     UnknownOutcomeError,
     UnreachableError,
     unfinished_of,
 )
-from counter.client.options import Options
-from counter.client.retrying import Answer, Budget, Effect, Pause, Policy, Send, attempts, drive
-from counter.client.tokens import Credential, Items, Token
-from counter.client.transport import AsyncTransport, Course, LiveUpdate, SyncTransport
-from counter.errors import CounterError, TokenTooOldError
+from counter_client.options import Options
+from counter_client.retrying import Answer, Budget, Effect, Pause, Policy, Send, attempts, drive
+from counter_client.tokens import Credential, Items, Token
+from counter_client.transport import AsyncTransport, Course, LiveUpdate, SyncTransport
 
 T = TypeVar("T")
 
@@ -265,7 +264,7 @@ class CounterClient:
         """Yield at most *limit* events of ``[start, end)``, latest first, read page by page."""
         page, left = None, limit
         while left is None or left > 0:
-            items = PAGE if left is None else min(PAGE, left)
+            items = PAGE_ITEMS_MAX if left is None else min(PAGE_ITEMS_MAX, left)
             found, page = self._call(self._calls.events(counter, start, end, page, items))
             yield from found
             if page is None:

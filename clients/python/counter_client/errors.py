@@ -1,0 +1,261 @@
+"""Define the tree of errors. Each one states what it means for the token.
+
+``applied`` describes the *token*, not this request. ``False`` means that the token never counts:
+that was decided permanently. ``None`` means that this answer does not know. ``retry`` names the
+next step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+Retry = Literal["same_token", "new_token", "never"]
+
+
+class CounterError(Exception):
+    """The base class of all errors that a caller can receive.
+
+    ``detail`` names the value, the bound and the fix; ``fields`` are extra members of the problem
+    document; ``retry_after_us`` is how long to wait before ``retry`` makes sense.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    applied: bool | None = None
+    retry: Retry = "same_token"
+
+    def __init__(self, detail: str, *, retry_after_us: int | None = None, **fields: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_us = retry_after_us
+        self.fields = fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the attributes, because the constructors of subclasses take other arguments."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(kind: type[CounterError], args: tuple[Any, ...]) -> CounterError:
+    return kind.__new__(kind, *args)
+
+
+class BadRequestError(CounterError):
+    """The request is malformed, and wrote nothing.
+
+    ``applied`` is null because an earlier, well-formed request may have used the same token.
+    """
+
+    code = "bad_request"
+    retry: Retry = "never"
+
+
+class InvalidBodyError(BadRequestError):
+    """A field of the body is missing, unknown, of the wrong type, or out of bounds."""
+
+    code = "invalid_body"
+
+
+class InvalidParameterError(BadRequestError):
+    """A part of the path, the query or a header is malformed or out of bounds."""
+
+    code = "invalid_parameter"
+
+
+class TokenMissingError(BadRequestError):
+    """A token is missing; without one a retry looks like a second add."""
+
+    code = "token_missing"
+
+
+class TokenAmbiguousError(BadRequestError):
+    """The request has two tokens, and it is unclear which one is meant."""
+
+    code = "token_ambiguous"
+
+
+class NotSupportedError(BadRequestError):
+    """BEST_EFFORT namespaces keep no events."""
+
+    code = "not_supported"
+
+
+class BodyTooLargeError(BadRequestError):
+    """The body is too large: send several smaller batches."""
+
+    code = "body_too_large"
+
+
+class HeadTooLargeError(BadRequestError):
+    """The request line and headers together are too large."""
+
+    code = "head_too_large"
+
+
+class UriTooLongError(BadRequestError):
+    """The path and query together are too long."""
+
+    code = "uri_too_long"
+
+
+class TransferCodingError(BadRequestError):
+    """The transfer coding is not chunked (RFC 9112, 6.1)."""
+
+    code = "transfer_coding_unsupported"
+
+
+class UnsupportedMediaTypeError(BadRequestError):
+    """The route does not accept the media type of the body."""
+
+    code = "unsupported_media_type"
+
+
+class RequestTimeoutError(CounterError):
+    """The body did not arrive in time. Another request with the token may have been applied."""
+
+    code = "request_timeout"
+
+
+class KeyMissingError(CounterError):
+    """The API key is missing: send ``Authorization: Bearer ck_...``. Nothing was done."""
+
+    code = "key_missing"
+    retry: Retry = "never"
+
+
+class KeyInvalidError(CounterError):
+    """The API key is mistyped, expired or revoked. Nothing was done."""
+
+    code = "key_invalid"
+    retry: Retry = "never"
+
+
+class ScopeInsufficientError(CounterError):
+    """The key's scope is too narrow: use a key of a wider scope. Nothing was done."""
+
+    code = "scope_insufficient"
+    retry: Retry = "never"
+
+
+class OriginRefusedError(CounterError):
+    """A page of another origin may not use a visitor's browser when there are no API keys."""
+
+    code = "origin_refused"
+    retry: Retry = "never"
+
+
+class QuotaExceededError(CounterError):
+    """The quota is reached: delete a namespace, or have the operator raise it. Nothing was done."""
+
+    code = "quota_exceeded"
+    retry: Retry = "never"
+
+
+class NotFoundError(CounterError):
+    """No route has this path."""
+
+    code = "not_found"
+    retry: Retry = "never"
+
+
+class NamespaceUnknownError(NotFoundError):
+    """The namespace does not exist: create it first, or check its spelling."""
+
+    code = "namespace_unknown"
+
+
+class MethodNotAllowedError(BadRequestError):
+    """The method is not supported; the Allow header lists the methods that are."""
+
+    code = "method_not_allowed"
+
+
+class NamespaceConflictError(CounterError):
+    """The request changes a setting that is fixed for the namespace's lifetime."""
+
+    code = "namespace_immutable"
+    retry: Retry = "never"
+
+
+class PreconditionFailedError(CounterError):
+    """If-Match or If-None-Match did not match: read the resource again."""
+
+    code = "precondition_failed"
+    retry: Retry = "never"
+
+
+class TokenInFutureError(CounterError):
+    """The token's time is too far in the future: its event would win over every later write."""
+
+    code = "token_in_future"
+
+
+class TokenConflictError(CounterError):
+    """The token was used with another payload. The first payload remains in effect."""
+
+    code = "token_conflict"
+    retry: Retry = "never"
+
+
+class TokenPendingError(CounterError):
+    """The token is late and its window still open: an earlier write may be in flight."""
+
+    code = "token_pending"
+
+
+class TokenTooOldError(CounterError):
+    """The token is late. It was voided (``applied: false``), or it is too old to look up
+    (``applied: null``)."""
+
+    code = "token_too_old"
+
+    def __init__(self, detail: str, *, applied: bool | None, **fields: Any) -> None:
+        super().__init__(detail, **fields)
+        self.applied = applied
+        self.retry = "new_token" if applied is False else "never"
+
+
+class UnavailableError(CounterError):
+    """The service cannot do it now; the token may or may not have been applied."""
+
+    code = "unavailable"
+
+
+class OverloadedError(UnavailableError):
+    """Too many requests wait already. Nothing was done; wait, and send the same request again."""
+
+    code = "overloaded"
+
+
+class RateLimitedError(UnavailableError):
+    """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
+
+    code = "rate_limited"
+
+
+class StoreUnavailableError(UnavailableError):
+    """The store failed or cannot be reached: the detail names the cause and the fix."""
+
+    code = "store_unavailable"
+
+
+class CacheUnavailableError(UnavailableError):
+    """The cache failed or cannot be reached: best-effort counters exist only in it."""
+
+    code = "cache_unavailable"
+
+
+class ClockSkewError(UnavailableError):
+    """This process's clock is too far from the store's: a rollup could miss its writes."""
+
+    code = "clock_skew"
+
+
+class WriteTimeoutError(UnavailableError):
+    """The write may have been applied, or may still be: send the same token again to find out."""
+
+    code = "write_timeout"
+
+
+class SliceMissingError(UnavailableError):
+    """The table for the token's time does not exist yet, or was dropped."""
+
+    code = "slice_missing"
