@@ -12,7 +12,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY counter counter
 COPY rollup rollup
 COPY api api
-RUN /opt/counter/bin/pip install --no-index --no-deps --no-build-isolation .
+COPY clients/python clients/python
+RUN /opt/counter/bin/pip install --no-index --no-deps --no-build-isolation . ./clients/python
 
 FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="Distributed counter" \

@@ -1,16 +1,14 @@
 """Run the command line, for ``python -m counter`` and the script ``counter``.
 
-The SDK alone also installs it: if a command needs a part that is not installed, the error names the
-command that installs it.
+The server works without the client: if a command asks a service and the client is not installed,
+the error says how to install it.
 """
 
 import sys
 from typing import Final
 
-#: The packages that every command needs; any other missing package belongs to the server.
-_COMMAND_LINE: Final = ("cyclopts", "rich")
-#: If one of these is not found, it is a bug and not a part that was left out.
-_OURS: Final = ("counter", "api", "rollup")
+#: The client, and what it needs that the server does not.
+_CLIENT: Final = ("counter_client", "httpx")
 #: The exit code of a command that cannot start.
 _EXIT_CANNOT_START: Final = 2
 #: The exit code that shells use for an interrupted program.
@@ -28,15 +26,11 @@ def main() -> None:
         raise SystemExit(_EXIT_INTERRUPTED) from None
     except ImportError as error:
         missing = _missing(error)
-        if missing is None:
+        if missing not in _CLIENT:
             raise
-        part, how = "the server, which this takes,", ""
-        if missing in _COMMAND_LINE:
-            part = "the command line"
-            how = " in its checkout, pip install '.[cli]' to ask a service, or, to serve too,"
         sys.stderr.write(
-            f"counter: {part} is not installed (there is no module {missing}):{how}"
-            " pip install '.[server]' in its checkout\n"
+            "counter: this command asks a service, and the client is not installed (there is no"
+            f" module {missing}): pip install ./clients/python in the checkout of this project\n"
         )
         raise SystemExit(_EXIT_CANNOT_START) from None
 
@@ -45,8 +39,7 @@ def _missing(error: BaseException | None) -> str | None:
     """Return the package that *error* or one of its causes did not find; None for other errors."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
-            package = error.name.partition(".")[0]
-            return None if package in _OURS else package
+            return error.name.partition(".")[0]
         error = error.__cause__
     return None
 

@@ -32,8 +32,8 @@ _HEAD: Final = """# Errors
 Whatever the service answers that is no success is a problem document ([RFC
 9457](https://www.rfc-editor.org/rfc/rfc9457), `application/problem+json`), and so is a failed item
 of a batch. Its `type` is `/problems#<code>`: a page of the service itself, which says the same as
-this one under the same anchors. The SDK raises the class that is named; all are
-`counter_client.CounterError`.
+this one under the same anchors. The SDK raises the class that is named, of
+`counter_client.errors`; all are `CounterError`.
 
 - `applied` speaks of the *token*: `false` only where it was decided, for ever, that its add is not
   counted; `null` where this answer does not know.

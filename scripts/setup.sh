@@ -1,4 +1,4 @@
-# Sourced by the other scripts: `setup LOCK` installs the packages of LOCK and the project into .venv.
+# Sourced by the other scripts: `setup LOCK` installs the packages of LOCK, the service and the client into .venv.
 
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
@@ -29,10 +29,10 @@ find_python() {
 }
 
 # What an installed environment depends on: its place, its interpreter (a system upgrade may swap that), the lock and
-# the project. Compared whole with its copy in .venv, which is exact and needs no hash tool.
+# both projects. Compared whole with its copy in .venv, which is exact and needs no hash tool.
 state() {
     printf '%s\n' "$root" "$(readlink -f -- "$python")"
-    cat -- "$root/pyproject.toml" "$root/$1"
+    cat -- "$root/pyproject.toml" "$root/clients/python/pyproject.toml" "$root/$1"
 }
 
 is_ready() {
@@ -68,7 +68,7 @@ install() {
     echo "Installing what $1 locks (only on the first start and after a change)" >&2
     install_lock "$1" &&
         "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-            --no-build-isolation --editable "$root" ||
+            --no-build-isolation --editable "$root" --editable "$root/clients/python" ||
         fail "The installation into $venv failed; the reason is above. Run it again to continue."
     mark_installed "$1"
     # Each lock holds all of the shorter ones, at the same versions.

@@ -15,14 +15,16 @@ from typing import Any, Final
 from api.document.problem_page import shapes
 from api.http.problems import problem_of, problem_types
 from counter import limits
-from counter.client.answers import Added
-from counter.client.calls import Call, Calls
-from counter.client.options import Options
-from counter.client.retrying import Budget, Policy
-from counter.client.tokens import Credential, Key, Token
 from counter.clock import to_rfc3339
-from counter.errors import CounterError, InvalidParameterError
+from counter.errors import CounterError
 from counter.tokens import format_nonce
+from counter_client import tokens, transport
+from counter_client.answers import Added
+from counter_client.calls import Call, Calls
+from counter_client.errors import InvalidParameterError
+from counter_client.options import Options
+from counter_client.retrying import Budget, Policy
+from counter_client.tokens import Credential, Key, Token
 
 VECTORS: Final = Path(__file__).parent / "vectors"
 Json = Any
@@ -66,9 +68,9 @@ _TEXTS: Final = (
 )
 _LABELS: Final = (
     *("a", "step-1", "step-2", "Lager/Süd", "倉庫", "🙂", " ", "\x00"),
-    "l" * limits.DERIVE_LABEL_CHARS_MAX,
-    "ü" * limits.DERIVE_LABEL_CHARS_MAX,
-    "🙂" * limits.DERIVE_LABEL_CHARS_MAX,
+    "l" * tokens.DERIVE_LABEL_CHARS_MAX,
+    "ü" * tokens.DERIVE_LABEL_CHARS_MAX,
+    "🙂" * tokens.DERIVE_LABEL_CHARS_MAX,
 )
 _NAMES: Final = (
     *("views", "a/b", ".", "..", "a.b", "a b", "100%", "a+b", "a?b#c", "-._~", "!$&'()*,;=:@"),
@@ -123,7 +125,7 @@ def derivation_vectors() -> list[Case]:
         for each in parents
         for label in _LABELS
     ]
-    too_long = "l" * (limits.DERIVE_LABEL_CHARS_MAX + 1)
+    too_long = "l" * (tokens.DERIVE_LABEL_CHARS_MAX + 1)
     refused = [
         {"from": shown(each), "label": label, "refused": True}
         for each in (parents[0], parents[2])
@@ -330,7 +332,7 @@ def _foreign() -> list[Case]:
         for status in (404, 503)
         for body in ("[]", '{"code":"not_found"}', '{"error":"gone"}')
     ]
-    spaces = limits.ANSWER_ONE_BYTES_MAX + 1
+    spaces = transport.ANSWER_ONE_BYTES_MAX + 1
     found += [
         _case("200, oversized: again", [{"success": True, "spaces": spaces}, _SUCCESS], _done(), 2),
         _case(

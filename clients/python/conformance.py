@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any, Final
 
-from counter.client import (
+from counter_client import (
     CounterClient,
     CounterError,
     Key,

@@ -110,7 +110,7 @@ async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
             yield wrong("clock", guard.trouble, do)
             return
         if settings.store == "postgresql":
-            yield _ok("clock", "PostgreSQL's is followed; it is not behind what is stored")
+            yield ok("clock", "PostgreSQL's is followed; it is not behind what is stored")
             return
         apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from {name}'s"
         yield ok("clock", f"{apart}; clock_skew_max is {format_duration(guard.bound_us)}")

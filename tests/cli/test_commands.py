@@ -137,4 +137,4 @@ def test_help_shows_defaults_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: it was 0.0.0."""
     run(["--version"])
-    assert capsys.readouterr().out.strip() == metadata.version("distributed-counter")
+    assert capsys.readouterr().out.strip() == metadata.version("distributed-counter-server")

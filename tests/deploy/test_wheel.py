@@ -1,35 +1,42 @@
-"""The wheel, installed as a program that counts has it: with what it says the SDK takes, no more.
+"""The wheels of the service and of the client, each installed as its users have it.
 
-What it takes is linked from this environment, by what the wheels there say of each other: so each
+What they need is linked from this environment, by what the wheels there say of each other: so each
 version is the locked one, and nothing is downloaded.
 """
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from importlib.metadata import distribution
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import counter
+import counter_client
 from tests.support.server import ROOT, Server, served
 
-#: What the server and the command line are made of, and the SDK must do without.
-NOT_THE_SDKS = (
-    *("api", "rollup", "counter.cli", "counter.config", "counter.storage"),
-    *("cassandra", "cyclopts", "fastapi", "opentelemetry", "prometheus_client", "pydantic"),
-    *("hiredis", "pymemcache", "redis", "rich", "starlette", "uvicorn", "xxhash"),
+CLIENT, SERVER = "distributed_counter_client", "distributed_counter_server"
+#: What the client must do without.
+NOT_THE_CLIENTS = (
+    *("api", "counter", "rollup", "cassandra", "cyclopts", "fastapi", "opentelemetry"),
+    *("prometheus_client", "pydantic", "hiredis", "pymemcache", "redis", "rich", "starlette"),
+    *("uvicorn", "xxhash"),
 )
 COUNT = """
 import sys
 import counter_client
-found = sorted(set(sys.modules) & set({not_the_sdks!r}))
+found = sorted(set(sys.modules) & set({not_the_clients!r}))
 assert not found, found
 from counter_client import CounterClient, Token
 with CounterClient(sys.argv[1]) as client:
@@ -44,24 +51,33 @@ with CounterClient(sys.argv[1]) as client:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A virtual environment with the wheel and what the SDK takes in it."""
+    """A virtual environment with wheels in it, and what they need."""
 
     place: Path
-    wheel: Path
-    metadata: Message
 
-    def run(self, *words: str | Path, also: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a script of it, far from this tree, with the packages in *also*."""
+    @property
+    def packages(self) -> Path:
+        [found] = self.place.glob("lib/python*/site-packages")
+        return found
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a script of it, far from this tree."""
         return subprocess.run(
             [self.place / "bin" / words[0], *words[1:]],
             cwd=self.place,
-            env={} if also is None else {"PYTHONPATH": str(also)},
+            env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
+
+
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        [path] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(path).decode())
 
 
 def needed(metadata: Message, extra: str) -> Iterator[Requirement]:
@@ -89,120 +105,193 @@ def link(wanted: Sequence[Requirement], into: Path) -> None:
             open_ones += [(each.name, more) for more in ("", *each.extras)]
 
 
-def made(*words: str | Path) -> None:
+def made(*words: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        words,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    place = tmp_path_factory.mktemp("wheel")
-    made("hatchling", "build", "-t", "wheel", "-d", place)
-    [wheel] = place.glob("*.whl")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels by the names of their distributions."""
+    place = tmp_path_factory.mktemp("dist")
+    made(ROOT / "scripts" / "package", place)
+    return {each.name.partition("-")[0]: each for each in place.glob("*.whl")}
+
+
+def installed(place: Path, *wheels: Path) -> Installed:
+    uv = (sys.executable, "-m", "uv", "--quiet", "--offline", "--no-config")
+    made(*uv, "venv", "--python", sys.executable, place)
+    made(*uv, "pip", "install", "--python", place, "--no-deps", *wheels)
+    found = Installed(place)
+    link([each for wheel in wheels for each in needed(metadata_of(wheel), "")], found.packages)
+    return found
+
+
+@pytest.fixture(scope="module")
+def client(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return installed(tmp_path_factory.mktemp("client") / "venv", wheels[CLIENT])
+
+
+@pytest.fixture(scope="module")
+def server(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return installed(tmp_path_factory.mktemp("server") / "venv", wheels[SERVER])
+
+
+@pytest.fixture(scope="module")
+def service(server: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``counter serve`` of the server's wheel, without the client's."""
+    program = (str(server.place / "bin" / "counter"),)
+    with served(tmp_path_factory.mktemp("service"), program=program) as each:
+        yield each
+
+
+def files_of(wheel: Path, *, metadata: bool) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        [path] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = Parser().parsestr(archive.read(path).decode())
-    venv = place / "venv"
-    made("venv", "--without-pip", venv)
-    made("pip", "--python", venv, "install", "--quiet", "--no-index", "--no-deps", wheel)
-    [packages] = venv.glob("lib/python*/site-packages")
-    link(list(needed(metadata, "")), packages)
-    return Installed(venv, wheel, metadata)
+        return {each for each in archive.namelist() if (".dist-info/" in each) is metadata}
 
 
-@pytest.fixture(scope="module")
-def command_line(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the extra ``cli`` has besides."""
-    place = tmp_path_factory.mktemp("cli")
-    link(list(needed(installed.metadata, "cli")), place)
-    return place
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("service")
-    with served(place) as server:
-        yield server
-
-
-def test_it_has_all_that_is_in_the_tree_and_nothing_else(installed: Installed) -> None:
-    """Types, the console, and the licences of both too."""
-    with zipfile.ZipFile(installed.wheel) as archive:
-        names = {each for each in archive.namelist() if ".dist-info/" not in each}
-        told = {each.partition("/")[2] for each in archive.namelist() if ".dist-info/" in each}
-    tree = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("counter", "rollup", "api")
-        for path in (ROOT / package).rglob("*")
+def tree(folder: Path, *packages: str) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for package in packages
+        for path in (folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names == tree
+
+
+def test_the_servers_has_all_that_is_in_the_tree_and_nothing_else(wheels: dict[str, Path]) -> None:
+    """Types, the console, and the licences of both too."""
+    names = files_of(wheels[SERVER], metadata=False)
+    assert names == tree(ROOT, "counter", "rollup", "api")
     assert {"counter/py.typed", "api/console/static/index.html"} < names
-    assert {"licenses/LICENSE", "licenses/api/console/static/uplot/LICENSE"} < told
+    licences = {each.partition("/")[2] for each in files_of(wheels[SERVER], metadata=True)}
+    assert {"licenses/LICENSE", "licenses/api/console/static/uplot/LICENSE"} < licences
 
 
-def test_a_program_that_counts_gets_httpx_and_nothing_else(installed: Installed) -> None:
-    assert [each.name for each in needed(installed.metadata, "")] == ["httpx"]
-    assert installed.metadata["Description-Content-Type"] == "text/markdown"
-    text = str(installed.metadata.get_payload())
-    assert text.strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+def test_the_clients_has_the_client_alone(wheels: dict[str, Path]) -> None:
+    names = files_of(wheels[CLIENT], metadata=False)
+    assert names == tree(ROOT / "clients" / "python", "counter_client")
+    assert "counter_client/py.typed" in names
+    licences = {each.partition("/")[2] for each in files_of(wheels[CLIENT], metadata=True)}
+    assert "licenses/LICENSE" in licences
+    own = (ROOT / "clients" / "python" / "LICENSE").read_bytes()
+    assert own == (ROOT / "LICENSE").read_bytes()
 
 
-def test_every_extra_of_the_service_can_serve(installed: Installed) -> None:
+def test_the_client_needs_httpx_and_nothing_else(wheels: dict[str, Path]) -> None:
+    assert [each.name for each in needed(metadata_of(wheels[CLIENT]), "")] == ["httpx"]
+
+
+def test_the_server_needs_no_client(wheels: dict[str, Path]) -> None:
+    """Nor a driver: each store is an extra, and the client one too."""
+    metadata = metadata_of(wheels[SERVER])
     extras = {
-        extra: {each.name for each in needed(installed.metadata, extra)}
-        for extra in installed.metadata.get_all("Provides-Extra", [])
+        extra: {each.name for each in needed(metadata, extra)}
+        for extra in ("", *metadata.get_all("Provides-Extra", []))
     }
-    stores = {"postgresql", "cassandra", "memcached", "redis"}
-    assert set(extras) == {"cli", "server", "otel"} | stores
-    assert extras["cli"] < extras["server"]
-    assert all(extras["server"] < extras[each] for each in stores)
+    more = {extra: names - extras[""] for extra, names in extras.items() if extra}
+    telemetry = more.pop("otel")
+    assert all(each.startswith("opentelemetry-") for each in telemetry)
+    assert more == {
+        "client": {"distributed-counter-client"},
+        "cassandra": {"cassandra-driver"},
+        "memcached": {"pymemcache"},
+        "postgresql": {"asyncpg"},
+        "redis": {"redis"},
+    }
 
 
-def test_the_sdk_counts_without_the_server(installed: Installed, service: Server) -> None:
-    script = COUNT.format(not_the_sdks=NOT_THE_SDKS)
-    done = installed.run("python", "-W", "error", "-c", script, service.url, "wheel.spool")
+def test_the_pages_of_the_wheels_are_their_readmes(wheels: dict[str, Path]) -> None:
+    for name, folder in ((SERVER, ROOT), (CLIENT, ROOT / "clients" / "python")):
+        metadata = metadata_of(wheels[name])
+        assert metadata["Description-Content-Type"] == "text/markdown"
+        text = str(metadata.get_payload())
+        assert text.strip() == (folder / "README.md").read_text(encoding="utf-8").strip()
+
+
+def test_the_same_sources_give_the_same_bytes(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """In another folder, at another time, with other permissions."""
+    copy = tmp_path / "copy"
+    tracked = ("api", "clients/python", "counter", "rollup")
+    for folder in tracked:
+        shutil.copytree(
+            ROOT / folder,
+            copy / folder,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copyfile,
+        )
+    for file in ("LICENSE", "README.md", "pyproject.toml"):
+        shutil.copyfile(ROOT / file, copy / file)
+    for path in copy.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    time = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    epoch = {} if time.returncode else {"SOURCE_DATE_EPOCH": time.stdout.strip()}
+    for name, project in ((SERVER, copy), (CLIENT, copy / "clients" / "python")):
+        build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel")
+        made(*build, "--directory", tmp_path, cwd=project, env=epoch)
+        assert (tmp_path / wheels[name].name).read_bytes() == wheels[name].read_bytes()
+
+
+def test_the_client_counts_without_the_server(client: Installed, service: Server) -> None:
+    assert not {"api", "counter", "rollup"} & {path.name for path in client.packages.iterdir()}
+    script = COUNT.format(not_the_clients=NOT_THE_CLIENTS)
+    done = client.run("python", "-W", "error", "-c", script, service.url, "wheel.spool")
     assert (done.stderr, done.stdout, done.returncode) == ("", "7\n", 0)
 
 
+def test_the_server_serves_without_the_client(server: Installed, service: Server) -> None:
+    """It counts, and shows the files beside its modules."""
+    assert "counter_client" not in {path.name for path in server.packages.iterdir()}
+    url = f"{service.url}/v1/namespaces/default/counters/plain"
+    head = {"Content-Type": "application/json", "Idempotency-Key": "one"}
+    for replayed in (False, True):
+        with urlopen(Request(f"{url}/add", b'{"delta": 5}', head)) as answer:
+            assert json.load(answer)["replayed"] is replayed
+    with urlopen(url) as answer:
+        assert json.load(answer)["count"] == 5
+    for path in ("/console", "/console/uplot/uPlot.iife.min.js", "/docs", "/problems"):
+        with urlopen(service.url + path) as answer:
+            assert answer.status == 200
+
+
 @pytest.mark.parametrize(
-    "words", [["counter"], ["counter", "serve"], ["python", "-m", "counter", "--version"]]
+    "words", [["counter", "--version"], ["python", "-m", "counter", "--version"]]
 )
-def test_the_command_line_says_how_to_install_it(installed: Installed, words: list[str]) -> None:
-    done = installed.run(*words)
+def test_it_reports_its_version(
+    server: Installed, wheels: dict[str, Path], words: list[str]
+) -> None:
+    done = server.run(*words)
+    version = metadata_of(wheels[SERVER])["Version"]
+    assert (done.stdout.strip(), done.returncode) == (version, 0), done.stderr
+    assert version == counter.__version__ == counter_client.__version__
+    assert version == metadata_of(wheels[CLIENT])["Version"]
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [["get", "x"], ["doctor", "--url", "http://127.0.0.1:9"]])
+def test_a_command_that_asks_a_service_says_how_to_install_the_client(
+    server: Installed, words: list[str]
+) -> None:
+    done = server.run("counter", *words)
     [line] = done.stderr.splitlines()
-    assert line.startswith("counter: the command line is not installed")
-    assert line.endswith("pip install '.[server]' in its checkout")
+    assert line.startswith("counter: this command asks a service, and the client is not installed")
+    assert line.endswith("pip install ./clients/python in the checkout of this project")
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("words", [["serve"], ["key", "list"]])
-def test_a_command_of_the_server_says_how_to_install_that(
-    installed: Installed, command_line: Path, words: list[str]
+def test_with_both_the_commands_ask_the_service(
+    wheels: dict[str, Path], service: Server, tmp_path: Path
 ) -> None:
-    done = installed.run("counter", *words, also=command_line)
-    [line] = done.stderr.splitlines()
-    assert line.startswith("counter: the server, which this takes, is not installed")
-    assert line.endswith("pip install '.[server]' in its checkout")
-    assert done.returncode == 2
-
-
-def test_the_command_line_alone_asks_a_running_service(
-    installed: Installed, command_line: Path, service: Server
-) -> None:
-    """Those commands take nothing of the server."""
+    both = installed(tmp_path / "venv", wheels[SERVER], wheels[CLIENT])
     for words, said in ((["add", "asked", "3"], "asked: 3 added\n"), (["get", "asked"], "3\n")):
-        done = installed.run("counter", *words, "--url", service.url, also=command_line)
+        done = both.run("counter", *words, "--url", service.url)
         assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
-
-
-def test_the_command_line_alone_reports_its_version_and_its_commands(
-    installed: Installed, command_line: Path
-) -> None:
-    version = installed.metadata["Version"]
-    for words in (["counter", "--version"], ["python", "-m", "counter", "--version"]):
-        done = installed.run(*words, also=command_line)
-        assert (done.stdout.strip(), done.returncode) == (version, 0), done.stderr
-    assert "serve" in installed.run("counter", "--help", also=command_line).stdout

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -26,14 +26,14 @@ SMALL_WINDOWS: Mapping[str, str] = {
     "rollup_window": "200ms",
     "accept_limit": "500ms",
 }
+_COUNTER = (sys.executable, "-m", "counter")
 _SERVING = re.compile(r"Serving on (https?://127\.0\.0\.1:\d+)")
 
 
-def _command(data: Path, flags: Mapping[str, str]) -> list[str]:
-    """The command line: small windows and a free port, unless *flags* say otherwise."""
+def _flags(data: Path, flags: Mapping[str, str]) -> list[str]:
+    """The flags of the command: small windows and a free port, unless *flags* say otherwise."""
     settings = {"port": "0", "data": str(data), **SMALL_WINDOWS, **flags}
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    return [sys.executable, "-m", "counter", "serve", *given]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 
 
 def ports_in_a_row(count: int) -> int:
@@ -56,12 +56,19 @@ def ports_in_a_row(count: int) -> int:
 class Server:
     """One service process after another on the same data directory."""
 
-    def __init__(self, data: Path, logs: Path, flags: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        data: Path,
+        logs: Path,
+        flags: Mapping[str, str],
+        program: Sequence[str] = _COUNTER,
+    ) -> None:
         self.data = data
         self.url = ""
         self.starts = 0
         self._logs = logs
         self._flags = flags
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -115,7 +122,7 @@ class Server:
             (self._logs / f"{self.starts}.err").open("wb") as err,
         ):
             return subprocess.Popen(
-                _command(self.data, self._flags),
+                [*self._program, "serve", *_flags(self.data, self._flags)],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -180,9 +187,11 @@ async def serving(data: Path, logs: Path, **flags: str) -> AsyncIterator[Server]
 
 
 @contextmanager
-def served(place: Path, flags: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """The same for tests that have no event loop, in the folder *place*."""
-    server = Server(place / "data", place / "logs", flags or {})
+def served(
+    place: Path, flags: Mapping[str, str] | None = None, program: Sequence[str] = _COUNTER
+) -> Iterator[Server]:
+    """The same for tests that have no event loop, in the folder *place*, of another *program*."""
+    server = Server(place / "data", place / "logs", flags or {}, program)
     try:
         asyncio.run(server.start())
         yield server
@@ -194,7 +203,7 @@ def refused(data: Path, **flags: str) -> tuple[int, str]:
     """Exit code and stderr of a start that must fail; one that serves is ended and fails."""
     try:
         done = subprocess.run(
-            _command(data, flags),
+            [*_COUNTER, "serve", *_flags(data, flags)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
