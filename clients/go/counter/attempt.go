@@ -91,8 +91,8 @@ func (c *Client) setHeaders(request *http.Request, call *call, timeout time.Dura
 	if call.body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	if c.apiKey.text != "" {
-		request.Header.Set("Authorization", "Bearer "+c.apiKey.text)
+	if key := c.apiKey(); key != "" {
+		request.Header.Set("Authorization", "Bearer "+key)
 	}
 	if call.key != "" {
 		request.Header.Set("Idempotency-Key", call.key)

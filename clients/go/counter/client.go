@@ -72,10 +72,11 @@ type Client struct {
 	namespace string
 	base      string
 	http      *http.Client
-	apiKey    secret
-	config    Config
-	budget    *budget
-	clock     clock
+	// apiKey is a function, so that no format prints the key.
+	apiKey func() string
+	config Config
+	budget *budget
+	clock  clock
 }
 
 // New returns a client. It sends nothing. It returns a [RefusedError] for a value out of its bounds.
@@ -121,7 +122,7 @@ func New(config Config) (*Client, error) {
 		namespace: config.Namespace,
 		base:      base + "/v1/namespaces/" + escape(config.Namespace),
 		http:      newHTTP(config.Transport),
-		apiKey:    secret{key},
+		apiKey:    func() string { return key },
 		config:    config,
 		budget: newBudget(usual(config.Retries, 20), usual(config.RetriesPerSecond, 1),
 			usual(config.RetriesPerCall, 0.2), now.Now()),
@@ -549,9 +550,3 @@ func usual(value, other float64) float64 {
 		return 0
 	}
 }
-
-// secret is text that no format prints.
-type secret struct{ text string }
-
-// Format prints dots.
-func (s secret) Format(state fmt.State, _ rune) { fmt.Fprint(state, "...") }
