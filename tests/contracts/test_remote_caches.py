@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.errors import InvalidBodyError, StartupError
-from counter.limits import INT64_MAX, INT64_MIN, SECOND
+from counter.errors import CacheUnavailableError, InvalidBodyError, StartupError
+from counter.limits import INT64_MAX, INT64_MIN, SECOND, TIME_MAX_US
 from counter.ports import Cache
 from counter.storage.memcached.connection import Connection
 from counter.storage.shared.cache_entries import count_key, token_key, value_key
@@ -201,16 +201,31 @@ async def test_what_memory_held_before_disturbs_no_counter(memcached: Cluster, s
     await cache.close()
 
 
+@pytest.mark.parametrize(
+    "foreign", [b"junk", b"%d junk" % (NOW + 1), b"%d 7" % (TIME_MAX_US + 1), b"-1 7", b"9" * 400]
+)
 async def test_foreign_bytes_are_no_count(
-    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str, foreign: bytes
 ) -> None:
     """They read as nothing, and are replaced."""
     namespace = namespace_of()
-    store(any_cache, count_key(prefix, namespace.id, "c"), b"junk")
+    store(any_cache, count_key(prefix, namespace.id, "c"), foreign)
     assert list(await cache.get_many(namespace, ["c"])) == [None]
     await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
     assert list(await cache.get_many(namespace, ["c"])) == [Checkpoint(NOW, 1)]
     assert cache.trouble is None
+
+
+async def test_foreign_bytes_are_no_best_effort_value(
+    any_cache: Cluster, cache: RemoteCache[Any], prefix: str
+) -> None:
+    """The counter cannot be read or changed until it is cleared; others can."""
+    namespace = namespace_of()
+    store(any_cache, value_key(prefix, namespace.id, "c"), b"junk")
+    with pytest.raises(CacheUnavailableError, match="clear the counter"):
+        await cache.best_effort(namespace, ["c"])
+    await cache.clear(namespace, "c")
+    assert await cache.increment(namespace, "c", 2) == 2
 
 
 async def test_batches_may_be_large(cache: RemoteCache[Any]) -> None:

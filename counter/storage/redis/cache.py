@@ -20,18 +20,18 @@ from counter.types import Guarded
 
 #: Counts that one script stores: the server does nothing else meanwhile.
 _SCRIPT_ITEMS: Final = 1_000
-#: Store each count unless a newer one is stored. Numbers of Lua are exact up to 2**53, which is far
-#: more than any time; counts are text.
+#: Store each count unless a newer one is stored: what is no count is replaced. Numbers of Lua are
+#: exact up to 2**53, which is far more than any time; counts are text.
 _PUT: Final = """
 for i, key in ipairs(KEYS) do
     local found = redis.pcall('GET', key)
-    local at = type(found) == 'string' and tonumber(string.match(found, '^(%d+) '))
-    if not at or at <= tonumber(ARGV[3 * i - 2]) then
+    local at = type(found) == 'string' and tonumber(string.match(found, '^(%d+) %-?%d+$'))
+    if not at or at <= tonumber(ARGV[3 * i - 2]) or at > TIME_MAX then
         redis.call('SET', key, ARGV[3 * i - 1], 'EX', ARGV[3 * i])
     end
 end
 return 0
-"""
+""".replace("TIME_MAX", str(limits.TIME_MAX_US))
 _OVERFLOW: Final = "ERR increment or decrement would overflow"
 
 _Answer = TypeVar("_Answer")

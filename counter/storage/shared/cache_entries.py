@@ -9,6 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from counter.limits import TIME_MAX_US
 from counter.types import Checkpoint, Event, Guarded
 
 _HASH_BYTES: Final = 16
@@ -82,8 +83,9 @@ def pack_count(checkpoint: Checkpoint) -> bytes:
 
 def unpack_count(value: bytes) -> Checkpoint | None:
     """Return the checkpoint of *value*; None if it is not one of ours."""
-    time_us, _, count = value.partition(b" ")
+    time, _, count = value.partition(b" ")
     try:
-        return Checkpoint(int(time_us), int(count))
+        found = Checkpoint(int(time), int(count))
     except ValueError:
         return None
+    return found if 0 <= found.time_us <= TIME_MAX_US else None

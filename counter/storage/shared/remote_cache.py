@@ -162,10 +162,16 @@ class RemoteCache(Generic[_Connection]):
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
         keys = [value_key(self._prefix, namespace.id, counter) for counter in counters]
         values: list[int] = []
-        for found in await self._ask(self._reads, keys, keys):
+        answers = await self._ask(self._reads, keys, keys)
+        for counter, found in zip(counters, answers, strict=True):
             if isinstance(found, Unreachable):
                 raise _unavailable(found.reason)
-            values.append(0 if found is None else self._unpack_value(found))
+            try:
+                values.append(0 if found is None else self._unpack_value(found))
+            except ValueError as error:
+                raise _unavailable(
+                    f"counter {counter!r} has a value that is no number: clear the counter"
+                ) from error
         return values
 
     async def clear(self, namespace: Namespace, counter: str) -> None:
