@@ -97,10 +97,12 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
     plan.config = replace(config, wrong_us=wrong_us)
     # API processes first: what they create is what clients are told of.
     apis, workers = range(config.apis), range(config.apis, config.apis + config.workers)
-    for members in (apis, apis, workers):
+    # A worker that starts with a wrong clock gets no leases, and does nothing by it.
+    far = "jump" if wrong_us >= MINUTE else "misset"
+    for what, members in (("misset", apis), ("misset", apis), (far, workers)):
         at_us = int(random.random() * config.end_us / 2)
         ahead_us = random.choice([wrong_us, wrong_us, -wrong_us])
-        plan.steps.append(Fault(at_us, "misset", random.choice(members), ahead_us))
+        plan.steps.append(Fault(at_us, what, random.choice(members), ahead_us))
     drawn = Plan(replace(config, namespaces=((LATE, "ACCURATE"),)))
     Drawing(drawn, random, first=1_000).draw_clients()
     plan.steps += drawn.steps

@@ -224,6 +224,12 @@ class _Run:
         """A process starts with a clock that is far out of its bound."""
         self.world.members[fault.who].misset(fault.for_us)
 
+    def _fault_jump(self, fault: Fault) -> None:
+        """The clock of a process jumps while the process has its leases."""
+        member = self.world.members[fault.who]
+        member.skew(fault.for_us)
+        member.is_misset = True
+
     def _fault_create(self, fault: Fault) -> None:
         """A namespace is created, by a process whose clock may be wrong."""
         self._loop.create_task(self._create(fault.who))
