@@ -19,6 +19,8 @@ from counter.storage.cassandra.connection import Connection, Stream
 class Response:
     """The driver's, as far as the stream knows it."""
 
+    _paging_state = None
+
     def __init__(self) -> None:
         self.succeed: Callable[[], None] = lambda: None
         self.fail: Callable[[BaseException], None] = lambda error: None
@@ -44,7 +46,7 @@ class Driver:
     def __init__(self) -> None:
         self.sent: dict[str, Response] = {}
 
-    def send(self, statement: str, timeout_us: int | None) -> Response:
+    def send(self, timeout_us: int | None, statement: str, paging_state: bytes | None) -> Response:
         if statement == "bad":
             raise cassandra.InvalidRequest("it is bad")
         return self.sent.setdefault(statement, Response())
@@ -117,7 +119,7 @@ class Closing:
         options = CassandraOptions([("nobody", 1)], read_timeout_us=read_timeout_us)
         self.connection = connection = Connection(options)
         connection._cluster = SimpleNamespace(shutdown=lambda: self.ends.append(EOFError()))
-        connection._execute = lambda _, statement, *__: self.driver.send(statement, None)  # type: ignore[method-assign]
+        connection._execute = self.driver.send  # type: ignore[assignment,method-assign]
         connection.stream.send("a", None, self.ends.append)
         self.task = asyncio.create_task(connection.close())
 

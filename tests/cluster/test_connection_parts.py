@@ -26,7 +26,7 @@ from counter.errors import (
 from counter.limits import SECOND
 from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import driver as driver_setup
-from counter.storage.cassandra.connection import Connection, Gathering, let_go
+from counter.storage.cassandra.connection import Connection, gathered, let_go
 from counter.storage.cassandra.driver import (
     SparingSpeculation,
     is_outcome_unknown,
@@ -85,18 +85,25 @@ def driver() -> Driver:
     return Driver()
 
 
-def gathered(driver: Driver, statements: Sequence[Any]) -> asyncio.Future[list[Any]]:
-    """What comes of *statements*."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[list[Any]] = loop.create_future()
-    Gathering(Bridge(loop), future.set_result, statements, driver.send).begin()
-    return future
+async def sent(driver: Driver, statements: Sequence[Any]) -> asyncio.Task[list[Any]]:
+    """What comes of *statements*, which were sent; all of them end together."""
+    ended: list[int] = []
+
+    async def results() -> list[Any]:
+        bridge = Bridge(asyncio.get_running_loop())
+        found = await gathered(bridge, statements, driver.send, ended.append)
+        assert ended == [len(statements)]
+        return found
+
+    task = asyncio.create_task(results())
+    await asyncio.sleep(0)
+    return task
 
 
 async def test_results_stand_in_the_order_of_the_statements(driver: Driver) -> None:
     """Whatever the order of the answers; an error stands in its result's place."""
     refused, lost = RuntimeError("refused"), OperationTimedOut()
-    results = gathered(driver, ["a", refused, "b", "c"])
+    results = await sent(driver, ["a", refused, "b", "c"])
     a, b, c = driver.sent
     c.answer(["C"])
     b.fail(lost)
@@ -106,9 +113,11 @@ async def test_results_stand_in_the_order_of_the_statements(driver: Driver) -> N
 
 async def test_all_pages_of_a_statement_are_asked_for(driver: Driver) -> None:
     """Each from where the one before it ended."""
-    results = gathered(driver, ["a"])
+    results = await sent(driver, ["a"])
     driver.sent[0].answer([1, 2], b"2")
+    await asyncio.sleep(0)
     driver.sent[1].answer([3], b"3")
+    await asyncio.sleep(0)
     driver.sent[2].answer([])
     assert [each.asked_from for each in driver.sent] == [None, b"2", b"3"]
     assert await results == [[1, 2, 3]]
@@ -117,15 +126,17 @@ async def test_all_pages_of_a_statement_are_asked_for(driver: Driver) -> None:
 async def test_a_statement_that_two_nodes_answer_counts_once(driver: Driver) -> None:
     """The driver calls back for each of them: the second must not end another's waiting, nor be
     taken for a page."""
-    results = gathered(driver, ["a", "b"])
+    results = await sent(driver, ["a", "b"])
     a, b = driver.sent
     a.answer([1], b"1")
     a.answer([1], b"1")
     a.fail(OperationTimedOut())
+    await asyncio.sleep(0)
     assert len(driver.sent) == 3
     driver.sent[2].answer([2])
     driver.sent[2].answer([2])
     a.answer([1])
+    await asyncio.sleep(0)
     assert not results.done()
     b.fail(OperationTimedOut())
     b.answer([3])
@@ -136,8 +147,9 @@ async def test_a_statement_that_two_nodes_answer_counts_once(driver: Driver) -> 
 
 async def test_a_page_that_fails_fails_its_statement(driver: Driver) -> None:
     """A part of the rows is not an answer."""
-    results = gathered(driver, ["a"])
+    results = await sent(driver, ["a"])
     driver.sent[0].answer([1], b"1")
+    await asyncio.sleep(0)
     driver.sent[1].fail(OperationTimedOut())
     (found,) = await results
     assert isinstance(found, OperationTimedOut)

@@ -118,7 +118,7 @@ class SimulatedConnection(Connection):
         return _Prepared(cql, consistency)
 
     def _execute(
-        self, timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
+        self, timeout_us: int | None, statement: Any, paging_state: bytes | None, **more: Any
     ) -> Any:
         response = _Response(self._loop, copy_context())
         if isinstance(statement, SimpleStatement):
@@ -126,7 +126,7 @@ class SimulatedConnection(Connection):
         else:
             met = self.meet(_table_of(statement))
             if not met.vanishes:
-                timeout_us = int(timeout_s * SECOND)
+                timeout_us = timeout_us or self._options.read_timeout_us
                 self._simulated.execute(
                     statement, timeout_us, response.finish, met.hold_us, met.loses, met.abandons
                 )

@@ -41,12 +41,12 @@ class Process(SimulatedStore):
         self.asked: list[int] = []
         execute = self.simulated._execute
 
-        def noted(timeout_s: float, statement: Any, *more: Any, **named: Any) -> Any:
+        def noted(timeout_us: int | None, statement: Any, *more: Any, **named: Any) -> Any:
             prepared = getattr(statement, "prepared_statement", None)
             if prepared is not None and "PER PARTITION LIMIT 50" in prepared.query_string:
                 _, counters, times, buckets, *_ = statement.values
                 self.asked.append(len(counters) * len(times) * len(buckets))
-            return execute(timeout_s, statement, *more, **named)
+            return execute(timeout_us, statement, *more, **named)
 
         self.simulated._execute = noted  # type: ignore[method-assign]
 

@@ -29,13 +29,13 @@ class Statements:
 
     def __enter__(self) -> Self:
         def execute(
-            timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
+            timeout_us: int | None, statement: Any, paging_state: bytes | None, **more: Any
         ) -> Any:
             self.sizes.append(len(statements_of(statement)))
             error = self._fault(statement)
             if error is not None:
                 raise error
-            return self._execute(timeout_s, statement, paging_state, **more)
+            return self._execute(timeout_us, statement, paging_state, **more)
 
         self._connection._execute = execute  # type: ignore[method-assign]
         return self

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -39,90 +38,76 @@ from counter.storage.shared.bridge import Bridge
 
 #: Sends a statement, from the page that the paging state names.
 Send = Callable[[Any, bytes | None], ResponseFuture]
+#: Called with the rows of a statement, None if there are none, or with its error.
+Done = Callable[[Any], None]
 
 _DONE: Final = -1
 
 
-class Gathering:
-    """The results of statements that are sent together, each with all its pages; *done* gets them
-    in the event loop.
+class Asked:
+    """A statement that was sent, with all its pages; *done* is called once, in the event loop.
 
-    A statement can be answered more than once: by the node that was asked first and by the one
-    that was asked when the first was slow, or by a node when its time was already over. The first
-    answer to each page counts.
+    It can be answered more than once: by the node that was asked first and by the one that was
+    asked when the first was slow, or by a node when its time was already over. The first answer to
+    each page counts.
     """
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        done: Callable[[list[Any]], None],
-        statements: Sequence[Any],
-        send: Send,
-    ) -> None:
+    __slots__ = ("_bridge", "_done", "_page", "_rows", "_send", "_statement")
+
+    def __init__(self, bridge: Bridge, statement: Any, send: Send, done: Done) -> None:
         self._bridge = bridge
-        self._done = done
-        self._statements = statements
+        self._statement = statement
         self._send = send
-        self._results: list[Any] = [None] * len(statements)
-        self._pages = [0] * len(statements)
-        self._left = len(statements)
-        # The reactor, the driver's timers and the sender itself may answer at once.
-        self._lock = threading.Lock()
+        self._done = done
+        self._page = 0
+        self._rows: Sequence[Any] | None = None
+        self._ask(None)
 
-    def begin(self) -> None:
-        """Send all of them. Never raises: a failed one has its error in place of a result."""
-        for index in range(len(self._statements)):
-            self._ask(index, 0, None)
-
-    def _ask(self, index: int, page: int, paging_state: bytes | None) -> None:
+    def _ask(self, paging_state: bytes | None) -> None:
+        page = self._page
         try:
-            response = self._send(self._statements[index], paging_state)
+            response = self._send(self._statement, paging_state)
         except Exception as error:
-            self._fail(error, index, page)
+            self._bridge.call(self._take, (page, error, None))
             return
         response.add_callbacks(
             self._succeed,
             self._fail,
-            callback_args=(index, page, response),
-            errback_args=(index, page, response),
+            callback_args=(page, response),
+            errback_args=(page, response),
         )
 
-    def _succeed(
-        self, rows: Sequence[Any] | None, index: int, page: int, response: ResponseFuture
-    ) -> None:
+    # Called by the driver's threads, or at once.
+
+    def _succeed(self, rows: Sequence[Any] | None, page: int, response: ResponseFuture) -> None:
         # Each page is requested separately. The response would ask for the next one itself, but
         # then a late answer to this page would pass for an answer to that one.
         paging_state = response._paging_state
         let_go(response)
-        with self._lock:
-            if self._pages[index] != page:
-                return
-            self._pages[index] = page + 1 if paging_state else _DONE
-            if rows:
-                found = self._results[index]
-                self._results[index] = rows if found is None else [*found, *rows]
-            if not paging_state:
-                self._left -= 1
-            is_last = not self._left
-        if paging_state:
-            self._ask(index, page + 1, paging_state)
-        elif is_last:
-            self._bridge.call(self._done, self._results)
+        self._bridge.call(self._take, (page, rows, paging_state))
 
-    def _fail(
-        self, error: BaseException, index: int, page: int, response: ResponseFuture | None = None
-    ) -> None:
-        if response is not None:
-            let_go(response)
-        with self._lock:
-            if self._pages[index] != page:
-                return
-            self._pages[index] = _DONE
-            self._results[index] = error
-            self._left -= 1
-            is_last = not self._left
-        if is_last:
-            self._bridge.call(self._done, self._results)
+    def _fail(self, error: BaseException, page: int, response: ResponseFuture) -> None:
+        let_go(response)
+        self._bridge.call(self._take, (page, error, None))
+
+    # In the event loop again.
+
+    def _take(self, answer: tuple[int, Any, bytes | None]) -> None:
+        page, result, paging_state = answer
+        if page != self._page:
+            return
+        if isinstance(result, BaseException):
+            self._page = _DONE
+            self._done(result)
+            return
+        if result:
+            self._rows = result if self._rows is None else [*self._rows, *result]
+        if paging_state:
+            self._page += 1
+            self._ask(paging_state)
+        else:
+            self._page = _DONE
+            self._done(self._rows)
 
 
 def let_go(response: ResponseFuture) -> None:
@@ -139,6 +124,29 @@ def let_go(response: ResponseFuture) -> None:
 
 def _nothing() -> None:
     pass
+
+
+async def gathered(
+    bridge: Bridge, statements: Sequence[Any], send: Send, ended: Callable[[int], None]
+) -> list[Any]:
+    """Send all *statements*, and return the rows of each, or its error in their place. *ended* is
+    called with their number when all are back: the caller may have been cancelled before."""
+    results: list[Any] = [None] * len(statements)
+    left = len(statements)
+    future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def done(index: int, result: Any) -> None:
+        nonlocal left
+        results[index] = result
+        left -= 1
+        if not left:
+            ended(len(results))
+            if not future.done():
+                future.set_result(results)
+
+    for index, statement in enumerate(statements):
+        Asked(bridge, statement, send, partial(done, index))
+    return await future
 
 
 _log = logging.getLogger("counter.cassandra")
@@ -175,7 +183,7 @@ class Connection:
         #: A call is a statement, or statements that were sent together.
         self.tally = StoreTally(("write", "read", "compare_and_set"))
         #: Sends writes that end each on its own.
-        self.stream = Stream(self._begin, self.tally.calls["write"])
+        self.stream = Stream(self._send_write, self.tally.calls["write"])
         self._preparing: dict[tuple[str, int], asyncio.Task[PreparedStatement]] = {}
         self._has_failed = False
         self._in_flight = 0
@@ -389,7 +397,7 @@ class Connection:
 
     async def ask(self, node: Host, cql: str) -> Sequence[_Row]:
         """The rows of a read that *node* itself answers, of what it alone knows."""
-        send = partial(self._execute, self._options.read_timeout_us / SECOND, host=node)
+        send = partial(self._execute, None, host=node)
         (rows,) = await self._gather((SimpleStatement(cql, is_idempotent=True),), send)
         if isinstance(rows, BaseException):
             raise translated(rows, wrote=False) from rows
@@ -403,12 +411,7 @@ class Connection:
             EXEC_PROFILE_DEFAULT,
             row_factory=lambda _names, rows: [(rows[0][0], now())],
         )
-        send = partial(
-            self._execute,
-            self._options.read_timeout_us / SECOND,
-            execution_profile=profile,
-            host=node,
-        )
+        send = partial(self._execute, None, execution_profile=profile, host=node)
         before_us = now()
         (rows,) = await self._gather((SimpleStatement(_NOW),), send)
         if isinstance(rows, BaseException):
@@ -422,9 +425,8 @@ class Connection:
         """Send at once; results in order, errors translated unless *raw*."""
         if not statements:
             return []
-        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
         began_s = time.perf_counter()
-        results = await self._gather(statements, partial(self._execute, timeout_s))
+        results = await self._gather(statements, partial(self._execute, timeout_us))
         took_s = time.perf_counter() - began_s
         failed = sum(isinstance(each, BaseException) for each in results)
         self.tally.calls[_operation(statements[0], raw=raw)].ended(took_s, failed)
@@ -444,27 +446,19 @@ class Connection:
             await self._wait_for_room(count)
         else:
             self._in_flight += count
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-
-        def done(results: list[Any]) -> None:
-            # Room is made when they are back: the caller may have been cancelled before.
-            self._give_back(count)
-            if not future.done():
-                future.set_result(results)
-
-        Gathering(self._bridge, done, statements, send).begin()
-        return await future
+        return await gathered(self._bridge, statements, send, self._give_back)
 
     def _execute(
-        self, timeout_s: float, statement: Any, paging_state: bytes | None, **more: Any
+        self, timeout_us: int | None, statement: Any, paging_state: bytes | None, **more: Any
     ) -> ResponseFuture:
+        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
         execute = self._session.execute_async
         return execute(statement, timeout=timeout_s, paging_state=paging_state, **more)
 
-    def _begin(self, statement: Any, timeout_us: int | None) -> ResponseFuture:
-        """Begin to send *statement*: its end is the stream's business."""
-        timeout_s = (timeout_us or self._options.read_timeout_us) / SECOND
-        return self._execute(timeout_s, statement, None)
+    def _send_write(
+        self, timeout_us: int | None, statement: Any, paging_state: bytes | None
+    ) -> ResponseFuture:
+        return self._execute(timeout_us, statement, paging_state)
 
     async def _wait_for_room(self, count: int) -> None:
         """Wait for room for *count* statements, in order of arrival, and take it."""
@@ -521,22 +515,10 @@ async def count_nodes(options: CassandraOptions) -> int:
 #: Statements on their way at once; the others wait, and may become fewer by gathering.
 STREAM_IN_FLIGHT_MAX: Final = 1_024
 
-#: Begins to send a statement, which may take so many microseconds; gives the driver's response.
-SendOne = Callable[[Any, int | None], Any]
+#: Sends a statement, which may take so many microseconds, from a page on.
+SendOne = Callable[[int | None, Any, bytes | None], ResponseFuture]
 #: Called with None when a write is done, otherwise with its error.
-Done = Callable[[BaseException | None], None]
-
-
-class _Sent:
-    """A write on its way. It may be answered twice: by two nodes, or when its time was over."""
-
-    __slots__ = ("began_s", "done", "ended", "response")
-
-    def __init__(self, done: Done) -> None:
-        self.began_s = time.perf_counter()
-        self.done = done
-        self.ended = False
-        self.response: Any = None
+Ended = Callable[[BaseException | None], None]
 
 
 class Stream:
@@ -546,16 +528,15 @@ class Stream:
         """*calls* counts what was sent, and what of it failed."""
         self._send = send
         self._calls = calls or Calls()
-        self._waiting: deque[tuple[Any, int | None, Done]] = deque()
+        self._waiting: deque[tuple[Any, int | None, Ended]] = deque()
         self._in_flight = 0
         #: Of the loop that sends.
         self._bridge: Bridge | None = None
-        #: Set when nothing is under way, where somebody waits for that.
+        #: Set when nothing is under way, if a task waits for that.
         self._all_ended: asyncio.Event | None = None
 
-    def send(self, statement: Any, timeout_us: int | None, done: Done) -> None:
+    def send(self, statement: Any, timeout_us: int | None, done: Ended) -> None:
         """Send *statement* as soon as there is room. *done* is called once, and never at once."""
-        self._bridge = self._bridge or Bridge(asyncio.get_running_loop())
         self._waiting.append((statement, timeout_us, done))
         self._send_waiting()
 
@@ -571,41 +552,18 @@ class Stream:
             await self._all_ended.wait()
 
     def _send_waiting(self) -> None:
+        bridge = self._bridge = self._bridge or Bridge(asyncio.get_running_loop())
         while self._waiting and self._in_flight < STREAM_IN_FLIGHT_MAX:
             statement, timeout_us, done = self._waiting.popleft()
             self._in_flight += 1
-            sent = _Sent(done)
-            try:
-                response = self._send(statement, timeout_us)
-            except Exception as error:
-                self._note(error, sent)
-                continue
-            sent.response = response
-            response.add_callbacks(
-                self._succeed, self._note, callback_args=(sent,), errback_args=(sent,)
-            )
+            ended = partial(self._ended, done, time.perf_counter())
+            Asked(bridge, statement, partial(self._send, timeout_us), ended)
 
-    # Called by the driver's threads, or within a send.
-
-    def _succeed(self, _rows: object, sent: _Sent) -> None:
-        self._note(None, sent)
-
-    def _note(self, error: BaseException | None, sent: _Sent) -> None:
-        response, sent.response = sent.response, None
-        if response is not None:
-            let_go(response)
-        if self._bridge is not None:
-            self._bridge.call(self._end, (sent, error))
-
-    # In the event loop again.
-
-    def _end(self, ended: tuple[_Sent, BaseException | None]) -> None:
-        sent, error = ended
-        if not sent.ended:
-            sent.ended = True
-            self._in_flight -= 1
-            self._calls.ended(time.perf_counter() - sent.began_s, error is not None)
-            sent.done(None if error is None else translated(error))
+    def _ended(self, done: Ended, began_s: float, result: Any) -> None:
+        error = result if isinstance(result, BaseException) else None
+        self._in_flight -= 1
+        self._calls.ended(time.perf_counter() - began_s, error is not None)
+        done(None if error is None else translated(error))
         self._send_waiting()
         if self._all_ended is not None and not self._in_flight:
             self._all_ended.set()
