@@ -59,22 +59,19 @@ class Asked:
         self._statement = statement
         self._send = send
         self._done = done
-        self._page = 0
         self._rows: Sequence[Any] | None = None
-        self._ask(None)
+        self._ask(0, None)
 
-    def _ask(self, paging_state: bytes | None) -> None:
-        page = self._page
+    def _ask(self, page: int, paging_state: bytes | None) -> None:
+        self._page = page
         try:
             response = self._send(self._statement, paging_state)
         except Exception as error:
             self._bridge.call(self._take, (page, error, None))
             return
+        answered = (page, response)
         response.add_callbacks(
-            self._succeed,
-            self._fail,
-            callback_args=(page, response),
-            errback_args=(page, response),
+            self._succeed, self._fail, callback_args=answered, errback_args=answered
         )
 
     # Called by the driver's threads, or at once.
@@ -103,8 +100,7 @@ class Asked:
         if result:
             self._rows = result if self._rows is None else [*self._rows, *result]
         if paging_state:
-            self._page += 1
-            self._ask(paging_state)
+            self._ask(page + 1, paging_state)
         else:
             self._page = _DONE
             self._done(self._rows)

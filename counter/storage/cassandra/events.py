@@ -247,8 +247,9 @@ class CassandraEvents:
         for at, event in enumerate(events):
             firsts.setdefault(event[:4], at)
         alone = list(firsts.values())
+        timeout_us = namespace.dataset.write_timeout_us
         results = await self._session.rows.put_all(
-            [await self._row_of(namespace, places[at], events[at]) for at in alone]
+            [await self._row_of(namespace, timeout_us, places[at], events[at]) for at in alone]
         )
         outcomes = [_outcome_of(result) for result in results]
         if len(alone) == len(events):
@@ -273,9 +274,10 @@ class CassandraEvents:
                 return outcome
         # Not a logged batch: its batch log needs two other nodes, and one may be silent. The mark
         # from before ensures that a partly written add is completed or voided.
+        timeout_us = namespace.dataset.write_timeout_us
         await self._session.write(
             [
-                await self._row_of(namespace, place, event)
+                await self._row_of(namespace, timeout_us, place, event)
                 for place, event in zip(places, events, strict=True)
             ]
         )
@@ -292,8 +294,7 @@ class CassandraEvents:
             if _is_strict(namespace, event):
                 strict.append(at)
             else:
-                insert = await self._insert_of(namespace, place, event)
-                plain.append(((None, *place), insert))
+                plain.append(await self._row_of(namespace, None, place, event))
         inserted = await self._strict.insert_new(
             namespace, [places[at] for at in strict], [events[at] for at in strict]
         )
@@ -330,18 +331,13 @@ class CassandraEvents:
         return places
 
     async def _row_of(
-        self, namespace: Namespace, place: Place, event: Event
+        self, namespace: Namespace, timeout_us: int | None, place: Place, event: Event
     ) -> tuple[Lane, object]:
-        """Return the plain insert of *event*, with its partition's key."""
-        lane = (namespace.dataset.write_timeout_us, *place)
-        return lane, await self._insert_of(namespace, place, event)
-
-    async def _insert_of(self, namespace: Namespace, place: Place, event: Event) -> object:
-        """Return the plain insert of *event*, at its own time."""
+        """Return the plain insert of *event*, at its own time, and its lane."""
         insert = await self._session.to_write(
             namespace.dataset, INSERT[form_of(event)], place.start_us
         )
-        return insert_of(insert, place, event)
+        return (timeout_us, *place), insert_of(insert, place, event)
 
     async def _found(
         self, namespace: Namespace, places: Sequence[Place], events: Sequence[Event]

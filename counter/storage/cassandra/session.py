@@ -189,25 +189,25 @@ class Session:
     # Statements. A template's {keyspace} is the dataset's, and {table} the events of the slice
     # that starts at *start_us*. They are cached.
 
-    async def to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    def to_write(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
         """Bind an idempotent write at the dataset's write consistency: it sets USING TIMESTAMP."""
         state = self.state_of(dataset)
-        return await self._prepared(state, cql, start_us, state.write_consistency)
+        return self._prepared(state, cql, start_us, state.write_consistency)
 
-    async def to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    def to_read(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
         """Bind a read at the dataset's read consistency."""
         state = self.state_of(dataset)
-        return await self._prepared(state, cql, start_us, state.read_consistency)
+        return self._prepared(state, cql, start_us, state.read_consistency)
 
-    async def to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    def to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
         """Bind a compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
         state = self.state_of(dataset)
         level = state.write_consistency
-        return await self._prepared(state, cql, start_us, level, idempotent=False)
+        return self._prepared(state, cql, start_us, level, idempotent=False)
 
-    async def to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Any:
+    def to_settle(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
         """Bind a SERIAL read: it sees every compare-and-set that returned before."""
-        return await self._prepared(self.state_of(dataset), cql, start_us, ConsistencyLevel.SERIAL)
+        return self._prepared(self.state_of(dataset), cql, start_us, ConsistencyLevel.SERIAL)
 
     async def _prepared(
         self,
