@@ -1,12 +1,13 @@
-"""The two ways that an add and a get of one counter may take: every answer must be the same."""
+"""The service in this process, each way in, and the loop of a module of tests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.app import App, running
+from tests.support.wire import Run, runner
 
 
 @pytest.fixture
@@ -20,3 +21,10 @@ async def app(storage: str, fast_dir: Path) -> AsyncIterator[App]:
 def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings of a service that answers them one way."""
     return {"fast_lane": request.param == "fast lane"}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs coroutines in the one loop of a module's tests."""
+    with runner() as each:
+        yield each.run

@@ -21,16 +21,10 @@ from counter.limits import CONNECTIONS_MAX, URL_BYTES_MAX
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post, request
 from tests.support.problems import check_problem
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, runner, served, statuses
+from tests.support.wire import Run, Wire, rest_of, served, statuses
 
 CONNECTIONS = 10
 SEED = 7
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with runner() as each:
-        yield each.run
 
 
 @pytest.fixture(scope="module")

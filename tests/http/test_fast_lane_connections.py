@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, runner, served, statuses, turns, wired
+from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wired
 
 #: What the machine keeps for a connection and way: little, so that it is soon full.
 SOCKET_BYTES = 16_384
@@ -25,12 +25,6 @@ HELD_BYTES_MAX = 4 * 1024 * 1024
 HELD_REQUESTS_MAX = 300
 #: Turns of the loop without a byte taken, after which none will be.
 STALLS = 500
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with runner() as each:
-        yield each.run
 
 
 def with_eventual(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:

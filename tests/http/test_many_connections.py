@@ -11,16 +11,10 @@ from counter.limits import FIRST_REQUEST_US, SECOND
 from tests.support.bytes_on_wire import CLOSE, LAST, get, request
 from tests.support.certificates import Authority, Signed
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, runner, served, statuses, turns
+from tests.support.wire import Run, Wire, rest_of, served, statuses, turns
 
 CONNECTIONS = 10
 FEW = 4
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with runner() as each:
-        yield each.run
 
 
 @pytest.fixture(scope="module")

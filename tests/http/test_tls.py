@@ -21,15 +21,9 @@ from tests.support.bytes_on_wire import LAST, add, get
 from tests.support.certificates import Authority, Signed
 from tests.support.rest import fresh
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, runner, served, statuses, turns, wired
+from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wired
 
 OPTIONS = Options(trust_env=False)
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with runner() as each:
-        yield each.run
 
 
 @pytest.fixture(scope="module")

@@ -19,18 +19,12 @@ from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, one, post, 
 from tests.support.certificates import Authority
 from tests.support.problems import check_problem
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, runner, served, statuses, turns, wired
+from tests.support.wire import Run, Wire, served, statuses, turns, wired
 
 #: Of one route that is answered directly, and of one that is not.
 PATHS = [one(), "/v1/namespaces"]
 UNFINISHED = get()[:-2]
 CHUNKED = request("POST", f"{one()}/add", JSON, "transfer-encoding: chunked")
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    with runner() as each:
-        yield each.run
 
 
 @pytest.fixture(scope="module")
