@@ -24,7 +24,7 @@ class MemcachedCache(RemoteCache[Connection]):
     """:class:`counter.ports.Cache` over one or more memcached servers.
 
     *timeout_us* bounds a connect and each wait for an answer. A best-effort counter has 64 bits:
-    past 2**63 - 1 it goes on at -2**63.
+    a change that does not fit raises InvalidBodyError, and is not made.
     """
 
     def __init__(

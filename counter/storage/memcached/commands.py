@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from counter.errors import CounterError
 from counter.storage.memcached.connection import NO_NUMBER, Connection
 from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count, unpack_count
 from counter.types import Guarded
@@ -93,8 +94,44 @@ def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
     ]
 
 
-def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
-    """Make each change, and return the value after it. Raises ContentionError."""
+def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
+    """Make each change, and return the value after it. Raises ContentionError.
+
+    memcached goes on at the other end of 64 bits. A change that did is undone and refused: in this
+    arithmetic the values of the other changes are what they were without it.
+    """
+    values: list[int | CounterError] = []
+    undone: dict[bytes, int] = {}
+    for each, found in zip(changes, _changed(connection, changes), strict=True):
+        key, delta = each
+        if delta is None:
+            undone.pop(key, None)
+            values.append(0)
+            continue
+        value = _wrapped(found - undone.get(key, 0))
+        if _wrapped(value - delta) == value - delta:
+            values.append(value)
+        else:
+            undone[key] = undone.get(key, 0) + delta
+            values.append(each.refusal("memcached"))
+    _undo(connection, [Change(key, -delta) for key, delta in undone.items()])
+    return values
+
+
+def _undo(connection: Connection, changes: Sequence[Change]) -> None:
+    """Make *changes* of those counters that are not gone meanwhile. Raises ContentionError."""
+    for _ in range(_ROUNDS_MAX):
+        if not changes:
+            return
+        answers = connection.pipeline([_first_try(each) for each in changes])
+        unread = [index for index, answer in enumerate(answers) if answer == NO_NUMBER]
+        lost = _add_here(connection, changes, unread, {}) if unread else []
+        changes = [changes[index] for index in lost]
+    raise ContentionError("changes beyond 64 bits could not be undone")
+
+
+def _changed(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
+    """Make each change, and return the value after it, which has 64 bits."""
     values: dict[int, int] = {}
     waiting = list(range(len(changes)))
     for _ in range(_ROUNDS_MAX):
@@ -174,10 +211,15 @@ def pack_value(number: int) -> bytes:
 
 def unpack_value(value: bytes) -> int:
     """Return the best-effort value that memcached holds as *value*."""
-    return (int(value) - _ZERO + _SIGN) % _MODULUS - _SIGN
+    return _wrapped(int(value) - _ZERO)
 
 
 def increment_of(delta: int) -> int:
     """Return what to ``incr`` by for *delta*. A negative one goes the long way round, because
     ``decr`` stops at 0. So a counter has 64 bits, and past 2**63 - 1 it goes on at -2**63."""
     return delta % _MODULUS
+
+
+def _wrapped(number: int) -> int:
+    """Return *number* in signed 64 bits."""
+    return (number + _SIGN) % _MODULUS - _SIGN

@@ -10,7 +10,7 @@ from hiredis import ReplyError
 from redis.connection import ConnectionPool
 
 from counter import limits
-from counter.errors import CounterError, InvalidBodyError
+from counter.errors import CounterError
 from counter.ports import Clock
 from counter.storage.redis.connection import Command, Connection
 from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count
@@ -118,12 +118,7 @@ def _changed(change: Change, reply: Any) -> int | CounterError | None:
     """Return the value after *change*, or why it can never be made; None if the server refused."""
     if not isinstance(reply, ReplyError):
         return 0 if change.delta is None else int(reply)
-    if str(reply) != _OVERFLOW:
-        return None
-    return InvalidBodyError(
-        f"a best-effort counter in Redis has 64 bits, and adding {change.delta} would exceed them:"
-        " the counter was not changed; clear it, or use an event-sourced counter type"
-    )
+    return change.refusal("Redis") if str(reply) == _OVERFLOW else None
 
 
 def _ping(connection: Connection, keys: Sequence[bytes]) -> Sequence[object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from counter.errors import InvalidBodyError
 from counter.limits import TIME_MAX_US
 from counter.types import Checkpoint, Event, Guarded
 
@@ -42,6 +43,13 @@ class Change(NamedTuple):
 
     key: bytes
     delta: int | None
+
+    def refusal(self, server: str) -> InvalidBodyError:
+        """Return the error if the value after it would not fit 64 bits in *server*."""
+        return InvalidBodyError(
+            f"a best-effort counter in {server} has 64 bits, and adding {self.delta} would exceed"
+            " them: the counter was not changed; clear it, or use an event-sourced counter type"
+        )
 
 
 def count_key(prefix: str, namespace_id: int, counter: str) -> bytes:
