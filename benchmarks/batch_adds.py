@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from benchmarks.harness import Bench, Load, check_adds, check_answers, counter_serve, load, variant
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.results import Figure, Report, by_clock, by_cpu, median, ratio
 from benchmarks.single_adds import BASE, COUNTERS, WARM_S, WINDOWS, durable_adds
 
 CONNECTIONS: Final = 4
@@ -30,8 +30,6 @@ def run(bench: Bench) -> Report:
     [light] = bench.alternate(
         {f"durable batches of {small}": partial(_durable, bench, small)}
     ).values()
-    of_none = ratios([x.per_cpu_s for x in durable], [x.per_cpu_s for x in none])
-    of_single = ratios([x.per_s for x in durable], [x.per_s for x in single])
     return Report(
         subject="batch-adds",
         title="Batch adds",
@@ -43,17 +41,16 @@ def run(bench: Bench) -> Report:
         ),
         figures=(
             *_figures(large, durable, _TARGET_PER_CPU_S, _TARGET_PER_S),
-            Figure(
+            ratio(
                 f"durable adds a second, batches of {large:,}, of single adds over"
                 f" {_SINGLE_CONNECTIONS} connections",
-                median(of_single),
+                by_clock(durable, single),
                 at_least=_TARGET_OF_SINGLE,
-                rounds=tuple(of_single),
                 note=f"{median([x.per_s for x in single]):,.0f} single adds a second",
             ),
             Figure(
                 f"adds a CPU second, of the same without storage, batches of {large:,}",
-                median(of_none),
+                median(by_cpu(durable, none)),
                 note=f"{median([x.per_cpu_s for x in none]):,.0f}/s without storage",
             ),
             *_figures(small, light),

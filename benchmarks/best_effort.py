@@ -19,7 +19,7 @@ from benchmarks.harness import (
     load,
     variant,
 )
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.results import Figure, Report, by_clock, median, ratio
 from benchmarks.single_adds import COUNTERS
 from scripts.cluster_nodes import Shape, dies_with_us, make_temporary
 from scripts.cluster_servers import memcached_missing
@@ -66,17 +66,16 @@ def _figures(loads: dict[str, list[Load]]) -> Iterator[Figure]:
         if where not in loads:
             continue
         found = loads[where]
-        rounds = ratios([x.per_s for x in found], [x.per_s for x in none])
-        yield Figure(
+        yield ratio(
             f"best-effort adds a second {where}, of a route without storage",
-            median(rounds),
+            by_clock(found, none),
             at_least=target,
-            rounds=tuple(rounds),
-            note=f"{_rates(found)} against {_rates(none)}",
+            note=f"{rates(found)} against {rates(none)}",
         )
 
 
-def _rates(loads: Sequence[Load]) -> str:
+def rates(loads: Sequence[Load]) -> str:
+    """The medians of *loads*, for a note."""
     return (
         f"{median([x.per_s for x in loads]):,.0f}/s"
         f" (p99 {median([x.p99_ms for x in loads]):.1f} ms;"

@@ -7,11 +7,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
-from benchmarks.best_effort import CONNECTIONS, cached_serve, counted, loaded
+from benchmarks.best_effort import CONNECTIONS, cached_serve, counted, loaded, rates
 from benchmarks.cluster import Place, wait_until
 from benchmarks.cluster_feeding import Feeder
 from benchmarks.harness import Bench, Load, MissingToolError, Server, check, counter_names, load
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.results import Figure, Report, by_clock, by_cpu, ratio
 from benchmarks.single_adds import COUNTERS
 from scripts.cluster_servers import memcached_missing, redis_missing
 
@@ -52,28 +52,16 @@ def run(bench: Bench) -> Report:
 def _figures(loads: dict[str, list[Load]]) -> Iterator[Figure]:
     for label, name in (("adds in", "best-effort adds"), ("gets from", "gets of cached counts")):
         theirs, ours = (loads[f"{label} {kind}"] for kind in _KINDS)
-        by_clock = ratios([x.per_s for x in ours], [x.per_s for x in theirs])
-        yield Figure(
+        yield ratio(
             f"{name} a second through Redis, of those through memcached",
-            median(by_clock),
+            by_clock(ours, theirs),
             at_least=_TARGET,
-            rounds=tuple(by_clock),
-            note=f"{_rates(ours)} against {_rates(theirs)}",
+            note=f"{rates(ours)} against {rates(theirs)}",
         )
-        by_cpu = ratios([x.per_cpu_s for x in ours], [x.per_cpu_s for x in theirs])
-        yield Figure(
+        yield ratio(
             f"{name} a CPU second of the service through Redis, of those through memcached",
-            median(by_cpu),
-            rounds=tuple(by_cpu),
+            by_cpu(ours, theirs),
         )
-
-
-def _rates(loads: list[Load]) -> str:
-    return (
-        f"{median([x.per_s for x in loads]):,.0f}/s"
-        f" (p99 {median([x.p99_ms for x in loads]):.1f} ms;"
-        f" {median([x.per_cpu_s for x in loads]):,.0f} a CPU second)"
-    )
 
 
 def _adds(bench: Bench, kind: str) -> Load:

@@ -14,7 +14,7 @@ from benchmarks.cluster import Site, conditions, site
 from benchmarks.cluster_gets import fill_cache
 from benchmarks.cluster_loads import DATASET, WARM_UP_S
 from benchmarks.harness import Bench, Load, Server, check, counter_names, cpu_s_of, load
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.results import Figure, Report, by_clock, by_cpu, median, ratio
 
 _COUNTERS: Final = 10_000
 _CONNECTIONS: Final = 64
@@ -158,21 +158,17 @@ def _figures(loads: dict[_Variant, list[Load]]) -> Iterator[Figure]:
             if (what, 1, held) not in loads:
                 continue
             one, two = loads[what, 1, held], loads[what, 2, held]
-            by_clock = ratios([x.per_s for x in two], [x.per_s for x in one])
             how = f"each process held to {_SHARE:g} of a core" if held else "not held"
-            yield Figure(
+            yield ratio(
                 f"{what} a second with --workers 2, of --workers 1; {how}",
-                median(by_clock),
+                by_clock(two, one),
                 at_least=_TARGET if held else None,
-                rounds=tuple(by_clock),
                 note=f"{_rates(two)} against {_rates(one)}",
             )
             if not held:
-                by_cpu = ratios([x.per_cpu_s for x in two], [x.per_cpu_s for x in one])
-                yield Figure(
+                yield ratio(
                     f"{what} a CPU second of the workers with --workers 2, of --workers 1; {how}",
-                    median(by_cpu),
-                    rounds=tuple(by_cpu),
+                    by_cpu(two, one),
                 )
 
 

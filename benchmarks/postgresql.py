@@ -32,7 +32,7 @@ from benchmarks.harness import (
 from benchmarks.pacing import at_pace
 from benchmarks.peer_stores import StoreServer
 from benchmarks.peers import Setting, Taken
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.results import Figure, Report, by_clock, by_cpu, median, ratio, ratios
 from benchmarks.single_adds import BASE, COUNTERS, WARM_S
 
 _DATASET: Final = ("--retention=1d", "--slice=12h", "--write-timeout=2s")
@@ -277,8 +277,6 @@ def workers(bench: Bench) -> Report:
             return replace(found, cpu_s=cpu_s)
 
     one, two = bench.alternate({f"{n} processes": partial(measured, n) for n in (1, 2)}).values()
-    by_clock = ratios([x.per_s for x in two], [x.per_s for x in one])
-    by_cpu = ratios([x.per_cpu_s for x in two], [x.per_cpu_s for x in one])
     return Report(
         subject="postgresql-workers",
         title="Two API processes over PostgreSQL",
@@ -288,16 +286,15 @@ def workers(bench: Bench) -> Report:
             " no more (a quota of its control group), so that the second one finds room."
         ),
         figures=(
-            Figure(
+            ratio(
                 "adds a second with --workers 2, of --workers 1; each process "
                 + ("not held" if problem else f"held to {_SHARE:g} of a core"),
-                median(by_clock),
+                by_clock(two, one),
                 at_least=None if problem else _OF_ONE,
-                rounds=tuple(by_clock),
                 note=(
                     f"{median([x.per_s for x in two]):,.0f}/s against"
                     f" {median([x.per_s for x in one]):,.0f}/s; a CPU second of the processes"
-                    f" {median(by_cpu):.2f}"
+                    f" {median(by_cpu(two, one)):.2f}"
                 ),
             ),
         ),

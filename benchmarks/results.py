@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import plots
-from benchmarks.harness import ROOT, Bench
+from benchmarks.harness import ROOT, Bench, Load
 from benchmarks.plots import Plot
 
 RESULTS: Final = ROOT / "benchmarks" / "results.json"
@@ -101,6 +101,23 @@ def median(values: Sequence[float]) -> float:
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     """The ratio of each round: both sides of it saw the machine in much the same state."""
     return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def by_clock(over: Sequence[Load], under: Sequence[Load]) -> list[float]:
+    """The ratio of requests a second of each round."""
+    return ratios([x.per_s for x in over], [x.per_s for x in under])
+
+
+def by_cpu(over: Sequence[Load], under: Sequence[Load]) -> list[float]:
+    """The ratio of requests a CPU second of the server of each round."""
+    return ratios([x.per_cpu_s for x in over], [x.per_cpu_s for x in under])
+
+
+def ratio(
+    name: str, rounds: Sequence[float], *, at_least: float | None = None, note: str = ""
+) -> Figure:
+    """The median of the ratios of all rounds."""
+    return Figure(name, median(rounds), at_least=at_least, rounds=tuple(rounds), note=note)
 
 
 def table(reports: Sequence[Report]) -> Table:

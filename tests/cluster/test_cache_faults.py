@@ -20,6 +20,7 @@ from counter.storage.shared.cache_lane import RETRY_AFTER_US
 from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
+from scripts.cluster_process import ServerProcess
 from tests.contracts.cache_cases import namespace_of
 from tests.contracts.cases import NOW, add
 from tests.support.caches import cache_address, new_cache, processes_of, wipe
@@ -53,6 +54,15 @@ async def cache_of(
     async with asyncio.timeout(HANG_S):
         yield cache
     await cache.close()
+
+
+@asynccontextmanager
+async def hasty(
+    cluster: Cluster, clock: FakeClock
+) -> AsyncIterator[tuple[RemoteCache[Any], ServerProcess]]:
+    """A cache that does not wait for long, and its server."""
+    async with cache_of(cluster, clock, timeout_us=SHORT_US) as cache:
+        yield cache, processes_of(cluster)[0]
 
 
 async def fill(cache: RemoteCache[Any]) -> None:
@@ -122,8 +132,7 @@ async def test_a_frozen_server_is_not_waited_for(
     breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """Its connections stay open, and new ones are even taken."""
-    server = processes_of(breakable_cache)[0]
-    async with cache_of(breakable_cache, clock, timeout_us=SHORT_US) as cache:
+    async with hasty(breakable_cache, clock) as (cache, server):
         await fill(cache)
         server.pause()
         await assert_knows_nothing(cache)
@@ -143,8 +152,7 @@ async def test_an_increment_without_an_answer_may_have_been_made(
     breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """And its error says so; the next one, to a server that is left alone, was surely not."""
-    server = processes_of(breakable_cache)[0]
-    async with cache_of(breakable_cache, clock, timeout_us=SHORT_US) as cache:
+    async with hasty(breakable_cache, clock) as (cache, server):
         await cache.increment(SPACE, "c", 1)
         server.pause()
         with pytest.raises(CacheUnavailableError, match="may have been made") as first:
