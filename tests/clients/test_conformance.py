@@ -4,7 +4,7 @@ import json
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -176,12 +176,13 @@ HASTY = {
     "retries": "10000",
 }
 SLOW_S = 0.7
-OF_A_KIND = 24
+OF_A_KIND = 16
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(tmp_path_factory.mktemp("service"), {"accept_limit": "2s"}) as server:
+    """One that writes no token older than half a second: retries meet late and void tokens too."""
+    with served(tmp_path_factory.mktemp("service")) as server:
         yield server
 
 
@@ -229,10 +230,10 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
     with misbehaving(service.url, seed, SLOW_S) as proxy:
         found = list(each_add(commands, run(program, proxy.url, commands, **HASTY)))
         unknown = [end["unfinished"] for _, end in found if end["outcome"] == "unknown"]
-        resolved = resolve(program, proxy.url, unknown)
+        resolved = resolve(program, proxy.url, unknown, HASTY)
         # An answer of the proxy's own may end a resolve too, and says nothing.
         left = [each for each in unknown if each not in resolved]
-    resolved |= resolve(program, service.url, left)
+    resolved |= resolve(program, service.url, left, QUICK)
     assert set(resolved) == set(unknown)
     assert set(proxy.dealt) == {fault.__name__ for fault in (*FAULTS, regular)}
 
@@ -246,13 +247,15 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
     assert counts(service, expected) == expected
     ends = Counter(end["outcome"] for _, end in found)
     print(f"{sum(proxy.dealt.values())} requests; {dict(ends)}; {Counter(resolved.values())}")
-    assert ends["done"] > len(found) / 2
+    assert ends["done"] > 0
 
 
-def resolve(program: list[str], url: str, unknown: Sequence[str]) -> dict[str, bool]:
+def resolve(
+    program: list[str], url: str, unknown: Sequence[str], options: Mapping[str, str]
+) -> dict[str, bool]:
     """Whether each add is counted, of those with a definite answer."""
     commands = [{"do": "resolve", "unfinished": each} for each in unknown]
-    ends = run(program, url, commands, **HASTY)
+    ends = run(program, url, commands, **options)
     assert {each["outcome"] for each in ends} <= {"done", "unknown"}
     return {
         each: end["applied"]
@@ -286,7 +289,7 @@ def test_what_has_no_connection_is_unsent(program: list[str], service: Server) -
     assert counts(service, names) == dict.fromkeys(names, 0)
 
     unfinished = [each["unfinished"] for each in ends]
-    finished = resolve(PROGRAMS["python"](Path()), service.url, unfinished)
+    finished = resolve(PROGRAMS["python"](Path()), service.url, unfinished, QUICK)
     applied = {json.loads(each)["items"][0][0]: finished[each] for each in unfinished}
     expected = {each: 4 * applied.get(each, applied[names[1]]) for each in names}
     assert counts(service, names) == expected
