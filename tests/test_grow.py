@@ -107,7 +107,9 @@ async def test_processes_of_grow_share_a_postgresql_server(
             assert serving is not None
             rest = Rest(
                 await stack.enter_async_context(
-                    httpx.AsyncClient(base_url=serving[1], timeout=30, trust_env=False)
+                    httpx.AsyncClient(
+                        base_url=serving[1], timeout=30, trust_env=False, verify=False
+                    )
                 )
             )
             replayed.append((await rest.add("orders", 1, key="order-7")).json()["replayed"])

@@ -23,7 +23,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def soon_rolled_up(service: Server) -> str:
     """A namespace whose windows are rolled up within seconds, because its accept limit is short."""
     settings = {"counter_type": "ACCURATE", "accept_limit": "3s"}
-    answer = httpx.put(f"{service.url}/v1/namespaces/soon", json=settings, trust_env=False)
+    answer = httpx.put(
+        f"{service.url}/v1/namespaces/soon", json=settings, trust_env=False, verify=False
+    )
     assert answer.status_code == 201, answer.text
     return "soon"
 

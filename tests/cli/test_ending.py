@@ -84,7 +84,7 @@ async def test_what_was_taken_is_answered_and_counted(tmp_path: Path) -> None:
 
         await eventually(lambda: more_than(100), "adds are acknowledged")
         server.terminate()
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http:
 
             async def is_leaving() -> httpx.Response | None:
                 answer = await http.get("/readyz")

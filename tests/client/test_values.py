@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import ssl
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from counter import errors, limits
 from counter_client import CounterClient, Key, Options, Token, Unfinished
 from counter_client.errors import InvalidParameterError
 from counter_client.failures import error_of_answer, error_of_problem
-from counter_client.transport import Common
+from counter_client.transport import Common, context_of
 
 TOKENS = st.builds(
     Token, st.binary(min_size=16, max_size=16), st.integers(limits.TIME_MIN_US, limits.TIME_MAX_US)
@@ -138,3 +139,12 @@ def test_what_is_no_api_key_is_rejected_and_not_shown(given: str) -> None:
 def test_a_key_may_come_as_a_file_has_it() -> None:
     common = Common(["http://127.0.0.1:1"], "ck_abc\n", Options())
     assert common.headers["Authorization"] == "Bearer ck_abc"
+
+
+def test_only_what_is_asked_over_tls_loads_the_certificates_of_authorities() -> None:
+    """httpx's own context, which is None here, has them. The other one trusts no certificate."""
+    assert context_of(Options(), ["http://127.0.0.1:1", "https://127.0.0.1:2"]) is None
+    plain = context_of(Options(), ["http://127.0.0.1:1"])
+    assert plain is not None
+    assert plain.verify_mode == ssl.CERT_REQUIRED
+    assert plain.get_ca_certs() == []

@@ -43,7 +43,7 @@ class Door:
 async def door(way: Any, tmp_path: Path) -> AsyncIterator[Door]:
     async with (
         wired(tmp_path, **way) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
     ):
         yield Door(wire.app, http)
 
@@ -208,7 +208,7 @@ async def test_metrics_take_of_a_keys_requests_and_of_no_other_keys(tmp_path: Pa
     """Without keys all share one rate, and a flood must not hide itself."""
     async with (
         wired(tmp_path, requests_per_s=1) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
     ):
         assert [(await http.get("/metrics")).status_code for _ in range(3)] == [200] * 3
         key = await hand_out(wire.app, Scope.READ)

@@ -19,7 +19,7 @@ async def wire(way: Any, tmp_path: Path) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def http(wire: Wire) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http:
         yield http
 
 

@@ -123,7 +123,7 @@ async def test_it_is_quiet_unless_asked(
 ) -> None:
     async with (
         wired(tmp_path, log_requests=which, **way) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}") as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
     ):
         rest = Rest(http)
         await rest.add("c", 1, fresh(START_US))

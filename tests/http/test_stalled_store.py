@@ -46,7 +46,9 @@ async def test_while_the_store_stalls_few_wait_and_all_of_them_are_answered(
     limits = httpx.Limits(max_connections=200)
     async with (
         wired(tmp_path) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", limits=limits) as http,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{wire.port}", limits=limits, verify=False
+        ) as http,
     ):
         load, stall = wire.service.load, Stall(wire)
 

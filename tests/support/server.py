@@ -171,7 +171,9 @@ class Server:
     @asynccontextmanager
     async def client(self, namespace: str = "default") -> AsyncIterator[Rest]:
         """The API of the process that listens now."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=30.0, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=self.url, timeout=30.0, trust_env=False, verify=False
+        ) as http:
             yield Rest(http, namespace)
 
 

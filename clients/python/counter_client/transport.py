@@ -127,14 +127,16 @@ class _Stream(httpcore.NetworkStream):
         return self._inner.get_extra_info(info)
 
 
-def context_of(options: Options) -> ssl.SSLContext | None:
+def context_of(options: Options, urls: Sequence[str]) -> ssl.SSLContext | None:
     """Return an SSL context for the files in *options*, or None for httpx's own.
 
+    Without files and ``https://`` it trusts no certificate: httpx's own takes 40 ms to make.
     Raises InvalidParameterError if the files cannot be used.
     """
     ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
     if ca is None and cert is None:
-        return None
+        needs_tls = any(httpx.URL(each).scheme == "https" for each in urls)
+        return None if needs_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert is not None:
@@ -188,7 +190,7 @@ class Common:
         self.places = Places(urls)
         self.options = options
         self._direct = direct(urls)
-        self._tls = context_of(options)
+        self._tls = context_of(options, urls)
         self.closed = False
         # Most answers are too small to be worth compressing.
         compact = {"Accept": "application/json", "Accept-Encoding": "identity"}
