@@ -44,7 +44,8 @@ class Shape:
     """What a cluster consists of; server *n* of each kind is at *address* + n - 1.
 
     *quick* disables Java's optimizing compiler: a node starts with half the work and stays slower.
-    It also gives a node 4 token ranges instead of 16, so that a repair is short. Clients connect
+    It also gives a node 4 token ranges instead of 16, so that a repair is short, and has nodes
+    notice sooner that another one is dead. Clients connect
     to a node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy
     can listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
     commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
@@ -201,9 +202,16 @@ class Cluster:
         return started
 
     def mend(self) -> None:
-        """Undo every fault: resume paused servers and restart dead ones."""
+        """Undo every fault: resume paused servers and restart dead ones.
+
+        All nodes have joined the ring before, so that they can restart at once, after the seed.
+        """
         for each in self.servers:
             each.resume()
+        for seed in self.cassandra[:1]:
+            seed.start()
+        for node in self.cassandra[1:]:
+            node.launch()
         self.start()
 
     def stop(self) -> list[str]:

@@ -211,4 +211,5 @@ memtable_heap_space: 64MiB
 memtable_offheap_space: 64MiB
 auto_snapshot: false
 auto_bootstrap: false
+phi_convict_threshold: {5 if settings.quick else 8}
 """

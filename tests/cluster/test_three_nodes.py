@@ -185,8 +185,10 @@ async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
             )
             assert replication["dc1"] == "3"
     # As it was told: before that a quorum may be of the new replicas alone, which know of nothing.
-    for keyspace in (options.keyspace, f"{options.keyspace}_default"):
-        await asyncio.to_thread(nodetool, three_nodes.cassandra[0], "repair", "--full", keyspace)
+    # Of the dataset's keyspace nothing is read here.
+    await asyncio.to_thread(
+        nodetool, three_nodes.cassandra[0], "repair", "--full", options.keyspace
+    )
     assert await have_schema(with_dataset(options, placement=Placement((("", 3),)))) == [
         "nothing to do: the schema is as it should be"
     ]

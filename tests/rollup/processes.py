@@ -179,7 +179,10 @@ class Desk:
         names = [f"c{each}" for each in range(number)]
 
         async def done() -> bool:
-            heads = await self.store.rollups.heads(self.namespace, names)
+            try:
+                heads = await self.store.rollups.heads(self.namespace, names)
+            except UnavailableError:
+                return False
             counts = [0 if head is None else head.checkpoint.count for head in heads]
             assert max(counts) <= count, "counted twice"
             return min(counts) == count
