@@ -5,6 +5,7 @@ dead after it, it happened and nobody heard of it. Whatever the process did in m
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.support.times import SECOND, START_US
 
 #: More steps than any of the works has: one that does not end in so many would never end.
 STEPS_MAX = 2_000
+#: A few: each shard adds the same steps, and a process dies in each of them.
+SHARDS = 4
 
 
 class DeathError(BaseException):
@@ -118,7 +121,7 @@ class Place:
         store = await self._opened()
         namespaces = Namespaces(store, self.clock)
         await Maintenance(store, self.clock, namespaces).run_once()
-        await namespaces.create("n", SETTINGS)
+        await namespaces.create("n", replace(SETTINGS, shards=SHARDS))
 
     async def process(self, dies_at: int | None = None) -> Process:
         """A new process over what is there: of one before, only what is durable is left."""
