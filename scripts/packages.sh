@@ -5,6 +5,7 @@ install_packages() {
     local missing=()
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
     command -v curl >/dev/null || missing+=(curl)
+    command -v systemd-analyze >/dev/null || missing+=(systemd)
     command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
     command -v mvn >/dev/null || missing+=(maven)
     command -v memcached >/dev/null || missing+=(memcached)

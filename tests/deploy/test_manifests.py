@@ -1,0 +1,181 @@
+"""The systemd unit and the Kubernetes manifests, read by their own tools and by what they promise.
+
+kubernetes-schema.json has the definitions that these manifests use, without their descriptions, of
+the OpenAPI document of k8s.io/cli-runtime v0.31.3 (Apache-2.0); no other field is allowed.
+"""
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from counter import __version__
+from counter.config.settings import Settings
+from counter.durations import parse_iso_duration
+from counter.limits import DRAIN_TIMEOUT_US, SECOND
+from tests.support.needs import miss
+from tests.support.server import ROOT
+
+UNIT = ROOT / "deploy" / "systemd" / "counter@.service"
+FOLDER = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+MANIFESTS: list[dict[str, Any]] = [
+    each
+    for file in KUSTOMIZATION["resources"]
+    for each in yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8"))
+]
+PODS = {
+    each["metadata"]["name"]: each["spec"]["template"]
+    for each in MANIFESTS
+    if "template" in each["spec"]
+}
+#: systemd rates a unit from 0 to 10; what it calls OK is 4 at most.
+EXPOSURE_MAX = 1.6
+SCHEMA = json.loads((Path(__file__).parent / "kubernetes-schema.json").read_text(encoding="utf-8"))
+
+
+def named(kind: str) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in MANIFESTS if each["kind"] == kind}
+
+
+def container_of(pod: dict[str, Any]) -> dict[str, Any]:
+    [found] = pod["spec"]["containers"]
+    return dict(found)
+
+
+def environment_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container_of(pod).get("env", [])}
+
+
+def systemd_analyze(*words: str | Path) -> str:
+    if shutil.which("systemd-analyze") is None:
+        miss("there is no systemd-analyze (Debian: apt-get install systemd)")
+    done = subprocess.run(
+        ["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stderr + done.stdout
+
+
+def unit() -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(UNIT.read_text(encoding="utf-8"))
+    return parser
+
+
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    """Each line, with a program that exists here."""
+    text = UNIT.read_text(encoding="utf-8")
+    copy = tmp_path / UNIT.name
+    copy.write_text(text.replace("/opt/counter/bin/counter", str(shutil.which("true"))))
+    assert systemd_analyze("verify", "--man=no", copy) == ""
+
+
+def test_systemd_rates_the_unit_as_hardened() -> None:
+    rated = systemd_analyze("security", "--offline=true", "--no-pager", UNIT)
+    [exposure] = re.findall(r"Overall exposure level for \S+: (\S+)", rated)
+    assert float(exposure) <= EXPOSURE_MAX
+
+
+def test_the_unit_waits_for_the_service_to_end() -> None:
+    stop = float(unit()["Service"]["TimeoutStopSec"]) * SECOND
+    assert stop > Settings.model_fields["shutdown_delay"].default + 2 * DRAIN_TIMEOUT_US
+
+
+def test_what_the_unit_sets_are_settings() -> None:
+    known = {f"COUNTER_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall(r"^Environment=(\w+)=", UNIT.read_text(), re.MULTILINE)) <= known
+
+
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}"
+)
+def test_kubernetes_reads_each_manifest(manifest: dict[str, Any]) -> None:
+    jsonschema.validate(manifest, SCHEMA, cls=jsonschema.Draft202012Validator)
+
+
+def test_the_schema_refuses_what_kubernetes_would() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    wrong = named("Deployment")["counter-api"] | {"spec": {"replica": 3}}
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        jsonschema.validate(wrong, SCHEMA, cls=jsonschema.Draft202012Validator)
+
+
+def test_kustomize_is_given_every_file() -> None:
+    files = {path.name for path in FOLDER.iterdir()} - {"kustomization.yaml"}
+    assert files == set(KUSTOMIZATION["resources"])
+    assert KUSTOMIZATION["images"] == [{"name": "distributed-counter", "newTag": __version__}]
+    assert {container_of(pod)["image"] for pod in PODS.values()} == {"distributed-counter"}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_has_no_rights(name: str) -> None:
+    spec, container = PODS[name]["spec"], container_of(PODS[name])
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] == 10001  # the image's
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
+    assert "limits" in container["resources"]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pods_environment_are_settings(name: str) -> None:
+    """And no service's variables are among them: COUNTER_PORT would be rejected."""
+    assert PODS[name]["spec"]["enableServiceLinks"] is False
+    environment = environment_of(PODS[name])
+    assert set(environment) <= {f"COUNTER_{field.upper()}" for field in Settings.model_fields}
+    given = {key.removeprefix("COUNTER_").lower(): value for key, value in environment.items()}
+    Settings(**given, dsn="postgresql://db1/counter")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["counter-api", "counter-rollup"])
+def test_a_pod_is_probed_and_has_time_to_end(name: str) -> None:
+    pod, container = PODS[name], container_of(PODS[name])
+    paths = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("liveness", "readiness")}
+    assert paths == {
+        "liveness": {"path": "/healthz", "port": "http"},
+        "readiness": {"path": "/readyz", "port": "http"},
+    }
+    delay = parse_iso_duration(environment_of(pod).get("COUNTER_SHUTDOWN_DELAY", "0s"))
+    if name == "counter-api":
+        probe = container["readinessProbe"]
+        assert delay >= 2 * probe["periodSeconds"] * probe["failureThreshold"] * SECOND
+    grace = pod["spec"]["terminationGracePeriodSeconds"] * SECOND
+    assert grace > delay + 2 * DRAIN_TIMEOUT_US
+
+
+def test_what_selects_pods_selects_those_there_are() -> None:
+    labels = {name: pod["metadata"]["labels"] for name, pod in PODS.items()}
+    for name, each in named("Deployment").items():
+        assert each["spec"]["selector"]["matchLabels"] == labels[name]
+        assert each["spec"]["replicas"] > 1
+        budget = named("PodDisruptionBudget")[name]["spec"]
+        assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": labels[name]}}
+    assert named("Service")["counter"]["spec"]["selector"] == labels["counter-api"]
+    [by_policy] = named("NetworkPolicy")["counter"]["spec"]["podSelector"]["matchExpressions"]
+    components = {each["app.kubernetes.io/component"] for each in labels.values()}
+    assert set(by_policy["values"]) == components - {"schema"}
+
+
+def test_only_the_schemas_job_is_given_the_owners_password() -> None:
+    secrets = {
+        name: [each["secretRef"]["name"] for each in container_of(pod)["envFrom"]]
+        for name, pod in PODS.items()
+    }
+    assert secrets.pop("counter-schema") == ["counter-owner"]
+    assert set(map(tuple, secrets.values())) == {("counter",)}
+    assert container_of(PODS["counter-schema"])["args"] == ["schema", "apply"]
