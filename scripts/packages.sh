@@ -14,6 +14,7 @@ install_packages() {
     has_postgresql || missing+=(postgresql)
     command -v pgbouncer >/dev/null || missing+=(pgbouncer)
     command -v go >/dev/null || missing+=(golang-go)
+    command -v npm >/dev/null || missing+=(nodejs npm)
     # For promtool, which comes with the server that is never started.
     command -v promtool >/dev/null || missing+=(prometheus)
     install_missing "${missing[@]}"

@@ -1,5 +1,6 @@
 """The conformance programs of the clients, and how to run them."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 from tests.support.needs import miss
 
 CLIENTS = Path(__file__).resolve().parents[2] / "clients"
+TYPESCRIPT = CLIENTS / "typescript"
 Json = Any
 
 
@@ -27,8 +29,35 @@ def go(place: Path) -> list[str]:
     return [str(program)]
 
 
+def typescript(_: Path) -> list[str]:
+    """The TypeScript client's program, built in its own folder if a source is newer."""
+    if shutil.which("npm") is None:
+        miss("there is no npm (nodejs 18 or newer)")
+    program = TYPESCRIPT / "dist" / "conformance" / "main.js"
+    sources = [*TYPESCRIPT.glob("*/*.ts"), *TYPESCRIPT.glob("*.json")]
+    with (TYPESCRIPT / "tsconfig.json").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        built_s = program.stat().st_mtime if program.exists() else 0.0
+        if built_s < max(each.stat().st_mtime for each in sources):
+            install = ". scripts/setup.sh; install_node clients/typescript"
+            run_node("bash", "-c", f"set -e; {install}", at=CLIENTS.parent)
+            run_node("node_modules/.bin/tsc")
+    return ["node", str(program)]
+
+
 #: Each returns the command line that starts its program; it may build it in the folder given.
-PROGRAMS: Mapping[str, Callable[[Path], list[str]]] = {"python": python, "go": go}
+PROGRAMS: Mapping[str, Callable[[Path], list[str]]] = {
+    "python": python,
+    "go": go,
+    "typescript": typescript,
+}
+
+
+def run_node(*command: str, at: Path = TYPESCRIPT) -> str:
+    """Run *command*; return what it writes."""
+    done = subprocess.run(command, cwd=at, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def run_go(*arguments: str, at: Path = CLIENTS / "go", **environment: str) -> str:

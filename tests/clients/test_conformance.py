@@ -107,11 +107,16 @@ def test_arguments_out_of_bounds_are_refused(done: Run) -> None:
     assert ends == {("refused", "invalid_parameter")}
 
 
-def test_each_command_sends_its_request(done: Run) -> None:
+def test_each_command_sends_its_request(program: list[str], done: Run) -> None:
     """Method, path, token and body."""
-    assert {each["outcome"] for each in done.outcomes["requests"]} == {"done"}
-    cases = {str(at) for at in range(len(vectors("answers")))}
-    sent = [each for case, asked in done.asked.items() if case not in cases for each in asked]
+    # URLs in JavaScript drop these parts of a path: the client refuses the counters.
+    dropped = {".", ".."} if program[0] == "node" else set()
+    cases = vectors("requests")
+    carried = [each["command"].get("counter") not in dropped for each in cases]
+    ends = [each["outcome"] for each in done.outcomes["requests"]]
+    assert ends == ["done" if each else "refused" for each in carried]
+    answered = {str(at) for at in range(len(vectors("answers")))}
+    sent = [each for case, asked in done.asked.items() if case not in answered for each in asked]
     shown = [
         {
             "method": each.method,
@@ -121,7 +126,9 @@ def test_each_command_sends_its_request(done: Run) -> None:
         }
         for each in sent
     ]
-    wanted = [each["request"] for each in vectors("requests")]
+    wanted = [
+        each["request"] for each, is_carried in zip(cases, carried, strict=True) if is_carried
+    ]
     assert sorted(map(text_of, shown)) == sorted(map(text_of, wanted))
 
 

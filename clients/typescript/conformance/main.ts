@@ -1,0 +1,124 @@
+/** The conformance program: clients/conformance/README.md has its protocol. */
+
+import { readFileSync } from "node:fs";
+import { createInterface } from "node:readline";
+
+import {
+  type Added,
+  CounterClient,
+  CounterError,
+  type Credential,
+  Key,
+  RefusedError,
+  type Settings,
+  Token,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "../src/index.js";
+import { parseTime } from "../src/tokens.js";
+
+const AT_ONCE = 32;
+type Json = any;
+
+function settings(args: string[]): Settings {
+  const given = new Map<string, string>();
+  for (let at = 0; at < args.length; at += 2) given.set(args[at]!.replace(/^--/, ""), args[at + 1]!);
+  const keyFile = given.get("api-key-file");
+  const durations = {
+    deadlineMs: "timeout",
+    attemptTimeoutMs: "attempt-timeout",
+    backoffFirstMs: "backoff-first",
+    backoffMaxMs: "backoff-max",
+  };
+  const options: Record<string, number> = {};
+  for (const [name, flag] of Object.entries(durations)) {
+    const value = given.get(flag);
+    if (value !== undefined) options[name] = parseFloat(value) * (value.endsWith("ms") ? 1 : 1000);
+  }
+  if (given.has("retries")) options["retriesAtOnce"] = Number(given.get("retries"));
+  return {
+    url: given.get("url")!,
+    namespace: given.get("namespace")!,
+    ...(keyFile === undefined ? {} : { apiKey: readFileSync(keyFile, "utf8").trim() }),
+    ...options,
+  };
+}
+
+function credentialOf({ token, key }: Json): { token?: Credential } {
+  if (key !== undefined) return { token: Token.fromKey(key) };
+  if (token === undefined) return {};
+  return { token: new Token(token.token, parseTime(token.generation_time)!) };
+}
+
+function shown(credential: Credential): Json {
+  if (credential instanceof Key) return { key: credential.text };
+  return { token: { token: credential.nonce, generation_time: credential.generationTime } };
+}
+
+function itemsOf(items: Json[]): [string, bigint][] {
+  return items.map(({ counter, delta }) => [counter, BigInt(delta)]);
+}
+
+async function run(client: CounterClient, command: Json): Promise<Json> {
+  const { counter } = command;
+  switch (command.do) {
+    case "add":
+      return { replayed: (await client.add(counter, BigInt(command.delta), credentialOf(command))).replayed };
+    case "add_and_get": {
+      const { replayed, count } = await client.addAndGet(counter, BigInt(command.delta), credentialOf(command));
+      return { replayed, count: count.toString() };
+    }
+    case "clear":
+      return { replayed: (await client.clear(counter, credentialOf(command))).replayed };
+    case "atomic": {
+      const added = await client.atomic(itemsOf(command.items), credentialOf(command));
+      return { replayed: added.map(({ replayed }) => replayed) };
+    }
+    case "batch": {
+      const results = await client.batch(itemsOf(command.items));
+      return { results: results.map((each) => (each instanceof CounterError ? endOf(each) : doneOf(each))) };
+    }
+    case "get": {
+      const max = command.max_staleness;
+      const { count, accuracy } = await client.get(counter, max === undefined ? {} : { maxStaleness: max });
+      return { count: count.toString(), accuracy };
+    }
+    case "resolve":
+      return { applied: (await client.resolve(command.unfinished)).applied };
+    case "new":
+      return shown(Token.new());
+    case "parse":
+      return shown(Token.parse(command.text));
+    case "derive":
+      return shown(credentialOf(command).token!.derive(command.label));
+  }
+  throw new Error(`unknown command ${command.do}`);
+}
+
+function doneOf({ replayed }: Added): Json {
+  return { outcome: "done", replayed };
+}
+
+function endOf(error: unknown): Json {
+  if (error instanceof RefusedError) return { outcome: "refused", code: error.code, applied: error.applied };
+  if (error instanceof UnknownOutcomeError || error instanceof UnsentError) {
+    return { outcome: error.sent ? "unknown" : "unsent", unfinished: String(error.unfinished) };
+  }
+  if (error instanceof UnavailableError) return { outcome: error.sent ? "unknown" : "unsent" };
+  throw error;
+}
+
+const client = new CounterClient(settings(process.argv.slice(2)));
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+
+async function work(): Promise<void> {
+  for (let line = await lines.next(); !line.done; line = await lines.next()) {
+    if (line.value === "") continue;
+    const { id, ...command } = JSON.parse(line.value);
+    const outcome = await run(client, command).then((found) => ({ outcome: "done", ...found }), endOf);
+    process.stdout.write(`${JSON.stringify({ id, ...outcome })}\n`);
+  }
+}
+
+await Promise.all(Array.from({ length: AT_ONCE }, work));

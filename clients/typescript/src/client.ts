@@ -1,0 +1,415 @@
+/** The client: each add counts once if it is reported done, and at most once in any case. */
+
+import { CounterError, invalid, RefusedError, UnknownOutcomeError, UnsentError } from "./errors.js";
+import { integer, record, text, writeJson } from "./json.js";
+import { type Options, optionsOf } from "./options.js";
+import { attempts, Budget, type Call, causeOf, Course, Fate, type Shared, waitOf } from "./retrying.js";
+import { type Credential, Key, parseTime, Token } from "./tokens.js";
+import { type Answer, type Failure, isProblem, type Request, Transport } from "./transport.js";
+import { type Item, type Operation, Unfinished } from "./unfinished.js";
+
+const INT64_MAX = 2n ** 63n - 1n;
+const NAME_CHARS_MAX = 256;
+const ATOMIC_ITEMS_MAX = 100;
+const BATCH_ITEMS_MAX = 1_000;
+
+/** An add that is counted once. Times are RFC 3339 in UTC with microseconds, which a Date cannot hold. */
+export interface Added {
+  readonly counter: string;
+  readonly delta: bigint;
+  readonly eventTime: string;
+  /** Whether it was counted before; null if the store cannot know. */
+  readonly replayed: boolean | null;
+  /** False in a BEST_EFFORT namespace, where a retry may count twice. */
+  readonly retrySafe: boolean;
+}
+
+/** An add, and the count including it, exact as of `asOf`. */
+export interface AddedCount extends Added {
+  readonly count: bigint;
+  readonly asOf: string;
+}
+
+/** A counter that is 0 as of `eventTime`. */
+export type Cleared = Omit<Added, "delta" | "retrySafe">;
+
+/** A count, and the instant it is exact as of. */
+export interface Count {
+  readonly counter: string;
+  readonly count: bigint;
+  readonly asOf: string;
+  readonly accuracy: "accurate" | "eventual" | "best_effort";
+}
+
+/** The outcome of an add: it is counted, or never will be. */
+export interface Resolved {
+  readonly applied: boolean;
+  /** Why it was not applied; an add with a new token is safe then. */
+  readonly detail: string;
+}
+
+/** A counter and its delta: an integer of 64 bits. */
+export type Delta = readonly [counter: string, delta: number | bigint];
+
+export interface CallOptions {
+  /** Ends the call with UnknownOutcomeError, or with UnsentError if nothing was sent. */
+  readonly signal?: AbortSignal;
+}
+
+export interface AddOptions extends CallOptions {
+  /** The program's own token or key; without it the client makes a token for the call. */
+  readonly token?: Credential;
+}
+
+export interface Settings extends Partial<Options> {
+  /** The base URL of the service. */
+  readonly url: string;
+  readonly namespace?: string;
+  readonly apiKey?: string;
+}
+
+/**
+ * A client for one namespace. Its calls reject with RefusedError (a definite refusal),
+ * UnknownOutcomeError (at most once; it has the token) or UnsentError (nothing was sent); reads with
+ * RefusedError or UnavailableError.
+ */
+export class CounterClient {
+  readonly namespace: string;
+  readonly #base: string;
+  readonly #shared: Shared;
+
+  /** Throws RefusedError for a setting out of its bounds. */
+  constructor({ url, namespace = "default", apiKey, ...given }: Settings) {
+    if (!/^[a-z][a-z0-9_-]{0,62}$/.test(namespace)) {
+      throw invalid(
+        `the namespace is ${shown(namespace)}; its name begins with a lower-case letter, and has up to 63` +
+          " lower-case letters, digits, - and _",
+      );
+    }
+    this.namespace = namespace;
+    this.#base = `/v1/namespaces/${namespace}`;
+    const options = optionsOf(given);
+    this.#shared = {
+      options,
+      transport: new Transport(url, apiKey, options),
+      budget: new Budget(options.retriesAtOnce, options.retriesPerS, options.retriesPerCall, options.clock.now()),
+      freshTokens: (count, timeoutMs, signal) => this.#freshTokens(count, timeoutMs, signal),
+    };
+  }
+
+  /** Add `delta` to `counter`, once for the token. */
+  async add(counter: string, delta: number | bigint, { token, signal }: AddOptions = {}): Promise<Added> {
+    return attempts(this.#write("add", [[counter, checkedDelta(delta)]], token, addedOf), this.#shared, signal);
+  }
+
+  /** Add, and return the count including the add. */
+  async addAndGet(
+    counter: string,
+    delta: number | bigint,
+    { token, signal }: AddOptions = {},
+  ): Promise<AddedCount> {
+    const items: Item[] = [[counter, checkedDelta(delta)]];
+    return attempts(this.#write("add-and-get", items, token, addedCountOf), this.#shared, signal);
+  }
+
+  /** Set `counter` to 0; adds with a later time count from there. */
+  async clear(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
+    return attempts(this.#write("clear", [[counter, 0n]], token, clearedOf), this.#shared, signal);
+  }
+
+  /** Add to 1 to 100 counters under one token: all are counted, or none. */
+  async atomic(items: Iterable<Delta>, { token, signal }: AddOptions = {}): Promise<Added[]> {
+    const checked = checkedItems(items, ATOMIC_ITEMS_MAX);
+    return attempts(this.#write("atomic/add", checked, token, addedsOf), this.#shared, signal);
+  }
+
+  /** Return the count of `counter`, at most as stale as `maxStaleness` (such as `0s`) or the namespace says. */
+  async get(counter: string, { maxStaleness, signal }: CallOptions & { maxStaleness?: string } = {}): Promise<Count> {
+    const query = maxStaleness === undefined ? "" : `?max_staleness=${encodeURIComponent(maxStaleness)}`;
+    const request: Request = { method: "GET", path: this.#counter(counter) + query, writes: false, many: false };
+    return attempts({ request, read: countOf }, this.#shared, signal);
+  }
+
+  /**
+   * Learn whether an unfinished add is counted, by sending it again: from an error of this client, or
+   * from the text of an Unfinished of any client.
+   */
+  async resolve(
+    what: UnknownOutcomeError | UnsentError | Unfinished | string,
+    { signal }: CallOptions = {},
+  ): Promise<Resolved> {
+    const unfinished = unfinishedOf(what);
+    if (unfinished.namespace !== this.namespace) {
+      throw invalid(`it was sent to namespace ${shown(unfinished.namespace)}, and this client is for ${this.namespace}`);
+    }
+    const { operation, items, token } = unfinished;
+    try {
+      await attempts(this.#write(operation, items, token, READERS[operation]), this.#shared, signal);
+      return { applied: true, detail: "" };
+    } catch (error) {
+      if (error instanceof RefusedError && error.code === "token_too_old" && error.applied === false) {
+        return { applied: false, detail: error.message };
+      }
+      throw error;
+    }
+  }
+
+  /** Add to 1 to 1,000 counters, a token each; return an outcome for each item, in order. Rejects only for invalid items. */
+  async batch(items: Iterable<Delta>, { signal }: CallOptions = {}): Promise<(Added | CounterError)[]> {
+    const found: (Added | CounterError)[] = [];
+    let open = checkedItems(items, BATCH_ITEMS_MAX).map((item, at) => {
+      return new Pending(at, item, this.namespace, Token.new());
+    });
+    const course = new Course(this.#shared, signal);
+    for (;;) {
+      const answer = signal?.aborted ? null : await course.send(this.#batchOf(open));
+      if (answer === null) {
+        for (const each of open) found[each.at] = each.fate.givenUp("the call was aborted", signal?.reason);
+        return found;
+      }
+      const { left, askedMs, last } = this.#settle(open, answer, found);
+      const spent = left.filter((each) => each.isVoid);
+      if (spent.length > 0) {
+        const tokens = await this.#shared.freshTokens(spent.length, course.attemptMs, signal);
+        spent.forEach((each, at) => each.renew(this.namespace, tokens[at]!));
+      }
+      if (left.length === 0) return found;
+      const why = await course.pause(askedMs);
+      if (why !== null) {
+        for (const each of left) found[each.at] = each.fate.givenUp(why, causeOf(last));
+        return found;
+      }
+      open = left;
+    }
+  }
+
+  /** Put the outcomes that `answer` decides into `found`; return the items to send again. */
+  #settle(open: Pending[], answer: Answer, found: (Added | CounterError)[]): Settled {
+    let whole: Failure;
+    if (answer.kind === "ok") {
+      const results = resultsOf(answer.json, open);
+      if (results !== null) {
+        const waits = results.map((each) => this.#settleOne(each, found)).filter((each) => each !== null);
+        const left = results.filter(({ item }) => found[item.at] === undefined).map(({ item }) => item);
+        const last = waits[0] ?? answer;
+        return { left, askedMs: Math.max(0, ...waits.map(waitOf)), last };
+      }
+      whole = this.#shared.transport.strange(200, answer.body);
+    } else whole = answer;
+    for (const item of open) judge(item, whole, found);
+    return { left: open.filter(({ at }) => found[at] === undefined), askedMs: waitOf(whole), last: whole };
+  }
+
+  #settleOne({ item, result }: Result, found: (Added | CounterError)[]): Answer | null {
+    if (!isProblem(result)) {
+      found[item.at] = addedOf(result);
+      return null;
+    }
+    const waitMs = this.#shared.transport.waitMs(result["retry_after"]);
+    const answer: Failure = { kind: "problem", problem: result, waitMs };
+    judge(item, answer, found);
+    return answer;
+  }
+
+  #batchOf(open: readonly Pending[]): Request {
+    const items = open.map(({ item: [counter, delta], token }) => {
+      return { counter, delta, idempotency_token: wireToken(token) };
+    });
+    return post(`${this.#base}/batch/add`, { items }, { many: true });
+  }
+
+  /** An add or a clear under `token`, or under a new one made once for the call. */
+  #write<T>(
+    operation: Operation,
+    items: readonly Item[],
+    token: Credential | undefined,
+    read: (json: unknown) => T,
+  ): Call<T> {
+    if (token === undefined) {
+      const renewed = (fresh: Token): Call<T> => ({ ...this.#write(operation, items, fresh, read), renewed });
+      return renewed(Token.new());
+    }
+    if (!(token instanceof Token || token instanceof Key)) {
+      throw invalid("the token is neither a Token nor a Key; make one with Token.fromKey or Token.parse");
+    }
+    const [[counter, delta]] = items as [Item];
+    const isAtomic = operation === "atomic/add";
+    const path = isAtomic ? `${this.#base}/atomic/add` : `${this.#counter(counter)}/${operation}`;
+    const body = {
+      ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
+      ...(isAtomic || operation === "clear" ? {} : { delta }),
+      ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
+    };
+    return {
+      request: post(path, body, { many: isAtomic, ...(token instanceof Key ? { key: token.text } : {}) }),
+      read,
+      unfinished: new Unfinished(operation, this.namespace, items, String(token)),
+    };
+  }
+
+  async #freshTokens(count: number, timeoutMs: number, signal?: AbortSignal): Promise<Token[]> {
+    const request: Request = { ...post("/v1/tokens", { count }, { many: true }), writes: false };
+    const answer = await this.#shared.transport.send(request, timeoutMs, signal);
+    try {
+      const found = answer.kind === "ok" ? (record(answer.json)["tokens"] as unknown[]).map(tokenOf) : [];
+      if (found.length === count) return found;
+    } catch {
+      // Not from a counter service.
+    }
+    return Array.from({ length: count }, () => Token.new());
+  }
+
+  #counter(counter: string): string {
+    checkedName(counter);
+    if (counter === "." || counter === "..") {
+      // WHATWG URLs drop these parts of a path, also when they are escaped.
+      throw invalid(`fetch cannot send the counter ${shown(counter)} in a path; use atomic or batch for it`);
+    }
+    const escaped = encodeURIComponent(counter).replace(/[!'()*]/g, (each) => {
+      return `%${each.charCodeAt(0).toString(16).toUpperCase()}`;
+    });
+    return `${this.#base}/counters/${escaped}`;
+  }
+}
+
+type Result = { readonly item: Pending; readonly result: unknown };
+type Settled = { readonly left: Pending[]; readonly askedMs: number; readonly last: Answer };
+
+/** An item of a batch that has no outcome yet. */
+class Pending {
+  readonly fate: Fate;
+  isVoid = false;
+
+  constructor(
+    readonly at: number,
+    readonly item: Item,
+    namespace: string,
+    public token: Token,
+  ) {
+    this.fate = new Fate(new Unfinished("add", namespace, [item], String(token)));
+  }
+
+  renew(namespace: string, token: Token): void {
+    this.isVoid = false;
+    this.token = token;
+    this.fate.unfinished = new Unfinished("add", namespace, [this.item], String(token));
+  }
+}
+
+/** Judge `item` by `answer`; an end goes into `found`. */
+function judge(item: Pending, answer: Failure, found: (Added | CounterError)[]): void {
+  try {
+    item.isVoid = item.fate.judge(answer, true) === "new_token";
+  } catch (error) {
+    if (!(error instanceof CounterError)) throw error;
+    found[item.at] = error;
+  }
+}
+
+/** Return the results of a batch with their items, or null if they are not an answer to it. */
+function resultsOf(json: unknown, open: readonly Pending[]): Result[] | null {
+  try {
+    const results = record(json)["results"] as unknown[];
+    if (results.length !== open.length) return null;
+    for (const each of results) if (!isProblem(each)) addedOf(each);
+    return open.map((item, at) => ({ item, result: results[at] }));
+  } catch {
+    return null;
+  }
+}
+
+function post(path: string, body: object, more: { many: boolean; key?: string }): Request {
+  return { method: "POST", path, body: writeJson(body), writes: true, ...more };
+}
+
+function wireToken(token: Token): object {
+  return { token: token.nonce, generation_time: token.generationTime };
+}
+
+function tokenOf(json: unknown): Token {
+  const { token, generation_time } = record(json);
+  const timeUs = parseTime(text(generation_time));
+  if (timeUs === null) throw new TypeError("generation_time");
+  return new Token(text(token), timeUs);
+}
+
+function clearedOf(json: unknown): Cleared {
+  const { counter, event_time, replayed } = record(json);
+  if (replayed !== null && typeof replayed !== "boolean") throw new TypeError("replayed");
+  return { counter: text(counter), eventTime: time(event_time), replayed };
+}
+
+function addedOf(json: unknown): Added {
+  const { delta, retry_safe } = record(json);
+  return { ...clearedOf(json), delta: integer(delta), retrySafe: retry_safe !== false };
+}
+
+function addedCountOf(json: unknown): AddedCount {
+  const { count, as_of } = record(json);
+  return { ...addedOf(json), count: integer(count), asOf: time(as_of) };
+}
+
+function addedsOf(json: unknown): Added[] {
+  return (record(json)["results"] as unknown[]).map(addedOf);
+}
+
+function countOf(json: unknown): Count {
+  const { counter, count, as_of, accuracy } = record(json);
+  return {
+    counter: text(counter),
+    count: integer(count),
+    asOf: time(as_of),
+    accuracy: text(accuracy) as Count["accuracy"],
+  };
+}
+
+const READERS: Readonly<Record<Operation, (json: unknown) => unknown>> = {
+  add: addedOf,
+  "add-and-get": addedCountOf,
+  clear: clearedOf,
+  "atomic/add": addedsOf,
+};
+
+function time(value: unknown): string {
+  if (parseTime(text(value)) === null) throw new TypeError("it is not a time");
+  return text(value);
+}
+
+function unfinishedOf(what: UnknownOutcomeError | UnsentError | Unfinished | string): Unfinished {
+  if (what instanceof UnknownOutcomeError || what instanceof UnsentError) return what.unfinished;
+  return what instanceof Unfinished ? what : Unfinished.parse(what);
+}
+
+function checkedDelta(delta: number | bigint): bigint {
+  if (typeof delta === "bigint" ? delta >= -INT64_MAX - 1n && delta <= INT64_MAX : Number.isSafeInteger(delta)) {
+    return BigInt(delta);
+  }
+  throw invalid(
+    `the delta is ${shown(delta)}; it must be a bigint of 64 bits, or a number that is an exact integer (under 2**53)`,
+  );
+}
+
+function checkedName(counter: string): string {
+  const count = typeof counter === "string" ? [...counter].length : 0;
+  if (count < 1 || count > NAME_CHARS_MAX) {
+    throw invalid(`a counter's name has 1 to ${NAME_CHARS_MAX} characters, this one has ${count}`);
+  }
+  // Printable as in the service: joiners and spaces are allowed.
+  const bad = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Z}]/u.exec(counter.replace(/[ \u200c\u200d]/g, ""));
+  if (bad !== null) {
+    throw invalid(`a counter's name is printable; this one holds U+${bad[0].codePointAt(0)!.toString(16)}`);
+  }
+  return counter;
+}
+
+function checkedItems(items: Iterable<Delta>, most: number): Item[] {
+  const found = Array.from(items, ([counter, delta]): Item => [checkedName(counter), checkedDelta(delta)]);
+  if (found.length < 1 || found.length > most) {
+    throw invalid(`there are ${found.length} items; 1 to ${most} are allowed`);
+  }
+  return found;
+}
+
+function shown(value: unknown): string {
+  return (typeof value === "bigint" ? value.toString() : (JSON.stringify(value) ?? String(value))).slice(0, 80);
+}

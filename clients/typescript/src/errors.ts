@@ -1,0 +1,86 @@
+/** The ends of a call other than success. Each says what it promises about the add. */
+
+import type { Credential } from "./tokens.js";
+import type { Unfinished } from "./unfinished.js";
+
+export type Retry = "same_token" | "new_token" | "never";
+
+/** The base of all errors of this client. */
+export class CounterError extends Error {
+  override name = "CounterError";
+}
+
+/**
+ * A definite refusal: this call counted nothing, and no retry of it will.
+ *
+ * The service refused (then `problem` has its answer), or the client refused an argument; then `code`
+ * is `invalid_parameter` and nothing was sent.
+ */
+export class RefusedError extends CounterError {
+  override name = "RefusedError";
+  constructor(
+    message: string,
+    readonly code: string,
+    /** Whether the token's add is counted, by another call; null if the service did not say. */
+    readonly applied: boolean | null = null,
+    readonly retry: Retry = "never",
+    readonly problem: Readonly<Record<string, unknown>> = {},
+  ) {
+    super(message);
+  }
+}
+
+/** There is no definite answer: the service cannot be reached, or something else answers. */
+export class UnavailableError extends CounterError {
+  override name = "UnavailableError";
+  constructor(
+    message: string,
+    /** False if no attempt had a connection. */
+    readonly sent: boolean,
+    cause?: unknown,
+  ) {
+    super(message, cause === undefined ? undefined : { cause });
+  }
+}
+
+/**
+ * It is not known whether the add is counted; it is at most once.
+ *
+ * Store `String(error.unfinished)` and pass it to `client.resolve`, or send the same add again with
+ * `token: error.token`.
+ */
+export class UnknownOutcomeError extends UnavailableError {
+  override name = "UnknownOutcomeError";
+  constructor(
+    message: string,
+    readonly unfinished: Unfinished,
+    cause?: unknown,
+  ) {
+    super(message, true, cause);
+  }
+
+  get token(): Credential {
+    return this.unfinished.token;
+  }
+}
+
+/** No attempt had a connection, so this call counted nothing. */
+export class UnsentError extends UnavailableError {
+  override name = "UnsentError";
+  constructor(
+    message: string,
+    readonly unfinished: Unfinished,
+    cause?: unknown,
+  ) {
+    super(message, false, cause);
+  }
+
+  get token(): Credential {
+    return this.unfinished.token;
+  }
+}
+
+/** Return the refusal of an invalid argument. */
+export function invalid(message: string): RefusedError {
+  return new RefusedError(message, "invalid_parameter");
+}

@@ -1,0 +1,223 @@
+/** When a call is sent again, and what its end means. */
+
+import {
+  type CounterError,
+  RefusedError,
+  type Retry,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "./errors.js";
+import type { Options } from "./options.js";
+import type { Token } from "./tokens.js";
+import type { Answer, Failure, Request, Transport } from "./transport.js";
+import type { Unfinished } from "./unfinished.js";
+
+/** A token bucket of retries, filled by time and calls, that all calls of a client share. */
+export class Budget {
+  #left: number;
+  #thenMs: number;
+
+  constructor(
+    readonly atOnce: number,
+    readonly perS: number,
+    readonly perCall: number,
+    nowMs: number,
+  ) {
+    this.#left = atOnce;
+    this.#thenMs = nowMs;
+  }
+
+  /** Add a call's share. */
+  call(): void {
+    this.#left = Math.min(this.atOnce, this.#left + this.perCall);
+  }
+
+  /** Take one retry; return the milliseconds to wait for it, or null if that exceeds `waitMaxMs`. */
+  take(nowMs: number, waitMaxMs: number): number | null {
+    const regained = (Math.max(0, nowMs - this.#thenMs) / 1000) * this.perS;
+    this.#left = Math.min(this.atOnce, this.#left + regained);
+    this.#thenMs = nowMs;
+    if (this.#left < 1 && this.perS === 0) return null;
+    const waitMs = this.#left >= 1 ? 0 : ((1 - this.#left) / this.perS) * 1000;
+    if (waitMs > waitMaxMs) return null;
+    this.#left -= 1;
+    return waitMs;
+  }
+}
+
+/** Return the milliseconds to wait after `attempts` attempts, at least what the service asks. */
+export function pauseMs(options: Options, attempts: number, askedMs: number): number {
+  const most = Math.min(options.backoffMaxMs, options.backoffFirstMs * 2 ** Math.min(attempts, 32));
+  return askedMs + options.random() * most;
+}
+
+/** A request and the parser of its answer, which throws for any other answer. */
+export interface Call<T> {
+  readonly request: Request;
+  readonly read: (json: unknown) => T;
+  /** None for a read. */
+  readonly unfinished?: Unfinished;
+  /** The call with another token, if the program did not choose the token. */
+  readonly renewed?: (token: Token) => Call<T>;
+}
+
+/** What the calls of a client share. */
+export interface Shared {
+  readonly options: Options;
+  readonly transport: Transport;
+  readonly budget: Budget;
+  /** Return new tokens with the service's time; with this machine's time if there is no answer. */
+  readonly freshTokens: (count: number, timeoutMs: number, signal?: AbortSignal) => Promise<Token[]>;
+}
+
+/** The deadline of a call and its pauses. */
+export class Course {
+  readonly #endMs: number;
+  #attempts = 0;
+
+  constructor(
+    private readonly shared: Shared,
+    readonly signal: AbortSignal | undefined,
+  ) {
+    this.#endMs = shared.options.clock.now() + shared.options.deadlineMs;
+    shared.budget.call();
+  }
+
+  get attemptMs(): number {
+    const { options } = this.shared;
+    return Math.min(options.attemptTimeoutMs, Math.max(1, this.#endMs - options.clock.now()));
+  }
+
+  async send(request: Request): Promise<Answer> {
+    const answer = await this.shared.transport.send(request, this.attemptMs, this.signal);
+    this.#attempts += 1;
+    return answer;
+  }
+
+  /** Wait before the next attempt; return why there is none, or null. */
+  async pause(askedMs: number): Promise<string | null> {
+    const { options, budget } = this.shared;
+    const made = `no definite answer in ${this.#attempts} attempt${this.#attempts === 1 ? "" : "s"}`;
+    if (this.signal?.aborted) return `${made}, and the call was aborted`;
+    const wait = pauseMs(options, this.#attempts, askedMs);
+    const left = this.#endMs - options.clock.now() - wait;
+    if (left <= 0) return `${made}, and the next would be past the deadline of ${options.deadlineMs} ms`;
+    const forBudget = budget.take(options.clock.now(), left);
+    if (forBudget === null) return `${made}, and the retries that all calls share are used up`;
+    await this.#sleep(Math.max(wait, forBudget));
+    return this.signal?.aborted ? `${made}, and the call was aborted` : null;
+  }
+
+  #sleep(ms: number): Promise<void> {
+    return new Promise((wake) => {
+      const done = (): void => {
+        this.signal?.removeEventListener("abort", done);
+        cancel();
+        wake();
+      };
+      const cancel = this.shared.options.clock.after(ms, done);
+      this.signal?.addEventListener("abort", done, { once: true });
+    });
+  }
+}
+
+/** Repeat `call` until there is a definite answer or its deadline passes. */
+export async function attempts<T>(first: Call<T>, shared: Shared, signal?: AbortSignal): Promise<T> {
+  const course = new Course(shared, signal);
+  const fate = new Fate(first.unfinished);
+  for (let call = first; ; ) {
+    if (signal?.aborted) throw fate.givenUp("the call was aborted", signal.reason);
+    const answer = resultOf(call, await course.send(call.request), shared.transport);
+    if ("result" in answer) return answer.result;
+    if (fate.judge(answer, call.renewed !== undefined) === "new_token" && call.renewed !== undefined) {
+      const [token] = await shared.freshTokens(1, course.attemptMs, signal);
+      call = call.renewed(token!);
+      fate.unfinished = call.unfinished;
+    }
+    const why = await course.pause(waitOf(answer));
+    if (why !== null) throw fate.givenUp(why, causeOf(answer));
+  }
+}
+
+/** Return what `call` reads from `answer`; what it cannot read is not from a counter service. */
+function resultOf<T>(call: Call<T>, answer: Answer, transport: Transport): { result: T } | Failure {
+  if (answer.kind !== "ok") return answer;
+  try {
+    return { result: call.read(answer.json) };
+  } catch {
+    return transport.strange(200, answer.body);
+  }
+}
+
+/** What is known of one add after its attempts so far. */
+export class Fate {
+  /** Whether an attempt may have arrived, and whether one may have counted. */
+  #sent = false;
+  #unknown = false;
+
+  constructor(public unfinished: Unfinished | undefined) {}
+
+  /** Return how to go on after `answer`, which is no success. Throws the end of the call. */
+  judge(answer: Failure, isOwnToken: boolean): Retry {
+    const arrived = answer.kind !== "none" || answer.sent;
+    this.#sent ||= arrived;
+    if (answer.kind === "problem") {
+      const refusal = refusalOf(answer.problem);
+      if (refusal.retry === "new_token" && isOwnToken) {
+        // The old token can never count, and the program did not choose it.
+        this.#unknown = false;
+        return "new_token";
+      }
+      if (refusal.retry !== "same_token") {
+        if (this.#unknown && this.unfinished !== undefined && !isFinal(refusal)) {
+          throw this.givenUp("the retry was refused, which says nothing about the attempt before", refusal);
+        }
+        throw refusal;
+      }
+    } else if (!answer.again) {
+      throw this.givenUp("a retry cannot help", causeOf(answer));
+    }
+    this.#unknown ||= arrived;
+    return "same_token";
+  }
+
+  /** Return what to throw instead of a retry. */
+  givenUp(why: string, cause: unknown): CounterError {
+    const last = cause instanceof Error ? `: ${cause.message}` : "";
+    if (this.unfinished === undefined) return new UnavailableError(`${why}${last}`, this.#sent, cause);
+    const what = `the token's ${this.unfinished.operation}`;
+    if (!this.#sent) return new UnsentError(`${why}, and ${what} was not sent${last}`, this.unfinished, cause);
+    const message = `${why}, and it is not known whether ${what} is counted${last}; send it again, or resolve it`;
+    return new UnknownOutcomeError(message, this.unfinished, cause);
+  }
+}
+
+/** Return what the service asks to wait before the next attempt. */
+export function waitOf(answer: Answer): number {
+  return "waitMs" in answer ? answer.waitMs : 0;
+}
+
+/** Return the error that explains `answer`. */
+export function causeOf(answer: Answer): unknown {
+  if (answer.kind === "problem") return refusalOf(answer.problem);
+  if (answer.kind === "ok") return undefined;
+  return new UnavailableError(answer.detail, answer.kind === "strange" || answer.sent);
+}
+
+/** Return the problem as an error. */
+export function refusalOf(problem: Record<string, unknown>): RefusedError {
+  const { code, applied, retry, detail, title } = problem;
+  return new RefusedError(
+    String(detail ?? title ?? `the service reports ${String(code)}`),
+    String(code),
+    typeof applied === "boolean" ? applied : null,
+    retry === "same_token" || retry === "new_token" ? retry : "never",
+    problem,
+  );
+}
+
+/** Whether the refusal holds for all attempts with the token. */
+function isFinal({ code, applied }: RefusedError): boolean {
+  return code === "token_conflict" || (code === "token_too_old" && applied === false);
+}

@@ -1,0 +1,208 @@
+/** One attempt over fetch: bounded in time and size, without redirects, and without the key in errors. */
+
+import { invalid } from "./errors.js";
+import { parseJson } from "./json.js";
+import type { Options } from "./options.js";
+
+export interface Request {
+  readonly method: "GET" | "POST";
+  readonly path: string;
+  readonly body?: string;
+  readonly key?: string;
+  /** Adds, clears and batches: the service may refuse to queue them for long. */
+  readonly writes: boolean;
+  /** The answer has many items. */
+  readonly many: boolean;
+}
+
+/** What came back: an answer, or none. */
+export type Answer =
+  | { readonly kind: "ok"; readonly body: string; readonly json: unknown }
+  | { readonly kind: "problem"; readonly problem: Record<string, unknown>; readonly waitMs: number }
+  /** Something other than a counter service answered. */
+  | { readonly kind: "strange"; readonly detail: string; readonly again: boolean; readonly waitMs: number }
+  | {
+      readonly kind: "none";
+      readonly detail: string;
+      readonly sent: boolean;
+      readonly again: boolean;
+      readonly cause: unknown;
+    };
+
+/** An answer that is no success. */
+export type Failure = Exclude<Answer, { kind: "ok" }>;
+
+const ONE_BYTES_MAX = 64 * 1024;
+const MANY_BYTES_MAX = 8 * 1024 * 1024;
+const SHOWN_CHARS_MAX = 200;
+/** Longer than any deadline. */
+const WAIT_MAX_MS = 366 * 86_400_000;
+const QUEUE_SHARE = 0.5;
+const TRY_LATER = [408, 425, 429];
+/** Codes of failures before there was a connection, as Node reports them; browsers report nothing. */
+const UNSENT = [
+  ...["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "EADDRNOTAVAIL"],
+  ...["UND_ERR_CONNECT_TIMEOUT"],
+];
+const DISTRUSTED =
+  /^(CERT_|ERR_TLS_CERT|DEPTH_ZERO_SELF_SIGNED_CERT|SELF_SIGNED_CERT|UNABLE_TO_(VERIFY|GET_ISSUER))/;
+
+export class Transport {
+  readonly #base: string;
+  readonly #key: string | undefined;
+  readonly #options: Options;
+
+  constructor(url: string, apiKey: string | undefined, options: Options) {
+    this.#base = baseOf(url);
+    if (apiKey !== undefined && !/^[!-~]+$/.test(apiKey)) {
+      throw invalid("the API key is empty or has characters other than visible ASCII");
+    }
+    this.#key = apiKey;
+    this.#options = options;
+  }
+
+  /** Send one attempt. Never throws; an aborted one has no answer. */
+  async send(request: Request, timeoutMs: number, signal: AbortSignal | undefined): Promise<Answer> {
+    const ended = new AbortController();
+    const abort = (): void => ended.abort(signal?.reason);
+    const cancel = this.#options.clock.after(timeoutMs, () => {
+      ended.abort(new DOMException(`no answer within ${Math.round(timeoutMs)} ms`, "TimeoutError"));
+    });
+    signal?.addEventListener("abort", abort, { once: true });
+    if (signal?.aborted) abort();
+    try {
+      const response = await this.#fetch(request, timeoutMs, ended.signal);
+      return await this.#answerOf(response, request);
+    } catch (error) {
+      return this.#failure(error);
+    } finally {
+      cancel();
+      signal?.removeEventListener("abort", abort);
+      // Close the connection of an answer that was not read to its end.
+      ended.abort();
+    }
+  }
+
+  #fetch(request: Request, timeoutMs: number, signal: AbortSignal): Promise<Response> {
+    const headers: Record<string, string> = { accept: "application/json", "accept-encoding": "identity" };
+    if (this.#key !== undefined) headers["authorization"] = `Bearer ${this.#key}`;
+    if (request.body !== undefined) headers["content-type"] = "application/json";
+    if (request.key !== undefined) headers["idempotency-key"] = request.key;
+    if (request.writes) {
+      headers["request-timeout"] = `${Math.max(1, Math.floor(timeoutMs * QUEUE_SHARE))}ms`;
+    }
+    return this.#options.fetch(this.#base + request.path, {
+      method: request.method,
+      headers,
+      ...(request.body === undefined ? {} : { body: request.body }),
+      redirect: "manual",
+      credentials: "omit",
+      cache: "no-store",
+      referrerPolicy: "no-referrer",
+      signal,
+    });
+  }
+
+  async #answerOf(response: Response, request: Request): Promise<Answer> {
+    const bytesMax = request.many && response.ok ? MANY_BYTES_MAX : ONE_BYTES_MAX;
+    const body = await bodyOf(response, bytesMax);
+    const waitMs = this.waitMs(response.headers.get("retry-after"));
+    const json = body === null ? undefined : parsed(body);
+    if (!response.ok && isProblem(json)) {
+      const asked = json["retry_after"];
+      return { kind: "problem", problem: json, waitMs: asked === undefined ? waitMs : this.waitMs(asked) };
+    }
+    if (response.ok && json !== undefined) return { kind: "ok", body: body ?? "", json };
+    return this.strange(response.status, body ?? `more than ${bytesMax} bytes`, waitMs);
+  }
+
+  /** Return what an answer with `status` means that is not from a counter service. */
+  strange(status: number, body: string, waitMs = 0): Failure {
+    // A browser shows nothing of a redirect that it does not follow; its status is 0 then.
+    const isRedirect = status === 0 || (status >= 300 && status < 400);
+    const again = (status >= 200 && status < 300) || status >= 500 || TRY_LATER.includes(status);
+    const shown = JSON.stringify(this.#withoutKey(body).slice(0, SHOWN_CHARS_MAX));
+    const what = isRedirect ? "is a redirect, which is not followed" : `with ${shown} is not from a counter service`;
+    return { kind: "strange", detail: `status ${status} ${what}; check the URL`, again, waitMs };
+  }
+
+  #failure(error: unknown): Failure {
+    const causes = causesOf(error);
+    const codes = causes.map((each) => String((each as { code?: unknown }).code ?? ""));
+    const isDistrusted = codes.some((code) => DISTRUSTED.test(code));
+    const connects = causes.some((each) => (each as { syscall?: unknown }).syscall === "connect");
+    const sent = !(isDistrusted || connects || codes.some((code) => UNSENT.includes(code)));
+    const last = causes.at(-1);
+    const said = last instanceof Error ? last.message || codes.find((code) => code !== "") : String(last);
+    const detail = this.#withoutKey(`${this.#base} does not answer: ${said ?? "no reason is given"}`);
+    return { kind: "none", detail, sent, again: !isDistrusted, cause: error };
+  }
+
+  #withoutKey(text: string): string {
+    return this.#key === undefined ? text : text.replaceAll(this.#key, "[API key]");
+  }
+
+  /** Return the milliseconds of a Retry-After: seconds, or the HTTP date of a proxy; otherwise 0. */
+  waitMs(value: unknown): number {
+    let ms = 0;
+    if (typeof value === "number" || typeof value === "bigint") ms = Number(value) * 1000;
+    else if (typeof value === "string" && /^\d+$/.test(value)) ms = Number(value) * 1000;
+    else if (typeof value === "string" && /^[A-Z][a-z]+,? /.test(value)) {
+      ms = Date.parse(value) - this.#options.clock.wallTime();
+    }
+    return Number.isNaN(ms) ? 0 : Math.min(Math.max(0, ms), WAIT_MAX_MS);
+  }
+}
+
+/** Read a body of at most `bytesMax` bytes; null if it has more. */
+async function bodyOf(response: Response, bytesMax: number): Promise<string | null> {
+  const reader = response.body?.getReader();
+  if (reader === undefined) return "";
+  const decoder = new TextDecoder();
+  let text = "";
+  for (let bytes = 0; ; ) {
+    const { done, value } = await reader.read();
+    if (done) return text + decoder.decode();
+    bytes += value.length;
+    // The caller closes the connection.
+    if (bytes > bytesMax) return null;
+    text += decoder.decode(value, { stream: true });
+  }
+}
+
+function parsed(body: string): unknown {
+  try {
+    return parseJson(body);
+  } catch {
+    // Not JSON, or nested too deeply.
+    return undefined;
+  }
+}
+
+export function isProblem(json: unknown): json is Record<string, unknown> {
+  return typeof json === "object" && json !== null && "code" in json && "retry" in json;
+}
+
+/** Return `error` and its causes, also those of several addresses. */
+function causesOf(error: unknown): object[] {
+  const found: object[] = [];
+  for (let each = error; typeof each === "object" && each !== null && found.length < 8; ) {
+    found.push(each);
+    const { cause, errors } = each as { cause?: unknown; errors?: unknown[] };
+    each = cause ?? errors?.[0];
+  }
+  return found;
+}
+
+function baseOf(given: string): string {
+  let url: URL;
+  try {
+    url = new URL(given);
+  } catch {
+    throw invalid("the URL is not valid; give one like https://counter.example");
+  }
+  if (!["http:", "https:"].includes(url.protocol) || url.username || url.password || url.search || url.hash) {
+    throw invalid("the URL must be http or https, without user, query and fragment");
+  }
+  return url.origin + url.pathname.replace(/\/+$/, "");
+}

@@ -1,0 +1,162 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { inspect } from "node:util";
+
+import {
+  CounterClient,
+  CounterError,
+  RefusedError,
+  type Settings,
+  Token,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "../src/index.js";
+import { FakeClock, type Sent, script } from "./fakes.js";
+
+const ADDED = { counter: "c", delta: 1, event_time: "2026-01-31T08:15:30.000250Z", replayed: false };
+const BUSY = { code: "overloaded", retry: "same_token", applied: null, detail: "busy" };
+const VOID = { code: "token_too_old", retry: "new_token", applied: false, detail: "void" };
+const GONE = { code: "namespace_unknown", retry: "never", applied: null, detail: "gone" };
+
+function made(answers: Parameters<typeof script>[0], more: Partial<Settings> = {}) {
+  const clock = new FakeClock();
+  const { fetch, sent } = script(answers, clock);
+  const client = new CounterClient({ url: "http://counter.test/", fetch, clock, random: () => 1, ...more });
+  return { client, sent, clock };
+}
+
+function tokensOf(sent: Sent[]): string[] {
+  return sent.map((each) => JSON.parse(each.body).idempotency_token?.token);
+}
+
+test("a retry sends the same token", async () => {
+  const { client, sent } = made([new TypeError("reset"), [503, BUSY], [200, ADDED]]);
+  assert.equal((await client.add("c", 1)).delta, 1n);
+  assert.equal(sent.length, 3);
+  assert.equal(new Set(tokensOf(sent)).size, 1);
+});
+
+test("pauses grow exponentially, and are at least what the service asks", async () => {
+  const { client, sent } = made([[503, BUSY], [503, BUSY], [503, { ...BUSY, retry_after: 2 }], [200, ADDED]]);
+  await client.add("c", 1);
+  assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 100, 300, 2_700]);
+});
+
+test("a call ends before a pause that would pass its deadline", async () => {
+  const { client, sent, clock } = made([[429, BUSY, { "retry-after": "31" }]]);
+  await assert.rejects(client.add("c", 1), UnknownOutcomeError);
+  assert.deepEqual([sent.length, clock.now()], [1, 0]);
+});
+
+test("all calls share the retry budget", async () => {
+  const { client, sent } = made([[503, BUSY]], { retriesAtOnce: 3, retriesPerS: 0, retriesPerCall: 0 });
+  for (let call = 0; call < 4; call++) await assert.rejects(client.add("c", 1), /used up/);
+  assert.equal(sent.length, 4 + 3);
+});
+
+test("an attempt without an answer ends at its time limit, and is sent again", async () => {
+  const { client, sent } = made(["silence", [200, ADDED]]);
+  await client.add("c", 1);
+  assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 5_100]);
+});
+
+test("an outcome that is not known has the token, and resolve finishes it", async () => {
+  const { client, sent } = made([["silence"], ["silence"], [410, VOID]].flat(1) as never, { deadlineMs: 5_050 });
+  const error = await client.add("c", 1).catch((each: unknown) => each);
+  assert.ok(error instanceof UnknownOutcomeError);
+  assert.equal(String(error.token).split("@")[0], tokensOf(sent)[0]);
+});
+
+test("resolve returns whether the add is counted", async () => {
+  const token = Token.new();
+  const { client } = made([[404, "a page"], [200, ADDED], [410, VOID]]);
+  const error = (await client.add("c", 1, { token }).catch((each: unknown) => each)) as UnknownOutcomeError;
+  assert.ok(error instanceof UnknownOutcomeError);
+  assert.deepEqual(await client.resolve(String(error.unfinished)), { applied: true, detail: "" });
+  assert.deepEqual(await client.resolve(error), { applied: false, detail: "void" });
+});
+
+test("no connection: nothing was sent", async () => {
+  const refused = Object.assign(new TypeError("fetch failed"), { cause: { code: "ECONNREFUSED" } });
+  const { client } = made([refused]);
+  await assert.rejects(client.add("c", 1), UnsentError);
+  await assert.rejects(client.get("c"), (error) => error instanceof UnavailableError && !error.sent);
+});
+
+test("a void token of the client's own is replaced by one with the service's time", async () => {
+  const fresh = { token: "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b", generation_time: ADDED.event_time };
+  const { client, sent } = made([[410, VOID], [200, { tokens: [fresh] }], [200, ADDED]]);
+  await client.add("c", 1);
+  assert.equal(sent[1]!.path, "/v1/tokens");
+  assert.equal(tokensOf(sent)[2], fresh.token);
+});
+
+test("a refusal of the program's token is definite", async () => {
+  const { client, sent } = made([[410, VOID]]);
+  await assert.rejects(client.add("c", 1, { token: Token.new() }), { code: "token_too_old", applied: false });
+  assert.equal(sent.length, 1);
+});
+
+test("a refused retry leaves the outcome unknown", async () => {
+  const { client } = made([new TypeError("reset"), [404, GONE]]);
+  await assert.rejects(client.add("c", 1), UnknownOutcomeError);
+});
+
+test("an aborted call ends at once, in a pause as well", async () => {
+  const ended = new AbortController();
+  const { client, clock } = made([[503, BUSY, { "retry-after": "20" }]]);
+  const call = client.add("c", 1, { signal: ended.signal });
+  clock.hold = true;
+  setImmediate(() => ended.abort());
+  await assert.rejects(call, UnknownOutcomeError);
+  await assert.rejects(client.add("c", 1, { signal: ended.signal }), UnsentError);
+});
+
+test("counts over 2**53 are exact", async () => {
+  const body = '{"counter":"c","count":18446744073709551617,"as_of":"2026-01-31T08:15:30Z","accuracy":"accurate"}';
+  const { client, sent } = made([[200, body], [200, ADDED]]);
+  assert.equal((await client.get("c")).count, 2n ** 64n + 1n);
+  await client.add("c", 2n ** 63n - 1n);
+  assert.match(sent[1]!.body, /"delta":9223372036854775807,/);
+  await assert.rejects(client.add("c", 2 ** 53), RefusedError);
+});
+
+test("an answer over its bound is not read to its end", async () => {
+  const { client, sent } = made([[200, "9".repeat(70_000)], [200, ADDED]]);
+  await client.add("c", 1);
+  assert.equal(sent.length, 2);
+});
+
+test("a redirect is not followed", async () => {
+  const { client, sent } = made([[307, "", { location: "http://other.test/" }]]);
+  await assert.rejects(client.add("c", 1), /redirect/);
+  assert.deepEqual([sent.length, sent[0]!.redirect], [1, "manual"]);
+});
+
+test("the API key is in no error and in no printed client", async () => {
+  const { client, sent } = made([[404, "you sent ck_secret"]], { apiKey: "ck_secret" });
+  const error = await client.add("c", 1).catch((each: unknown) => each);
+  assert.equal(sent[0]!.headers["authorization"], "Bearer ck_secret");
+  assert.doesNotMatch(inspect([error, client], { depth: 10, showHidden: true }), /ck_secret/);
+  assert.throws(() => made([], { apiKey: "ck_secret\n" }), (each) => !inspect(each).includes("ck_secret"));
+});
+
+test("a batch sends again what has no outcome, and nothing else", async () => {
+  const first = { results: [ADDED, BUSY, GONE, VOID] };
+  const fresh = { token: "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b", generation_time: ADDED.event_time };
+  const { client, sent } = made([[200, first], [200, { tokens: [fresh] }], [200, { results: [ADDED, ADDED] }]]);
+  const results = await client.batch([["a", 1], ["b", 2], ["c", 3], ["d", 4]]);
+  assert.deepEqual(results.map((each) => each instanceof CounterError), [false, false, true, false]);
+  const items = sent.filter(({ path }) => path.endsWith("batch/add")).map(({ body }) => JSON.parse(body).items);
+  assert.deepEqual(items[1].map(({ counter }: { counter: string }) => counter), ["b", "d"]);
+  assert.equal(items[1][0].idempotency_token.token, items[0][1].idempotency_token.token);
+  assert.equal(items[1][1].idempotency_token.token, fresh.token);
+});
+
+test("names that a URL cannot carry are refused in paths, and go by atomic", async () => {
+  const { client, sent } = made([[200, { results: [ADDED] }]]);
+  await assert.rejects(client.add("..", 1), /use atomic/);
+  await client.atomic([["..", 1]]);
+  assert.equal(sent[0]!.path, "/v1/namespaces/default/atomic/add");
+});

@@ -1,0 +1,58 @@
+/** The vectors that all clients share, and the parts they are about. */
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { parseJson, writeJson } from "../src/json.js";
+import { optionsOf } from "../src/options.js";
+import { Budget, pauseMs } from "../src/retrying.js";
+import { Token } from "../src/index.js";
+
+function vectors(name: string): any {
+  return JSON.parse(readFileSync(new URL(`../../../conformance/vectors/${name}.json`, import.meta.url), "utf8"));
+}
+
+test("pauses are within their bounds", () => {
+  const found = vectors("retries");
+  const options = optionsOf({ random: () => 1 });
+  for (const { attempts, pause_max_s } of found.backoff) {
+    assert.equal(pauseMs(options, attempts, 0), pause_max_s * 1000);
+    assert.equal(pauseMs({ ...options, random: () => 0 }, attempts, 250), 250);
+  }
+});
+
+test("the retry budget gives what it should, step by step", () => {
+  for (const each of vectors("retries").budgets) {
+    const budget = new Budget(each.retries_at_once, each.retries_per_s, each.retries_per_call, 0);
+    for (const step of each.steps) {
+      if (step.call) budget.call();
+      else {
+        const wait = budget.take(step.now_s * 1000, step.wait_max_s * 1000);
+        assert.equal(wait === null ? null : wait / 1000, step.wait_s);
+      }
+    }
+  }
+});
+
+test("tokens are read and derived as everywhere", () => {
+  for (const { text, refused } of vectors("tokens")) {
+    if (refused) assert.throws(() => Token.parse(text), { code: "invalid_parameter" }, text);
+    else Token.parse(text);
+  }
+  const token = Token.parse("5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30.000250Z");
+  assert.equal(String(token.derive("a")), "42edf30c-f570-cc9f-a3b7-4111063b84b8@2026-01-31T08:15:30.000250Z");
+});
+
+test("JSON keeps large integers, and whatever looks like one in text", () => {
+  const text = String.raw`{"a":[123456789012345678901,-9007199254740993],"b":"1234567890123456789","c\"9007199254740993":1.5}`;
+  const found = parseJson(text);
+  assert.deepEqual(found, {
+    a: [123456789012345678901n, -9007199254740993n],
+    b: "1234567890123456789",
+    'c"9007199254740993': 1.5,
+  });
+  assert.equal(writeJson(found), text);
+  assert.deepEqual(parseJson('["bigint:1", 1234567890123456789]'), ["bigint:1", 1234567890123456789n]);
+  assert.throws(() => parseJson("00000000000000000001"), SyntaxError);
+});

@@ -1,0 +1,32 @@
+"""The TypeScript client's own tests, and its README as a new user would follow it."""
+
+import re
+from pathlib import Path
+
+from tests.clients.programs import TYPESCRIPT, run_node, typescript
+from tests.support.server import served
+
+
+def test_its_own_tests_pass(tmp_path: Path) -> None:
+    typescript(tmp_path)
+    run_node("node", "--test", "dist/test/")
+
+
+def test_it_depends_on_nothing() -> None:
+    written = (TYPESCRIPT / "package.json").read_text(encoding="utf-8")
+    assert not re.search(r'"(peer|optional|bundled?)?dependencies"', written, re.IGNORECASE)
+
+
+def test_its_readme_counts(tmp_path: Path) -> None:
+    typescript(tmp_path)
+    text = (TYPESCRIPT / "README.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```js\n(.*?)```", text, re.DOTALL)
+    [console] = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    install, count, shown = console.strip().split("\n")
+    assert len(program.splitlines()) <= 10
+    with served(tmp_path) as server:
+        written = program.replace("http://127.0.0.1:8080", server.url)
+        (tmp_path / "count.mjs").write_text(written, encoding="utf-8")
+        words = install.replace("/path/to/clients/typescript", str(TYPESCRIPT)).split()
+        run_node(*words[1:], "--offline", "--no-audit", "--no-fund", at=tmp_path)
+        assert run_node(*count.split()[1:], at=tmp_path).strip() == shown
