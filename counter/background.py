@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from logging import Logger
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from counter.errors import CounterError
 
@@ -28,6 +28,13 @@ async def pause(stop: asyncio.Event, seconds: float) -> bool:
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)
     return stop.is_set()
+
+
+def retrieve(task: asyncio.Task[Any]) -> None:
+    """Mark the failure of a shared *task* as seen: if all its callers were cancelled, asyncio would
+    log it with a trace."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:

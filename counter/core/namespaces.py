@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from counter import limits
-from counter.background import every
+from counter.background import every, retrieve
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.durations import format_duration
 from counter.errors import (
@@ -99,6 +99,7 @@ class Namespaces:
             return
         if self._look is None:
             self._look = asyncio.create_task(self._look_soon())
+            self._look.add_done_callback(retrieve)
         await asyncio.shield(self._look)
 
     async def _look_soon(self) -> None:

@@ -2,6 +2,7 @@
 time, an unknown outcome where it is unknown, one answer for each token, and exact counts."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,9 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, SECOND
+from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.control import PostgresqlControl
+from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.schema import apply_for
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
@@ -148,6 +151,54 @@ async def test_a_server_that_stalls_past_write_timeout(own_server: PostgresqlSer
         own_server.resume()
         await asyncio.gather(*(added(rest, f"k{n}") for n in range(30)))
         assert await rest.count("c") == 31
+
+
+async def test_a_call_that_is_cancelled_twice_logs_nothing(
+    own_server: PostgresqlServer,
+) -> None:
+    """The second time while its connection is released, which a stalled server does not confirm."""
+    database = Database(PostgresqlOptions(own_server.dsn()))
+    await database.open()
+    assert database._pool is not None
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
+    call = asyncio.create_task(database.rows("SELECT pg_sleep(60)"))
+    watching = await asyncpg.connect(own_server.dsn())
+    sleeps = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+
+    async def sleeping() -> bool:
+        return bool(await watching.fetchval(sleeps))
+
+    await eventually(sleeping, "the statement runs")
+    own_server.pause()
+    call.cancel()
+    await asyncio.wait((call,), timeout=0.1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await eventually(_dropped(database._pool), "the connection is dropped")
+    gc.collect()
+    assert logged == []
+    own_server.resume()
+    await watching.close()
+    await database.close()
+
+
+def _dropped(pool: asyncpg.Pool) -> Callable[[], Awaitable[bool]]:
+    async def dropped() -> bool:
+        return pool.get_size() == 0
+
+    return dropped
+
+
+async def test_a_server_that_fails_on_shutdown_leaves_one_line(
+    postgresql: PostgresqlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(PostgresqlOptions(postgresql.dsn()))
+    await database.open()
+    with patch.object(asyncpg.Pool, "close", side_effect=BrokenPipeError("cut")):
+        await database.close()
+    assert caplog.messages == ["PostgreSQL: its connections were dropped: cut"]
 
 
 async def test_a_service_ends_while_its_server_stalls(own_server: PostgresqlServer) -> None:

@@ -1,8 +1,10 @@
 """The directory of namespaces in two processes over one store: each learns what the other did."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -98,6 +100,27 @@ async def test_a_look_that_fails_is_reported_to_those_who_asked(pair: Pair) -> N
         await pair.one.look()
     pair.control.down = False
     await pair.one.look()
+
+
+async def test_a_look_that_fails_when_its_caller_has_gone_logs_no_trace(pair: Pair) -> None:
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
+    gone = asyncio.Event()
+
+    async def fails_later() -> None:
+        await gone.wait()
+        raise StoreUnavailableError("a fault that a test planted")
+
+    pair.control.meanwhile = fails_later
+    call = asyncio.create_task(pair.one.look())
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gone.set()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert logged == []
 
 
 async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) -> None:

@@ -22,6 +22,7 @@ from cassandra.pool import Host
 from cassandra.query import BatchStatement, PreparedStatement, SimpleStatement
 
 from counter import limits
+from counter.background import retrieve
 from counter.errors import (
     OverloadedError,
     StartupError,
@@ -238,9 +239,7 @@ class Connection:
 
     def _prepared(self, key: tuple[str, int], preparing: asyncio.Task[PreparedStatement]) -> None:
         del self._preparing[key]
-        if not preparing.cancelled():
-            # Looked at here: all who asked may have given up.
-            preparing.exception()
+        retrieve(preparing)
 
     async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> PreparedStatement:
         for attempt in range(1, _PREPARE_ATTEMPTS_MAX + 1):

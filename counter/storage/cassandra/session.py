@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 
+from counter.background import retrieve
 from counter.errors import (
     NamespaceUnknownError,
     SliceMissingError,
@@ -54,7 +55,7 @@ class Coalesced(Generic[_T]):
     async def __call__(self) -> _T:
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
-            self._next.add_done_callback(_look_at)
+            self._next.add_done_callback(retrieve)
         # Shielded, so that a cancelled caller does not cancel the work of the others.
         return await asyncio.shield(self._next)
 
@@ -63,12 +64,6 @@ class Coalesced(Generic[_T]):
             await asyncio.wait((before,))
         self._running, self._next = self._next, None
         return await self._work()
-
-
-def _look_at(task: asyncio.Task[_T]) -> None:
-    """Retrieve the exception, because all callers may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
 
 
 #: The write timestamp of permanent deletions, which hide every later write: ids of namespaces are

@@ -68,6 +68,7 @@ class Database:
     def __init__(self, options: PostgresqlOptions) -> None:
         self.options = options
         self._pool: asyncpg.Pool | None = None
+        self._releasing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect. Raises StartupError and StoreUnavailableError."""
@@ -112,8 +113,8 @@ class Database:
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     await pool.close()
-            except TimeoutError:
-                _log.warning("PostgreSQL does not answer: its connections were dropped")
+            except (*_BROKEN, asyncpg.PostgresError) as error:
+                _log.warning("PostgreSQL: its connections were dropped: %s", _text(error))
 
     async def rows(self, sql: str, *arguments: Any) -> Sequence[Any]:
         """Return the rows of *sql*, in which ``{s}`` is the schema."""
@@ -150,10 +151,10 @@ class Database:
                     try:
                         return await work(connection)
                     finally:
-                        # What came of the statement is known whatever happens now: a connection
-                        # that cannot be reset, or cancelled in time, is dropped by the pool.
-                        with suppress(*_BROKEN, asyncpg.PostgresError):
-                            await pool.release(connection, timeout=_RELEASE_S)
+                        releasing = asyncio.create_task(_release(pool, connection))
+                        self._releasing.add(releasing)
+                        releasing.add_done_callback(self._releasing.discard)
+                        await asyncio.shield(releasing)
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in _UNDONE or attempt == _ATTEMPTS_MAX - 1:
                     raise _converted(error) from error
@@ -177,6 +178,15 @@ async def within(timeout_us: int) -> AsyncIterator[None]:
         ) from error
 
 
+async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+    """Give *connection* back. No caller may cancel this: the pool's own task would go on, and log
+    its failure with a trace."""
+    # What came of the statement is known whatever happens now: a connection that cannot be reset,
+    # or cancelled in time, is dropped by the pool.
+    with suppress(*_BROKEN, asyncpg.PostgresError):
+        await pool.release(connection, timeout=_RELEASE_S)
+
+
 async def _keep(_connection: object) -> None:
     """Spare the round trip that resets what a session may have set: none sets anything."""
 
@@ -193,6 +203,10 @@ def _converted(error: asyncpg.PostgresError) -> Exception:
     return unavailable(error)
 
 
+def _text(error: BaseException) -> str:
+    return str(error) or "no answer in time"
+
+
 def lacks_schema(error: StoreUnavailableError) -> bool:
     """Return whether *error* is that the schema, or a part of it, does not exist."""
     return getattr(error.__cause__, "sqlstate", None) in _NO_SCHEMA
@@ -200,7 +214,6 @@ def lacks_schema(error: StoreUnavailableError) -> bool:
 
 def unavailable(error: BaseException) -> StoreUnavailableError:
     """Convert *error*, with the fix if that is known."""
-    text = str(error) or "no answer in time"
     hint = ""
     state = getattr(error, "sqlstate", "")
     if state in _NO_SCHEMA:
@@ -213,4 +226,4 @@ def unavailable(error: BaseException) -> StoreUnavailableError:
         hint = ": raise max_connections, or lower postgresql_connections"
     elif state == "42501":
         hint = ": give the service's role the rights that docs/how-to/use-postgresql.md lists"
-    return StoreUnavailableError(f"PostgreSQL: {text}{hint}", retry_after_us=SECOND)
+    return StoreUnavailableError(f"PostgreSQL: {_text(error)}{hint}", retry_after_us=SECOND)
