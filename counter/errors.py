@@ -331,3 +331,7 @@ class SliceMissingError(UnavailableError):
 
 class StartupError(Exception):
     """The service cannot start; the message names the cause and the fix. Exit code 2."""
+
+
+class RefusedError(StartupError):
+    """A command was refused, and changed nothing."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from counter.clock import to_rfc3339
 from counter.durations import format_duration
-from counter.errors import CounterError, StartupError
+from counter.errors import CounterError, RefusedError, StartupError
 from counter.ports import Clock
 from counter.telemetry.logs import AUDIT
 from counter.types import NamespaceSettings
@@ -100,6 +100,8 @@ class AdminLog:
         act = Act(to)
         try:
             yield act
+        except RefusedError:
+            raise
         except CounterError as error:
             if error.status >= _FAULTS:
                 await self._record_in_thread(what, who, act, "unknown")

@@ -10,11 +10,16 @@ from typing import Any
 import asyncpg
 import pytest
 
+from counter.clock import SystemClock
+from counter.errors import WriteTimeoutError
 from counter.limits import SECOND
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.types import Written
 from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer
 from tests.chaos.run import Play
 from tests.chaos.site import config_of
+from tests.contracts.cases import atomic
 from tests.postgresql.test_faults import added, fresh_schema, is_unknown, service
 from tests.simulation.plan import Config
 from tests.support.postgresql import postgresql_server
@@ -103,6 +108,34 @@ async def test_a_replay_is_acknowledged_when_the_standby_has_the_add(pair: Pair)
 
         await eventually(acknowledged, "the standby is found")
         assert [await rest.count(name) for name in "abc"] == [1, 1, 2]
+
+
+async def test_a_conflict_is_reported_when_the_standby_has_what_it_rests_on(pair: Pair) -> None:
+    """With the header of an atomic add, or with one of its items."""
+    await pair.begin()
+    async with service(pair.dsn) as rest:
+        await added(rest, "before")
+    clock = SystemClock()
+    store = PostgresqlStore(PostgresqlOptions(pair.dsn), clock)
+    await store.open()
+    [namespace] = await store.control.namespaces()
+    now_us = clock.now_us()
+    whole, other = (atomic(("a", delta), ("b", 1), at=now_us, number=1) for delta in (1, 2))
+    [item, _] = atomic(("a", 7), ("b", 1), at=now_us, number=2)
+    clashing = atomic(("a", 1), ("b", 1), at=now_us, number=2)
+    pair.standby.pause()
+    for put in (
+        store.events.append_atomic(namespace, whole),
+        store.events.append(namespace, [item]),
+        store.events.append_atomic(namespace, other),
+        store.events.append_atomic(namespace, clashing),
+    ):
+        with pytest.raises(WriteTimeoutError):
+            await put
+    pair.standby.resume()
+    for events in (other, clashing):
+        assert await store.events.append_atomic(namespace, events) is Written.CONFLICT
+    await store.close()
 
 
 class Place:

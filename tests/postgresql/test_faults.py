@@ -186,7 +186,7 @@ async def test_a_call_that_is_cancelled_twice_logs_nothing(
 
 def _dropped(pool: asyncpg.Pool) -> Callable[[], Awaitable[bool]]:
     async def dropped() -> bool:
-        return pool.get_size() == 0
+        return bool(pool.get_size() == 0)
 
     return dropped
 

@@ -1,17 +1,18 @@
 """A server whose settings would break the promise is refused, with the value and the fix."""
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from counter.cli.commands.serve import check
+from counter.cli.commands.backup import _begin_new_life
+from counter.cli.commands.serve import _applied, check
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.postgresql import Database, PostgresqlOptions
-from counter.storage.postgresql.schema import apply_for, begin_new_life
 from counter.storage.postgresql.server import check_server
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
@@ -109,8 +110,10 @@ def test_config_check_asks_the_server(
     assert "# Mind: PostgreSQL: " in capsys.readouterr().out
 
 
-async def test_a_role_without_rights_calls_no_function(postgresql: PostgresqlServer) -> None:
-    """Not even one that runs with the owner's rights."""
+async def test_a_role_without_rights_calls_no_function(
+    postgresql: PostgresqlServer, tmp_path: Path
+) -> None:
+    """Not even one that runs with the owner's rights; and a refused change is not audited."""
     store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
     await store.open()
     await store._database.rows(
@@ -122,7 +125,10 @@ async def test_a_role_without_rights_calls_no_function(postgresql: PostgresqlSer
         await stranger.execute("SELECT counter.drop_slice(1, 0)")
     await stranger.close()
     await store.close()
-    settings = Settings(store="postgresql", dsn=SecretStr(postgresql.dsn(user="stranger")))
-    for work in (apply_for, begin_new_life):
+    audit_log = tmp_path / "audit.jsonl"
+    dsn = SecretStr(postgresql.dsn(user="stranger"))
+    settings = Settings(store="postgresql", dsn=dsn, audit_log=audit_log)
+    for work in (_applied, _begin_new_life):
         with pytest.raises(StartupError, match=r"permission denied.*connect as the role that owns"):
             await work(settings)
+    assert audit_log.read_bytes() == b""

@@ -185,6 +185,20 @@ async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
             await asyncio.gather(*(store.ping() for _ in range(4)))
 
 
+async def test_a_host_that_refuses_the_password_is_named_and_the_next_is_not_tried(
+    server: PostgresqlServer,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        first, second = (f"127.0.0.1:{port}" for port in (server.port, other.getsockname()[1]))
+        dsn = f"postgresql://locked:S3cret@{first},{second}/postgres"
+        with pytest.raises(StartupError, match=f'log in: {first}: .*"locked": change user or'):
+            async with opened(dsn):
+                pass
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
 async def test_too_many_connections(server: PostgresqlServer) -> None:
     """Refused at the start, and of requests later; both recover by themselves."""
     full = "raise max_connections, or lower postgresql_connections"

@@ -13,7 +13,7 @@ import pytest
 
 from counter.clock import to_rfc3339
 from counter.config.settings import Settings
-from counter.errors import InvalidBodyError, StartupError, StoreUnavailableError
+from counter.errors import InvalidBodyError, RefusedError, StartupError, StoreUnavailableError
 from counter.security.audit_log import Act, AdminLog, Who, os_user
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -59,10 +59,13 @@ async def test_an_act_is_in_the_file_and_in_the_log(
     assert (record.getMessage(), told["who"]) == ("namespace.change done", "key:abc")
 
 
-async def test_a_refused_act_changed_nothing_and_is_not_reported(log: AdminLog, path: Path) -> None:
-    with pytest.raises(InvalidBodyError):
+@pytest.mark.parametrize("refused", [InvalidBodyError("shards is 0"), RefusedError("no rights")])
+async def test_a_refused_act_changed_nothing_and_is_not_reported(
+    log: AdminLog, path: Path, refused: Exception
+) -> None:
+    with pytest.raises(type(refused)):
         async with log.act("namespace.create", WHO, namespace="videos"):
-            raise InvalidBodyError("shards is 0")
+            raise refused
     assert lines(path) == []
 
 

@@ -199,8 +199,8 @@ class PostgresqlEvents:
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         counters, times, ids, items, deltas, _, _ = zip(*events, strict=True)
-        try:
-            async with within(namespace.dataset.write_timeout_us):
+        async with within(namespace.dataset.write_timeout_us):
+            try:
                 outcome = await self._database.value(
                     "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9)",
                     namespace.dataset.id,
@@ -209,11 +209,13 @@ class PostgresqlEvents:
                     self._shards(namespace, counters),
                     events[0].atom,
                 )
-        except UnavailableError as error:
-            cause = error.__cause__
-            if isinstance(cause, asyncpg.PostgresError) and cause.sqlstate == "CN003":
+            except UnavailableError as error:
+                cause = error.__cause__
+                if not isinstance(cause, asyncpg.PostgresError) or cause.sqlstate != "CN003":
+                    raise
+                # The transaction was undone, so its commit waited for no standby.
+                await self._database.rows("SELECT {s}.wait_as_a_write()")
                 return Written.CONFLICT
-            raise
         return _OUTCOMES[outcome]
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:

@@ -18,6 +18,7 @@ from counter.errors import StartupError
 
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _PORT_MAX: Final = 65_535
+_DEFAULT: Final = "the default host"
 #: Another host, or the same one later, may do.
 _TRY_NEXT: Final = (
     OSError,
@@ -67,6 +68,9 @@ class Hosts:
     async def connect(self, *_: object, timeout: float, **given: Any) -> asyncpg.Connection:
         """Return a connection to the first host that accepts, after *timeout* seconds at most.
 
+        The next one is tried if a host cannot be reached, is not ready, or is not what
+        target_session_attrs asks for; if it refuses to log in, it raises that error.
+
         A host that fails, or is silent, is tried last the next time, even if the caller did not
         wait for this.
         """
@@ -84,7 +88,11 @@ class Hosts:
                 text = str(error) or f"no answer within {share_s:g} s"
                 if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
                     text = "this server is not what target_session_attrs of the DSN asks for"
-                failed.append(f"{host or 'the default host'}: {text}")
+                failed.append(f"{host or _DEFAULT}: {text}")
+            except asyncpg.PostgresError as error:
+                # As libpq does: a host that answers, and refuses, ends the attempt.
+                error.args = (f"{host or _DEFAULT}: {error.args[0]}", *error.args[1:])
+                raise
             finally:
                 if not connected and self._hosts[0] == (host, dsn):
                     self._hosts.rotate(-1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from counter.errors import StartupError, StoreUnavailableError
+from counter.errors import RefusedError, StartupError, StoreUnavailableError
 from counter.storage.postgresql.database import Database, postgresql_options
 from counter.storage.postgresql.server import check_server
 from counter.storage.shared.startup_retry import StartupRetry
@@ -53,15 +53,20 @@ async def begin_new_life(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    """Connect as *settings* say, which must name the owner, to a server that keeps the promise."""
+    """Connect as *settings* say, which must name the owner, to a server that keeps the promise.
+
+    Each change is one transaction, so what the server, or the caller, refuses changed nothing.
+    """
     database = Database(postgresql_options(settings))
-    await StartupRetry(settings.start_timeout).run(database.open)
     try:
+        await StartupRetry(settings.start_timeout).run(database.open)
         await check_server(database)
         yield database
+    except StartupError as error:
+        raise RefusedError(str(error)) from error
     except StoreUnavailableError as error:
         if isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
-            raise StartupError(
+            raise RefusedError(
                 f"PostgreSQL: {error.__cause__}: connect as the role that owns the database and its"
                 " tables, not as the service's"
             ) from error
