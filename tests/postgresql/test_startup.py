@@ -13,16 +13,19 @@ import asyncpg
 import pytest
 
 from counter.clock import SystemClock
+from counter.config.settings import Settings
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
 from counter.storage.postgresql.database import Database
-from counter.storage.postgresql.schema import SCHEMA_VERSION
+from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET
 from tests.support.certificates import Authority
 from tests.support.postgresql import postgresql_server
+from tests.support.rest import fresh
+from tests.support.server import serving
 from tests.support.waiting import eventually
 
 #: asyncpg leaves the connection over which a server refused to log in to the garbage collector.
@@ -223,6 +226,53 @@ async def test_too_many_connections(server: PostgresqlServer) -> None:
             return not any(found)
 
         await eventually(recovered, "the pool recovers")
+
+
+async def test_too_many_connections_are_a_503_with_retry_after(
+    server: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same token counts once when there is room again."""
+    monkeypatch.setenv("COUNTER_DSN", server.dsn())
+    await apply_for(Settings(store="postgresql", keyspace="wire", retention="1h", slice="10m"))
+    async with (
+        serving(
+            tmp_path, tmp_path / "logs", store="postgresql", keyspace="wire", accept_limit="1m"
+        ) as process,
+        process.client() as rest,
+    ):
+        token = fresh(SystemClock().now_us())
+        assert (await rest.add("warm", key="warm")).status_code == 200
+        owner = await asyncpg.connect(server.dsn())
+        others = await _instead_of_the_service(server.dsn(), owner)
+        answer = await rest.add("c", 1, token)
+        body = answer.json()
+        assert (answer.status_code, body["code"]) == (503, "store_unavailable"), body
+        assert (body["applied"], body["retry"]) == (None, "same_token")
+        assert answer.headers["retry-after"] == "1"
+        assert "raise max_connections, or lower postgresql_connections" in body["detail"]
+        for other in (*others, owner):
+            await other.close()
+
+        async def acknowledged() -> bool:
+            return (await rest.add("c", 1, token)).status_code == 200
+
+        await eventually(acknowledged, "there is room again")
+        assert await rest.count("c") == 1
+
+
+async def _instead_of_the_service(dsn: str, owner: asyncpg.Connection) -> list[asyncpg.Connection]:
+    """Take every connection of the server, and those that others had."""
+    mine = [owner]
+    while True:
+        pids = [each.get_server_pid() for each in mine]
+        await owner.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> ALL($1::integer[])",
+            pids,
+        )
+        mine += await _all_connections(dsn)
+        if len(mine) == CONNECTIONS:
+            return mine[1:]
 
 
 async def _all_connections(dsn: str) -> list[asyncpg.Connection]:
