@@ -9,7 +9,9 @@ from unittest.mock import patch
 import asyncpg
 import pytest
 
+from counter.core.read import CountReader
 from counter.limits import SECOND
+from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.database import Database
 from counter.types import Namespace, Written
@@ -32,18 +34,19 @@ from tests.support.postgresql import FreshStore
 class Log:
     """A store with a namespace, and slices of which the last holds now."""
 
-    def __init__(self, store: FreshStore, namespace: Namespace) -> None:
-        self.store, self.namespace = store, namespace
+    def __init__(self, store: FreshStore, namespace: Namespace, clock: FakeClock) -> None:
+        self.store, self.namespace, self.clock = store, namespace, clock
         self.events, self.rollups, self.control = store.events, store.rollups, store.control
 
 
 @pytest.fixture
 async def log(postgresql: PostgresqlServer) -> AsyncIterator[Log]:
     options = PostgresqlOptions(postgresql.dsn(), schema="kept", timeout_us=60 * SECOND)
-    store = FreshStore(options, FakeClock(NOW), [DATASET], keeps_schema=True)
+    clock = FakeClock(NOW)
+    store = FreshStore(options, clock, [DATASET], keeps_schema=True)
     await store.open()
     await make_slices(store)
-    yield Log(store, await make_namespace(store))
+    yield Log(store, await make_namespace(store, accept_limit_us=WINDOW), clock)
     await store.close()
 
 
@@ -72,6 +75,9 @@ async def test_a_slice_that_is_read_is_dropped_later_and_holds_up_no_append(
 
 READS: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "tails": lambda log: log.events.tails(log.namespace, [("c", NOW - 1), ("d", NOW)]),
+    "a counter that was never rolled up": lambda log: CountReader(
+        log.store, MemoryCache(log.clock), log.clock
+    ).read_one(log.namespace, "c", None),
     "sums": lambda log: log.events.sums(log.namespace, [("c", NOW), ("d", NOW)]),
     "find": lambda log: log.events.find(log.namespace, [add(), add("d")]),
     "window_folds": lambda log: log.events.window_folds(

@@ -22,6 +22,7 @@ from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET
+from tests.rollup.processes import TIMES
 from tests.support.certificates import Authority
 from tests.support.postgresql import postgresql_server
 from tests.support.rest import fresh
@@ -233,7 +234,7 @@ async def test_too_many_connections_are_a_503_with_retry_after(
 ) -> None:
     """And the same token counts once when there is room again."""
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
-    await apply_for(Settings(store="postgresql", keyspace="wire", retention="1h", slice="10m"))
+    await apply_for(Settings(store="postgresql", keyspace="wire", **TIMES))
     async with (
         serving(
             tmp_path, tmp_path / "logs", store="postgresql", keyspace="wire", accept_limit="1m"
