@@ -29,6 +29,8 @@ from counter.config.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}{os.sep}" for package in ("counter", "rollup", "api"))
 WARM = 200
+#: Requests of each kind that are traced: that with the fewest calls met no timer and no task.
+TRACED = 20
 COUNTER = "/v1/namespaces/default/counters/c"
 
 
@@ -58,9 +60,13 @@ def report(what: str, entered: dict[int, list[str]], *, names: bool) -> None:
     """Print the figures of one request, and the files if *names*."""
     files = sorted({name for names_ in entered.values() for name in names_})
     moves = sum(before != after for calls in entered.values() for before, after in pairwise(calls))
-    print(f"{what}: {len(files)} files, {moves} moves, {sum(map(len, entered.values()))} calls")
+    print(f"{what}: {len(files)} files, {moves} moves, {_calls(entered)} calls")
     for name in files if names else ():
         print(f"  {name}")
+
+
+def _calls(entered: dict[int, list[str]]) -> int:
+    return sum(map(len, entered.values()))
 
 
 def ask(port: int, trace: Trace, *, names: bool) -> None:
@@ -76,7 +82,8 @@ def ask(port: int, trace: Trace, *, names: bool) -> None:
             add().raise_for_status()
             http.get(COUNTER).raise_for_status()
         for what, request in (("an add", add), ("a get", lambda: http.get(COUNTER))):
-            report(what, trace.of(request), names=names)
+            traced = [trace.of(request) for _ in range(TRACED)]
+            report(what, min(traced, key=_calls), names=names)
     signal.raise_signal(signal.SIGTERM)
 
 
