@@ -2,13 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from unittest.mock import patch
 
 import asyncpg
-import pytest
 
 from counter.background import TURN_ITEMS
 from counter.core.namespaces import Namespaces
@@ -19,23 +18,11 @@ from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
 from rollup import batches
 from rollup.worker import RollupWorker
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW, SLICES_END, WINDOW, add, atomic
-from tests.postgresql.test_fence import LIMIT, World
-from tests.support.clock import FakeClock
-from tests.support.postgresql import ClockedStore, FreshStore
+from tests.contracts.cases import NOW, SLICES_END, WINDOW, add, atomic
+from tests.postgresql.conftest import LIMIT, World
+from tests.support.postgresql import ClockedStore
 from tests.support.relay import Relay
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
-    clock = FakeClock(NOW)
-    store = FreshStore(PostgresqlOptions(postgresql.dsn()), clock, [DATASET])
-    await store.open()
-    world = World(store, clock, postgresql.dsn())
-    await world.begin()
-    yield world
-    await store.close()
 
 
 async def together(

@@ -4,6 +4,8 @@ heal is waited for."""
 import asyncio
 import gc
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,6 +90,19 @@ async def opened(
         yield store
     finally:
         await store.close()
+
+
+def test_the_driver_is_not_installed() -> None:
+    """What to install is named; nothing else of the service needs it."""
+    script = (
+        "import sys; sys.modules['asyncpg'] = None\n"
+        "import counter.storage, api.app, rollup.process\n"
+        "from counter.errors import StartupError\n"
+        "try: import counter.storage.postgresql\n"
+        "except StartupError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert "pip install '.[postgresql]' in its checkout" in run.stdout
 
 
 @pytest.mark.parametrize(

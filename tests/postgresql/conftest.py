@@ -1,0 +1,64 @@
+"""A store over a real PostgreSQL whose clock the test holds."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from counter.storage.postgresql import PostgresqlOptions
+from counter.types import Event
+from scripts.postgresql_server import PostgresqlServer
+from tests.contracts.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
+from tests.support.clock import FakeClock
+from tests.support.postgresql import FreshStore
+
+LIMIT = 2 * WINDOW
+
+
+class World:
+    """A store whose server's clock the test holds, and what an append is as one statement."""
+
+    def __init__(self, store: FreshStore, clock: FakeClock, dsn: str) -> None:
+        self.store, self.clock, self.dsn = store, clock, dsn
+        self.database = store._database
+
+    async def begin(self) -> None:
+        await make_slices(self.store)
+        self.namespace = await make_namespace(self.store, accept_limit_us=LIMIT)
+
+    async def stalled(self, event: Event) -> tuple[asyncpg.Connection, asyncpg.transaction]:
+        """An append of *event* that has done everything but commit."""
+        connection = await asyncpg.connect(self.dsn)
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.fetch(
+            "SELECT counter.append($1, $2, $3, $3, $4, $5, ARRAY[0], ARRAY[1::bigint], ARRAY[0],"
+            " ARRAY[false], ARRAY[NULL::bytea])",
+            *(self.namespace.dataset.id, self.namespace.id, [event.counter]),
+            *([event.event_time_us], [event.event_id]),
+        )
+        return connection, transaction
+
+    async def until(self, sql: str) -> None:
+        """Wait until *sql* counts anything."""
+        for _ in range(10_000):
+            if await self.database.value(sql):
+                return
+        raise AssertionError(sql)
+
+    async def breaks(self, old: str, new: str) -> None:
+        """Plant a bug in the function that admits appends."""
+        text = await self.database.value("SELECT pg_get_functiondef('{s}.late'::regproc)")
+        assert old in text
+        await self.database.rows(text.replace(old, new))
+
+
+@pytest.fixture
+async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
+    clock = FakeClock(NOW)
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), clock, [DATASET])
+    await store.open()
+    world = World(store, clock, postgresql.dsn())
+    await world.begin()
+    yield world
+    await store.close()
