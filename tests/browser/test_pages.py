@@ -1,4 +1,4 @@
-"""A foreign web page in a real browser, beside a service without keys on the same machine."""
+"""A foreign page in a real browser beside a service without keys, and the document's page."""
 
 import threading
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.browser.conftest import FOREIGN
+from tests.browser.visits import Visits
 
 #: Posts without a body and without a content type, which needs no leave of the other side.
 ASK = "(url) => fetch(url, {method: 'POST', mode: 'no-cors'}).then(() => null)"
@@ -52,3 +53,20 @@ def test_a_foreign_page_can_neither_write_nor_read(
         assert answer.status == 403
     finally:
         context.close()
+
+
+def test_the_api_can_be_tried_with_a_key(visit: Visits, guarded: tuple[str, list[str]]) -> None:
+    """On the page of the OpenAPI document: its policy lets the page send requests with the key."""
+    url, (admin, _) = guarded
+    with visit(url) as page_visit:
+        page = page_visit.page
+        page.goto(f"{url}/docs")
+        page.get_by_role("button", name="Authorize").first.click()
+        page.locator(".auth-container input").fill(admin)
+        page.locator(".auth-container").get_by_role("button", name="Apply credentials").click()
+        page.get_by_role("button", name="Close").click()
+        page.locator("#operations-namespaces-listNamespaces .opblock-summary-control").click()
+        page.get_by_role("button", name="Try it out").click()
+        with page.expect_response(f"{url}/v1/namespaces") as answered:
+            page.get_by_role("button", name="Execute").click()
+        assert answered.value.status == 200

@@ -13,6 +13,9 @@ import type { Token } from "./tokens.js";
 import type { Answer, Failure, Request, Transport } from "./transport.js";
 import type { Unfinished } from "./unfinished.js";
 
+/** fetch does not report whether an attempt that was cut off had a connection: shorter ones would end as unknown. */
+const ATTEMPT_MS_MIN = 50;
+
 /** A token bucket of retries, filled by time and calls, that all calls of a client share. */
 export class Budget {
   #left: number;
@@ -101,7 +104,7 @@ export class Course {
     const made = `no definite answer in ${this.#attempts} attempt${this.#attempts === 1 ? "" : "s"}`;
     if (this.signal?.aborted) return `${made}, and the call was aborted`;
     const wait = pauseMs(options, this.#attempts, askedMs);
-    const left = this.#endMs - options.clock.now() - wait;
+    const left = this.#endMs - options.clock.now() - wait - ATTEMPT_MS_MIN;
     if (left <= 0) return `${made}, and the next would be past the deadline of ${options.deadlineMs} ms`;
     const forBudget = budget.take(options.clock.now(), left);
     if (forBudget === null) return `${made}, and the retries that all calls share are used up`;
