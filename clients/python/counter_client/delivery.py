@@ -31,6 +31,7 @@ from counter_client.retrying import (
     Policy,
     Send,
     Steps,
+    decides,
     fresh_tokens,
     may_have_arrived,
     reply_of,
@@ -54,6 +55,8 @@ class Item:
     #: Its row in a spool.
     row: int = 0
     sent: bool = False
+    #: Whether an attempt under this token may have been counted.
+    maybe_counted: bool = False
     #: The service's answer or the final error; None while it is not known.
     result: Mapping[str, Any] | CounterError | None = None
     trouble: CounterError | None = None
@@ -109,13 +112,16 @@ class Delivery:
             return item.result
         if item.result is not None:
             return added_of(item.result)
-        known = UnknownOutcomeError(
+        return self._unknown_outcome(item)
+
+    def _unknown_outcome(self, item: Item) -> UnknownOutcomeError:
+        unknown = UnknownOutcomeError(
             f"it is not known whether the add to {item.counter!r} is counted",
             self._calls.unfinished(item.counter, item.delta, item.token),
             sent=self._unknown,
         )
-        known.__cause__ = item.trouble or self.trouble
-        return known
+        unknown.__cause__ = item.trouble or self.trouble
+        return unknown
 
     def _attempts(self, policy: Policy, end_s: float) -> Steps[None]:
         for_ever = end_s == _FOR_EVER_S
@@ -175,7 +181,10 @@ class Delivery:
                 return None
             self.trouble = error
             is_refusal = error.retry == "never" and not isinstance(error, UnexpectedAnswerError)
-            self._unknown |= may_have_arrived(error) and not is_refusal
+            if may_have_arrived(error) and not is_refusal:
+                self._unknown = True
+                for each in chunk:
+                    each.maybe_counted = True
             return error
         self.trouble = None
         self._unknown = True
@@ -186,8 +195,10 @@ class Delivery:
                 continue
             each.trouble = error_of_problem(result)
             if each.trouble.retry == "never":
-                each.result = each.trouble
+                is_open = each.maybe_counted and not decides(each.trouble)
+                each.result = self._unknown_outcome(each) if is_open else each.trouble
             elif each.trouble.retry == "same_token":
+                each.maybe_counted = True
                 waiting.append(each.trouble)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
@@ -206,7 +217,7 @@ class Delivery:
         if self._renew is not None:
             yield Do(partial(self._renew, renewed))
         for each, token in renewed:
-            each.token, each.trouble = token, None
+            each.token, each.trouble, each.maybe_counted = token, None, False
         return True
 
 

@@ -141,7 +141,7 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
                 timeout_s = min(options.attempt_timeout_s, left_s)
                 call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
             elif error.retry != "same_token":
-                if unknown and not _decides(error):
+                if unknown and not decides(error):
                     # A refused retry says nothing about the attempt before it.
                     raise call.given_up(error, "the retry was refused") from error
                 if isinstance(error, UnexpectedAnswerError):
@@ -167,7 +167,7 @@ def _why(number: int, policy: Policy, left_s: float) -> str:
     return f"{made}, and the retries that all calls share are used up"
 
 
-def _decides(error: CounterError) -> bool:
+def decides(error: CounterError) -> bool:
     """Whether a refused retry says what became of the attempts before it."""
     return isinstance(error, TokenConflictError) or (
         isinstance(error, TokenTooOldError) and error.applied is False
