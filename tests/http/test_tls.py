@@ -15,8 +15,9 @@ import pytest
 
 from api.server.tls import Certificates, server_context
 from counter.config.settings import Settings
-from counter.errors import InvalidParameterError, StartupError
+from counter.errors import StartupError
 from counter_client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
+from counter_client.errors import InvalidParameterError
 from tests.support.bytes_on_wire import LAST, add, get
 from tests.support.certificates import Authority, Signed
 from tests.support.rest import fresh

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from counter.errors import TokenTooOldError
 from counter.limits import DAY, HOUR, SECOND
 from counter.ops.importing import Horizon, Importer, LaterError, cut
 from counter_client import Key, Token
+from counter_client.errors import TokenTooOldError
 
 LEDGER = "imported:x"
 ACCEPT_US, KEY_TTL_US, RETENTION_US = 5 * SECOND, DAY, 7 * DAY
