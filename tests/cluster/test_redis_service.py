@@ -75,7 +75,7 @@ async def test_over_postgresql(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COUNTER_DSN", postgresql.dsn())
-    flags = {"store": "postgresql", "keyspace": "with_redis"}
+    flags = {"store": "postgresql", "keyspace": "on_postgresql"}
     applied = await asyncio.to_thread(run_counter, "schema", "apply", **flags, **DATASET)
     assert applied.returncode == 0, applied.stderr
     async with serving(
@@ -86,7 +86,7 @@ async def test_over_postgresql(
 
 
 async def test_over_cassandra(cassandra: Cluster, redis: Cluster, tmp_path: Path) -> None:
-    flags = flags_of(cassandra, "with_redis") | WINDOWS
+    flags = flags_of(cassandra, "on_cassandra") | WINDOWS
     names = ("store", "contact_points", "keyspace", "replication")
     given = {name: flags[name] for name in names} | DATASET
     applied = await asyncio.to_thread(run_counter, "schema", "apply", **given)
