@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from api.document.problem_page import shapes
@@ -162,6 +161,7 @@ def request_vectors() -> list[Case]:
                 calls.add_and_get("views", 3, each),
             ),
             ({"do": "clear", "counter": "a/b"} | shown(each), calls.clear("a/b", each)),
+            ({"do": "delete", "counter": "a/b"} | shown(each), calls.delete("a/b", each)),
             ({"do": "atomic", "items": items} | shown(each), calls.atomic(pairs, each)),
         ]
     found += [({"do": "get", "counter": name}, calls.get(name, None)) for name in _NAMES]
@@ -217,13 +217,16 @@ def _must_refuse(make: Callable[..., Call[Added]], *arguments: object) -> None:
 def answer_vectors() -> list[Case]:
     """Return answers to a call and its outcome."""
     found = [case for kind in problem_types() for error in shapes(kind) for case in _of(error)]
-    found += [*_foreign(), *_waits(), *_after_a_lost_answer(), *_other_calls()]
+    found += [*_foreign(), *_waits(), *_after_a_lost_answer(), *_other_calls(), *_horizons()]
     for number, case in enumerate(found):
         # The name selects the case; the same with every credential.
         if "items" in case["command"]:
             items = case["command"]["items"]
             named = [each | {"counter": f"{number}-{at}"} for at, each in enumerate(items)]
             case["command"]["items"] = named
+        elif "unfinished" in case["command"]:
+            text = case["command"]["unfinished"].replace("COUNTER", f"{number}-0")
+            case["command"]["unfinished"] = text
         else:
             case["command"]["counter"] = f"{number}-0"
     return found
@@ -509,6 +512,49 @@ def _other_calls() -> list[Case]:
     return found
 
 
+def _horizons() -> list[Case]:
+    """How long the service honours a token or a key, by ``Idempotency-TTL``."""
+    by_code = {each.code: shapes(each)[0] for each in problem_types()}
+    key = {"do": "add", "delta": "3", "key": "order-123"}
+    two = {"items": [{"counter": "a", "delta": "1"}, {"counter": "b", "delta": "2"}]}
+
+    def kept(ttl: str, code: str = "overloaded") -> Case:
+        by_code[code].retry_after_us = None
+        found = _problem(by_code[code])
+        return found | {"headers": found["headers"] | {"Idempotency-TTL": ttl}}
+
+    def resolve(until: str) -> Case:
+        token_text, items = _TEXTS[0], [["COUNTER", 3]]
+        open_ = {"operation": "add", "namespace": "default", "items": items}
+        text = json.dumps(open_ | {"token_text": token_text, "until": until})
+        return {"do": "resolve", "unfinished": text}
+
+    void, batch = kept("0", "token_too_old"), {"do": "batch", **two}
+    unknown = {"outcome": "done", "results": [_UNKNOWN] * 2}
+    strange = ("soon", "-5", "", "1.5", "99999999999999999999")
+    return [
+        _case("TTL, old token: not again", [kept("3600"), _SUCCESS], _UNKNOWN, 1, 1, _GIVEN),
+        _case("TTL, own token: again", [kept("3600"), _SUCCESS], _done(), 2),
+        _case("TTL, own token, but it is over", [kept("0"), _SUCCESS], _UNKNOWN, 1),
+        _case("TTL, own token, void: a new one", [void, _SUCCESS], _done(), 2, 2),
+        _case("TTL, key: again", [kept("3600"), _SUCCESS], _done(), 2, 1, key),
+        _case("TTL, key, but it is over", [kept("0"), _SUCCESS], _UNKNOWN, 1, 1, key),
+        _case("TTLs: the earliest", [kept("3600"), kept("0"), _SUCCESS], _UNKNOWN, 2, 1, key),
+        *(
+            _case(f"TTL {each!r}, old token: again", [kept(each), _SUCCESS], _done(), 2, 1, _GIVEN)
+            for each in strange
+        ),
+        _case("batch: TTL is over", [kept("0")], unknown, 1, 2, batch),
+        _case("resolve: over", [_SUCCESS], _UNKNOWN, 0, 0, resolve("2026-02-01T00:00:00Z")),
+        _case(
+            "resolve: in time",
+            [_SUCCESS],
+            {"outcome": "done", "applied": True},
+            *(1, 1, resolve("2199-12-31T23:59:59.999999Z")),
+        ),
+    ]
+
+
 def _got() -> Case:
     return {"outcome": "done", "count": "18446744073709551616", "accuracy": "accurate"}
 
@@ -550,7 +596,7 @@ def retry_vectors() -> Case:
 
 
 def _budget(at_once: float, per_s: float, per_call: float) -> Budget:
-    return Budget(at_once, per_s, per_call, at_once, 0.0, Lock())
+    return Budget(at_once, per_s, per_call, at_once, 0.0)
 
 
 def _budget_steps(budget: Budget, steps: Sequence[tuple[str, float, float]]) -> Case:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -71,11 +71,12 @@ class Exchange:
 class Misbehaving:
     """The proxy. *slow_s* is longer than a client waits for one attempt."""
 
-    def __init__(self, upstream: str, seed: int, slow_s: float) -> None:
+    def __init__(self, upstream: str, seed: int, slow_s: float, deck: Sequence[Fault] = ()) -> None:
         parts = urlsplit(upstream)
         self._upstream = parts.hostname or "", parts.port or 80
         self.slow_s = slow_s
         self._random = random.Random(seed)
+        self._cards = deck or (*FAULTS, *[regular] * (len(FAULTS) * _REGULAR_PER_FAULT))
         self._deck: list[Fault] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         #: How often each fault was dealt, by name.
@@ -117,8 +118,7 @@ class Misbehaving:
 
     def _deal(self) -> Fault:
         if not self._deck:
-            self._deck = [*FAULTS, *[regular] * (len(FAULTS) * _REGULAR_PER_FAULT)]
-            self._random.shuffle(self._deck)
+            self._deck = self._random.sample(self._cards, len(self._cards))
         return self._deck.pop()
 
     async def forward(self, request: Message) -> Message:
@@ -367,9 +367,14 @@ FAULTS: Final[tuple[Fault, ...]] = (
 
 
 @contextmanager
-def misbehaving(upstream: str, seed: int, slow_s: float) -> Iterator[Misbehaving]:
-    """Run a proxy in a thread; at the end, wait until everything it holds back was forwarded."""
-    proxy = Misbehaving(upstream, seed, slow_s)
+def misbehaving(
+    upstream: str, seed: int, slow_s: float, deck: Sequence[Fault] = ()
+) -> Iterator[Misbehaving]:
+    """Run a proxy in a thread; at the end, wait until everything it holds back was forwarded.
+
+    It deals every fault, unless *deck* has others.
+    """
+    proxy = Misbehaving(upstream, seed, slow_s, deck)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -85,6 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer."""
         self._answer()
 
+    def do_DELETE(self) -> None:
+        """Answer."""
+        self._answer()
+
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}

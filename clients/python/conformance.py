@@ -84,8 +84,9 @@ def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
         case "add_and_get":
             found = client.add_and_get(counter, int(command["delta"]), token=token)
             return {"replayed": found.replayed, "count": str(found.count)}
-        case "clear":
-            return {"replayed": client.clear(counter, token=token).replayed}
+        case "clear" | "delete" as verb:
+            ended = (client.clear if verb == "clear" else client.delete)(counter, token=token)
+            return {"replayed": ended.replayed}
         case "atomic":
             return {"replayed": [x.replayed for x in client.atomic(_items(command), token=token)]}
         case "batch":

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable
-from threading import Lock
 from typing import Any, TypeVar
 
 from counter_client.calls import Reply
@@ -19,6 +18,8 @@ class Script:
     def __init__(self, answers: Iterable[Answer | Callable[[Send], Answer]]) -> None:
         self.sent: list[Send] = []
         self.pauses: list[float] = []
+        #: When each of ``sent`` was.
+        self.moments: list[float] = []
         self.now_s = 1_000.0
         self._answers = iter(answers)
 
@@ -26,7 +27,11 @@ class Script:
         """Always the longest pause that may be drawn."""
         chosen = Options(**options)
         budget = Budget.of(chosen, self.now_s)
-        return Policy(chosen, budget, lambda: self.now_s, draw=lambda most: most)
+        return Policy(
+            *(chosen, budget, lambda: self.now_s),
+            draw=lambda most: most,
+            wall_us=lambda: int(self.now_s * 1e6),
+        )
 
     def run(self, steps: Steps[T]) -> T:
         return drive(steps, self._do)
@@ -34,6 +39,7 @@ class Script:
     def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Send):
             self.sent.append(effect)
+            self.moments.append(self.now_s)
             answer = next(self._answers)
             return answer(effect) if callable(answer) else answer
         if isinstance(effect, Pause):
@@ -74,4 +80,4 @@ def added_body(counter: str, delta: int) -> dict[str, Any]:
 def small_budget(**bounds: float) -> Budget:
     """A bucket that begins full at the time 0."""
     at_once, per_s, per_call = bounds["at_once"], bounds["per_s"], bounds["per_call"]
-    return Budget(at_once, per_s, per_call, at_once, 0.0, Lock())
+    return Budget(at_once, per_s, per_call, at_once, 0.0)

@@ -47,6 +47,21 @@ async def test_an_add_to_a_full_buffer_waits_for_room(service: Server) -> None:
         assert [each.count for each in counts] == [1, 1, 1]
 
 
+async def test_a_flush_ends_with_the_buffer() -> None:
+    """Regression: it waited for ever if another task closed the buffer before all was sent."""
+    async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        buffer = client.buffer()
+        await buffer.__aenter__()
+        await buffer.add("a")
+        flushing = asyncio.create_task(buffer.flush())
+        await asyncio.sleep(0)
+        with pytest.raises(UnsentError):
+            await buffer.close(timeout=0.01)
+        with pytest.raises(UnsentError):
+            async with asyncio.timeout(30):
+                await flushing
+
+
 async def test_one_that_waits_for_room_is_notified_of_the_end() -> None:
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         buffer = client.buffer(max_items=1)

@@ -59,6 +59,27 @@ def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -> None
         assert client.get("delayed").count == 1
 
 
+def test_a_flush_ends_with_the_buffer() -> None:
+    """Regression: it waited for ever if another thread closed the buffer before all was sent."""
+    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        buffer = client.buffer()
+        buffer.add("a")
+        ended: list[Exception] = []
+
+        def flush() -> None:
+            try:
+                buffer.flush()
+            except UnsentError as error:
+                ended.append(error)
+
+        flushing = threading.Thread(target=flush, daemon=True)
+        flushing.start()
+        with pytest.raises(UnsentError):
+            buffer.close(timeout=0.01)
+        flushing.join(30)
+        assert len(ended) == 1
+
+
 def test_a_sum_past_64_bits_is_exact(service: Server) -> None:
     with CounterClient(service.url, options=QUICK) as client:
         with client.buffer(max_delay=3_600) as buffer:

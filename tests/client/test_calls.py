@@ -122,6 +122,18 @@ async def test_a_clear_sets_to_zero(client: Any, name: str) -> None:
     assert (await client.get(name)).count == 0
 
 
+async def test_a_deleted_counter_is_not_listed(client: Any, name: str) -> None:
+    await client.add(name, 7)
+    token = Token.new()
+    assert (await client.delete(name, token=token)).counter == name
+    assert (await client.delete(name, token=token)).replayed
+    assert (await client.get(name)).count == 0
+    assert name not in await client.counters(prefix=name)
+    unfinished = Unfinished("delete", "default", ((name, 0),), str(token))
+    assert (await client.resolve(str(unfinished))).applied
+    assert (await client.delete(name, token=Token.from_key(f"gone-{uuid4()}"))).counter == name
+
+
 async def test_looking_back(client: Any, name: str) -> None:
     for _ in range(3):
         await client.add(name, 2)
@@ -176,6 +188,12 @@ async def test_pages_are_read_to_their_end(client: Any, name: str) -> None:
     await client.batch(items)
     await client.batch([(f"page-{name}-{at:04}", 1) for at in range(1_000, 1_005)])
     assert len(await client.counters(prefix=f"page-{name}")) == 1_005
+    found = await client.counts(f"page-{name}", largest_first=True, max_staleness="0s")
+    assert [(each.counter, each.count) for each in found] == [
+        (f"page-{name}-{at:04}", 1) for at in range(1_005)
+    ]
+    some = await client.counts(f"page-{name}", limit=1_002)
+    assert [each.counter for each in some] == [each.counter for each in found[:1_002]]
 
 
 async def test_tokens_of_the_service(client: Any, name: str) -> None:

@@ -15,7 +15,12 @@ from counter import limits
 from counter_client.buffer import Bounds, Buffer
 from counter_client.calls import Calls, Reply
 from counter_client.delivery import Backlog, Delivery, Item
-from counter_client.errors import CounterError, InvalidParameterError, NamespaceUnknownError
+from counter_client.errors import (
+    CounterError,
+    InvalidParameterError,
+    NamespaceUnknownError,
+    TokenTooOldError,
+)
 from counter_client.failures import UnknownOutcomeError, UnsentError
 from counter_client.options import Options
 from counter_client.retrying import Answer, Budget, Policy, Send
@@ -62,15 +67,20 @@ def send_all(backlog: Backlog, script: Script) -> None:
 def test_a_batch_reports_the_outcome_of_each_item(
     items: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """By the deadline an item is counted, or its error says that nobody knows."""
+    """By the deadline an item is counted, or its error says that it never will be or that its
+    outcome is unknown."""
     ledger = drawing(data, most=30)
     script = forever(ledger)
     delivery = Delivery.of_items(CALLS, items)
     results = script.run(delivery.until_deadline(script.policy(deadline_s=2.0)))
     sure, possible = Counter[str](), Counter[str]()
     for (counter, _), item, result in zip(items, delivery.items, results, strict=True):
-        possible[counter] += item.token.nonce.hex() in ledger.counted
-        if isinstance(result, CounterError):
+        is_counted = item.token.nonce.hex() in ledger.counted
+        possible[counter] += is_counted
+        if isinstance(result, TokenTooOldError):
+            assert result.applied is False
+            assert not is_counted
+        elif isinstance(result, CounterError):
             assert isinstance(result, UnknownOutcomeError)
             assert result.token == item.token
         else:
@@ -90,6 +100,29 @@ def test_items_keep_their_tokens_over_every_attempt() -> None:
     )
     script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
     assert len({each.request.body for each in script.sent}) == 1
+
+
+def test_a_spool_sends_no_token_that_the_service_honours_no_longer() -> None:
+    """An old one is reported with its end; a young one goes on, until it is old too."""
+    script = Script([])
+    now_us = int(script.now_s * 1e6)
+    old, young = (Token(bytes(16), now_us - age_s * 1_000_000) for age_s in (3_600, 60))
+    items = [Item("old", 1, old), Item("young", 1, young)]
+    busy = problem("overloaded", 503, "same_token")._replace(ttl_s=300)
+    delivery = Delivery(CALLS, items)
+    script = Script(iter(lambda: busy, None))
+    script.run(delivery.for_ever(script.policy(attempt_timeout_s=10.0)))
+    counters = [[each["counter"] for each in body["items"]] for body in script.bodies()]
+    assert counters[0] == ["old", "young"]
+    assert len(counters) > 3
+    assert {tuple(each) for each in counters[1:]} == {("young",)}
+    for each in items:
+        assert isinstance(each.result, UnknownOutcomeError)
+        assert each.result.unfinished.until_us == each.token.generation_time_us + 300 * 10**6
+        assert "Compare the count" in each.result.detail
+    # The last attempt could still end in time.
+    assert script.now_s * 1e6 <= young.generation_time_us + 300 * 10**6
+    assert script.now_s * 1e6 > young.generation_time_us + 280 * 10**6
 
 
 def test_a_batch_to_a_namespace_that_is_not_there_is_refused_as_a_whole() -> None:
@@ -197,6 +230,17 @@ def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
     delivery = Delivery.of_items(CALLS, [("a", 1)])
     script.run(delivery.for_ever(script.policy(backoff_first_s=0.1)))
     assert script.pauses == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_new_tokens_are_used_soon_after_an_outage() -> None:
+    """Regression: the pauses of the outage went on after it, so that tokens that were made after it
+    were too old again before they were sent, where `accept_limit` was shorter than the pause."""
+    late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
+    void = Reply(200, f'{{"results":[{late}]}}'.encode())
+    done = Reply(200, json.dumps({"results": [added_body("a", 1)]}).encode())
+    script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), done])
+    script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
+    assert script.pauses[-2:] == pytest.approx([5.0, 0.1])
 
 
 def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> None:

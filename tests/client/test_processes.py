@@ -247,7 +247,7 @@ def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> 
 import os, sys, threading
 from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
-taken = threading.Thread(target=client._policy.budget.lock.acquire)
+taken = threading.Thread(target=client._policy.budget.lock.here().acquire)
 taken.start()
 taken.join()
 child = os.fork()
@@ -348,3 +348,74 @@ def test_an_error_comes_out_of_another_process_as_it_was(error: CounterError) ->
         str(error),
         repr(vars(error)),
     )
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_of_multiprocessing_sends_its_adds_when_it_ends(
+    method: str, service: Server, tmp_path: Path
+) -> None:
+    """Regression: such a process ends without the callbacks of atexit, so that what it had added
+    since the last flush was lost, and no error was reported."""
+    name = f"pool-{uuid4()}"
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+from counter_client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False))
+buffer = client.buffer(max_delay=60)
+def work(number):
+    buffer.add(sys.argv[2], number)
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[3])
+    process = context.Process(target=work, args=(100,))
+    process.start()
+    process.join()
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        list(pool.map(work, range(5)))
+""",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", program, service.url, name, method],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "clients/python")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert client.get(name).count == 110
+
+
+@pytest.mark.parametrize("hedge", ["None", "0.5"])
+def test_threads_of_a_forked_child_can_all_begin_at_once(hedge: str, service: Server) -> None:
+    """Regression: with hedges, each thread but the first used the event loop of the parent, which
+    no thread runs in the child, and waited for ever."""
+    name = f"threads-{uuid4()}"
+    script = """
+import os, sys, threading
+from counter_client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False, hedge_after_s=HEDGE))
+client.add(sys.argv[2])
+child = os.fork()
+if child == 0:
+    together = threading.Barrier(8)
+    def add():
+        together.wait()
+        client.add(sys.argv[2])
+    threads = [threading.Thread(target=add, daemon=True) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(timeout=20)
+    os._exit(sum(each.is_alive() for each in threads))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = ran(script.replace("HEDGE", hedge), service.url, name)
+    assert (done.returncode, done.stderr) == (0, "")
+    with CounterClient(service.url, options=OPTIONS) as client:
+        assert client.get(name).count == 9

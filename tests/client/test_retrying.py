@@ -1,5 +1,7 @@
 """When a call is tried again, on a clock that the test moves."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,7 +110,7 @@ def test_to_ask_for_a_new_token_lasts_no_longer_than_the_deadline() -> None:
     script = Script([lost(), VOID, FRESH, added()])
     policy = script.policy(deadline_s=2.0, backoff_first_s=0.3)
     script.run(attempts(CALLS.add("c", 1, None), policy))
-    assert [each.timeout_s for each in script.sent] == pytest.approx([2.0, 1.4, 1.4, 0.2])
+    assert [each.timeout_s for each in script.sent] == pytest.approx([2.0, 1.4, 0.2, 0.2])
 
 
 def test_a_read_without_an_answer_raises_that() -> None:
@@ -124,6 +126,28 @@ def test_a_void_token_of_the_clients_own_is_replaced_by_one_of_the_service() -> 
     assert first["idempotency_token"] != last["idempotency_token"]
     assert last["idempotency_token"]["token"] == "5b056d1d-7f27-cb17-0000-000000000000"
     assert last["delta"] == 1
+
+
+def test_a_new_token_is_made_after_the_pause() -> None:
+    """Regression: a pause longer than `accept_limit` made the new tokens too old, too."""
+    script = Script([*[lost()] * 6, VOID, lost(), added()])
+    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    assert script.pauses[-1] == 5.0
+    assert [each.request.operation for each in script.sent[-2:]] == ["tokens", "add"]
+    assert script.moments[-2] == script.moments[-1]
+
+
+def test_a_void_token_that_cannot_be_replaced_in_time_is_a_definite_answer() -> None:
+    """Regression: it was said to be not known whether the add is counted."""
+    script = Script([lost(), VOID])
+    with pytest.raises(TokenTooOldError) as caught:
+        script.run(attempts(CALLS.add("c", 1, None), script.policy(deadline_s=0.2)))
+    assert caught.value.applied is False
+    late = json.loads(VOID.body)
+    script = Script([lost(), Reply(200, json.dumps({"results": [late]}).encode())])
+    delivery = Delivery.of_items(CALLS, [("c", 1)])
+    [result] = script.run(delivery.until_deadline(script.policy(deadline_s=0.15)))
+    assert isinstance(result, TokenTooOldError)
 
 
 def test_a_void_token_of_the_program_is_the_programs_to_replace() -> None:
@@ -301,3 +325,20 @@ def test_an_option_out_of_its_bounds_is_named(bad: dict[str, float]) -> None:
     [name] = bad
     with pytest.raises(InvalidParameterError, match=name):
         Options(**bad)  # type: ignore[arg-type]
+
+
+def test_a_key_is_sent_no_longer_than_the_service_remembers_it() -> None:
+    """Later it would count again, also from another process: what is unfinished keeps the end."""
+    busy = problem("overloaded", 503, "same_token")._replace(ttl_s=60)
+    script = Script(iter(lambda: busy, None))
+    policy = script.policy(deadline_s=600.0, retries_at_once=100)
+    with pytest.raises(UnknownOutcomeError) as caught:
+        script.run(attempts(CALLS.add("c", 5, Token.from_key("order-1")), policy))
+    begun_s, ended_s = 1_000.0, script.now_s
+    assert begun_s + 60 - 5 - 5 < ended_s <= begun_s + 60
+    unfinished = Unfinished.parse(str(caught.value.unfinished))
+    assert unfinished.until_us == (begun_s + 60) * 1e6
+    script.sent.clear()
+    with pytest.raises(UnknownOutcomeError, match="too late to send it again"):
+        script.run(attempts(CALLS.resolve(unfinished), policy))
+    assert script.sent == []

@@ -23,7 +23,7 @@ from counter_client.delivery import Delivery
 from counter_client.errors import StoreUnavailableError
 from counter_client.failures import ClosedError, SpoolBusyError
 from counter_client.retrying import Do, Effect, Pause, Send, Steps
-from counter_client.spool import ADOPT_EVERY_S, Spool
+from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script
 from tests.support.server import ROOT
@@ -244,6 +244,36 @@ def test_a_spool_without_a_free_slot_says_so(
         Spool(tmp_path, "default")
 
 
+def test_an_empty_slot_is_used_again(tmp_path: Path) -> None:
+    """Regression: each start made another one, and none was left after 256."""
+    for _ in range(3):
+        Spool(tmp_path, "default").close()
+    assert [each.name for each in tmp_path.glob("default.?")] == ["default.0"]
+
+
+def test_a_slot_of_an_older_client_gets_its_sum(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "default.0")) as old:
+        old.executescript(f"{_SCHEMA} PRAGMA user_version = 1")
+        with old:
+            old.execute("INSERT INTO owner VALUES ('default')")
+            old.execute("INSERT INTO totals VALUES ('a', '7')")
+    for _ in range(2):
+        with closing(Spool(tmp_path, "default")) as spool:
+            assert dict(spool.unsent()) == {"a": 7}
+
+
+def test_a_slot_that_lost_its_database_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        with closing(Spool(tmp_path, "default")) as spool:
+            spool.put({"a": 1})
+            assert spool.unsent() == {"a": 1}
+        (tmp_path / spool._own.path.name).unlink()
+    assert "default.0 is damaged: it ends with transaction 0" in caplog.text
+    assert spool._own.path.name == "default.1"
+
+
 LIVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["open", "add", "send", "die"])))
 
 
@@ -295,7 +325,7 @@ def test_a_database_of_another_program_is_no_spool(tmp_path: Path) -> None:
     path = tmp_path / "spool"
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 1")
-    with pytest.raises(ClosedError, match="owner"):
+    with pytest.raises(ClosedError, match="no such table"):
         Spool(path, "default")
 
 
@@ -440,7 +470,7 @@ def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -
 #: Adds one by one; every other step finds the disk full. Writes what is to be on it, and dies.
 FULL_AND_KILLED = """
 import os, resource, signal, sys
-from counter_client.spool import ADOPT_EVERY_S, Spool
+from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
 from counter_client.errors import StoreUnavailableError
 
 def have_room(is_there):

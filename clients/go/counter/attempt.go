@@ -25,7 +25,9 @@ const (
 	// still time to receive the rejection.
 	queueShare = 2
 	// waitMax is longer than any deadline.
-	waitMax      = 366 * 24 * time.Hour
+	waitMax = 366 * 24 * time.Hour
+	// ttlMax means the same as anything longer.
+	ttlMax       = 100 * 366 * 24 * time.Hour
 	textBytesMax = 200
 	idleMax      = 100
 )
@@ -53,18 +55,26 @@ func (c *Client) attempt(ctx context.Context, call *call, timeout time.Duration)
 		GetConn: func(string) { asked.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	}
+	turn := c.turn.Load()
+	url := c.bases[int(turn)%len(c.bases)] + call.path
 	request, err := http.NewRequestWithContext(
-		httptrace.WithClientTrace(ctx, trace), call.method, call.url, bytes.NewReader(call.body))
+		httptrace.WithClientTrace(ctx, trace), call.method, url, bytes.NewReader(call.body))
 	if err != nil {
 		return &failure{err: err, next: never}
 	}
 	c.setHeaders(request, call, timeout)
+	call.ttl = -1
 	response, err := c.http.Do(request)
+	if err != nil || response.StatusCode >= http.StatusInternalServerError {
+		// Unless another call has done so.
+		c.turn.CompareAndSwap(turn, turn+1)
+	}
 	if err != nil {
 		// A transport without traces may have sent it.
 		return unreachable(err, connected.Load() || !asked.Load())
 	}
 	defer response.Body.Close()
+	call.ttl = ttlOf(response.Header)
 	isSuccess := response.StatusCode >= 200 && response.StatusCode < 300
 	most := oneBytesMax
 	if call.hasMany && isSuccess {
@@ -183,6 +193,20 @@ func foreign(response *http.Response, what string, wait time.Duration) *failure 
 		found.next = never
 	}
 	return found
+}
+
+// ttlOf returns how long the service honours a token; negative if the header says nothing or is a
+// proxy's.
+func ttlOf(header http.Header) time.Duration {
+	text := header.Get("Idempotency-TTL")
+	if text == "" || strings.Trim(text, "0123456789") != "" {
+		return -1
+	}
+	seconds, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || seconds > int64(ttlMax/time.Second) {
+		return ttlMax
+	}
+	return time.Duration(seconds) * time.Second
 }
 
 // waitOf returns a Retry-After, seconds or the date of a proxy; 0 for any other text.

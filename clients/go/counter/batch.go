@@ -27,7 +27,7 @@ func (c *Client) Batch(ctx context.Context, items []Item) ([]Result, error) {
 	if err := checkItems(items, batchItemsMax); err != nil {
 		return nil, err
 	}
-	delivery := &delivery{client: c, most: batchItemsMax}
+	delivery := &delivery{client: c, most: batchItemsMax, ttl: -1}
 	for _, each := range items {
 		delivery.pending = append(delivery.pending, &pending{Item: each, token: NewToken()})
 	}
@@ -65,19 +65,26 @@ func (p *pending) end(f *failure) {
 	p.isUnknown = p.isUnknown || f.arrived && f.next == sameToken
 }
 
+// isVoid is whether the service declared the token void, and the item has no other one yet.
+func (p *pending) isVoid() bool {
+	return !p.isDone && p.failure != nil && p.failure.next == newToken
+}
+
 // A delivery sends adds until the outcome of each is known, or the deadline passes.
 type delivery struct {
 	client  *Client
 	pending []*pending
 	// most is how many items fit into one request.
 	most int
+	// ttl is the shortest time that the service said it honours a token; negative if it did not.
+	ttl time.Duration
 	// err ended the delivery before all outcomes were known.
 	err error
 }
 
 func (d *delivery) result(each *pending) Result {
 	err := d.err
-	if each.isDone {
+	if each.isDone || each.isVoid() {
 		if each.failure == nil {
 			return Result{Added: each.added}
 		}
@@ -86,14 +93,30 @@ func (d *delivery) result(each *pending) Result {
 		}
 		err = each.failure.err
 	}
-	unfinished := Unfinished{opAdd, d.client.namespace, []Item{each.Item}, each.token}
+	unfinished := d.unfinished(each)
 	return Result{Err: (&call{unfinished: &unfinished}).givenUp(err, each.sent)}
+}
+
+func (d *delivery) unfinished(each *pending) Unfinished {
+	made := Unfinished{Operation: opAdd, Namespace: d.client.namespace, Items: []Item{each.Item}, Credential: each.token}
+	return made.told(d.ttl, time.Time{})
+}
+
+// giveUp ends the items whose tokens may not be honoured until end.
+func (d *delivery) giveUp(end time.Time) {
+	for _, each := range d.pending {
+		if d.ttl >= 0 && !each.isDone && d.unfinished(each).isOver(end) {
+			each.isDone, each.failure = true, &failure{err: errTooLate, next: never}
+		}
+	}
 }
 
 func (d *delivery) run(ctx context.Context) {
 	schedule := d.client.begin(ctx)
 	failures := 0
 	for {
+		timeout := schedule.attemptTime()
+		d.giveUp(d.client.clock.Now().Add(timeout))
 		chunk := d.chunk()
 		if len(chunk) == 0 {
 			return
@@ -101,14 +124,14 @@ func (d *delivery) run(ctx context.Context) {
 		if d.err = ctx.Err(); d.err != nil {
 			return
 		}
-		isTooMuch := d.send(ctx, chunk, schedule.attemptTime())
+		isTooMuch := d.send(ctx, chunk, timeout)
 		schedule.attempts++
 		if isTooMuch {
 			// The service has lower limits than the defaults.
 			d.most = len(chunk) / 2
 			continue
 		}
-		first := d.renew(ctx, chunk, schedule)
+		first := shortest(chunk)
 		if first == nil {
 			failures = 0
 			continue
@@ -117,6 +140,8 @@ func (d *delivery) run(ctx context.Context) {
 		if d.err = schedule.pause(ctx, first, failures); d.err != nil {
 			return
 		}
+		// After the pause, which may be longer than the service accepts a token.
+		d.renew(ctx, chunk, schedule)
 	}
 }
 
@@ -148,9 +173,9 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 		body = append(body, each.body...)
 	}
 	var ends []func()
-	f := d.client.attempt(ctx, &call{
+	sent := &call{
 		method:    http.MethodPost,
-		url:       d.client.base + "/batch/add",
+		path:      d.client.path + "/batch/add",
 		operation: "batch/add",
 		body:      append(body, "]}"...),
 		isWrite:   true,
@@ -159,7 +184,11 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 			ends, err = d.read(text, chunk)
 			return err
 		},
-	}, timeout)
+	}
+	f := d.client.attempt(ctx, sent, timeout)
+	if sent.ttl >= 0 && (d.ttl < 0 || sent.ttl < d.ttl) {
+		d.ttl = sent.ttl
+	}
 	if f == nil {
 		for _, end := range ends {
 			end()
@@ -205,27 +234,31 @@ func (d *delivery) read(text []byte, chunk []*pending) ([]func(), error) {
 	return ends, nil
 }
 
-// renew renews the void tokens of a chunk. It returns the failure after which the next attempt comes
-// first, or nil if all outcomes are known.
-func (d *delivery) renew(ctx context.Context, chunk []*pending, schedule *schedule) *failure {
-	var void []*pending
+// shortest returns the failure of a chunk after which the next attempt comes first, or nil if all
+// outcomes are known.
+func shortest(chunk []*pending) *failure {
 	var first *failure
 	for _, each := range chunk {
-		if each.isDone {
-			continue
-		}
-		if each.failure.next == newToken {
-			void = append(void, each)
-		}
-		if first == nil || each.failure.wait < first.wait {
+		if !each.isDone && (first == nil || each.failure.wait < first.wait) {
 			first = each.failure
 		}
 	}
-	if len(void) > 0 {
-		tokens := d.client.freshTokens(ctx, len(void), schedule.attemptTime())
-		for i, each := range void {
-			each.token, each.sent, each.isUnknown = tokens[i], false, false
+	return first
+}
+
+// renew renews the void tokens of a chunk.
+func (d *delivery) renew(ctx context.Context, chunk []*pending, schedule *schedule) {
+	var void []*pending
+	for _, each := range chunk {
+		if each.isVoid() {
+			void = append(void, each)
 		}
 	}
-	return first
+	if len(void) == 0 {
+		return
+	}
+	tokens := d.client.freshTokens(ctx, len(void), schedule.attemptTime())
+	for i, each := range void {
+		each.token, each.sent, each.isUnknown, each.failure = tokens[i], false, false, nil
+	}
 }

@@ -23,6 +23,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -36,6 +37,7 @@ const (
 	opAdd       = "add"
 	opAddAndGet = "add-and-get"
 	opClear     = "clear"
+	opDelete    = "delete"
 	opAtomic    = "atomic/add"
 )
 
@@ -44,7 +46,9 @@ var namespaceForm = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
 // Config says where the service is, and how patient a client is. Only URL is required: a zero means
 // the default, and a negative number none.
 type Config struct {
-	// URL is the base URL of the service, such as http://127.0.0.1:8080.
+	// URL is the base URL of the service, such as http://127.0.0.1:8080. Several, for processes of
+	// the same service, are separated by commas: after an attempt without an answer, or with a
+	// status of 500 or more, the client goes on with the next one.
 	URL string
 	// Namespace is "default" by default.
 	Namespace string
@@ -70,8 +74,12 @@ type Config struct {
 // A Client counts in one namespace. It is safe for concurrent use; make one, and share it.
 type Client struct {
 	namespace string
-	base      string
-	http      *http.Client
+	// bases are the base URLs; turn modulo their number says which one is next.
+	bases []string
+	turn  *atomic.Uint32
+	// path is that of the namespace.
+	path string
+	http *http.Client
 	// apiKey is a function, so that no format prints the key.
 	apiKey func() string
 	config Config
@@ -88,9 +96,13 @@ func New(config Config) (*Client, error) {
 		return nil, invalid("the namespace is %.80q; its name begins with a lower-case letter, and"+
 			" has up to 63 lower-case letters, digits, - and _", config.Namespace)
 	}
-	base, err := checkURL(config.URL)
-	if err != nil {
-		return nil, err
+	var bases []string
+	for _, each := range strings.Split(config.URL, ",") {
+		base, err := checkURL(strings.TrimSpace(each))
+		if err != nil {
+			return nil, err
+		}
+		bases = append(bases, base)
 	}
 	key := strings.TrimSpace(config.APIKey)
 	for i := 0; i < len(key); i++ {
@@ -120,7 +132,9 @@ func New(config Config) (*Client, error) {
 	now := realClock{}
 	return &Client{
 		namespace: config.Namespace,
-		base:      base + "/v1/namespaces/" + escape(config.Namespace),
+		bases:     bases,
+		turn:      new(atomic.Uint32),
+		path:      "/v1/namespaces/" + escape(config.Namespace),
 		http:      newHTTP(config.Transport),
 		apiKey:    func() string { return key },
 		config:    config,
@@ -140,7 +154,11 @@ type options struct {
 	credential   Credential
 	maxStaleness time.Duration
 	isBounded    bool
+	until        time.Time
 }
+
+// until ends a call that resolves.
+func until(moment time.Time) Option { return func(o *options) { o.until = moment } }
 
 // WithCredential makes the call under a token or key of the program, for example to finish an add of
 // another process. Without it, an add makes a new token.
@@ -225,6 +243,14 @@ func (c *Client) Clear(ctx context.Context, counter string, opts ...Option) (Cle
 	return Cleared{found.Counter, timeOf(found.EventTime), found.replayed()}, err
 }
 
+// Delete clears the counter, and takes its name off the list until a later add. Tokens keep their
+// answers, and later adds count from 0.
+func (c *Client) Delete(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
+	var found answer
+	err := c.tokened(ctx, opDelete, []Item{{counter, 0}}, opts, &found)
+	return Cleared{found.Counter, timeOf(found.EventTime), found.replayed()}, err
+}
+
 // Atomic makes 1 to 100 adds under one credential: either all are counted or none.
 func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Added, error) {
 	found := answers{items: items}
@@ -249,7 +275,7 @@ func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, 
 	if unfinished.Credential == nil {
 		return Resolved{}, invalid("the Unfinished has no credential: take it from an error")
 	}
-	opts := []Option{WithCredential(unfinished.Credential)}
+	opts := []Option{WithCredential(unfinished.Credential), until(unfinished.Until)}
 	err := c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, new(json.RawMessage))
 	var refused *RefusedError
 	if errors.As(err, &refused) && refused.Code == codeTooOld && isFalse(refused.Applied) {
@@ -277,7 +303,7 @@ func (c *Client) Get(ctx context.Context, counter string, opts ...Option) (Count
 	var found countAnswer
 	err := c.do(ctx, &call{
 		method:    http.MethodGet,
-		url:       c.base + "/counters/" + escape(counter) + query,
+		path:      c.path + "/counters/" + escape(counter) + query,
 		operation: "get",
 		read:      readInto(&found, counter),
 	})
@@ -308,6 +334,7 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 	}
 	call := c.tokenedCall(operation, items, made)
 	call.read = readInto(found, items[0].Counter)
+	call.unfinished.Until = chosen.until
 	if chosen.credential == nil {
 		call.renew = func(token Token) {
 			again := c.tokenedCall(operation, items, token)
@@ -320,10 +347,10 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 func (c *Client) tokenedCall(operation string, items []Item, credential Credential) *call {
 	made := &call{
 		method:     http.MethodPost,
-		url:        c.base + "/counters/" + escape(items[0].Counter) + "/" + operation,
+		path:       c.path + "/counters/" + escape(items[0].Counter) + "/" + operation,
 		operation:  operation,
 		isWrite:    true,
-		unfinished: &Unfinished{operation, c.namespace, items, credential},
+		unfinished: &Unfinished{Operation: operation, Namespace: c.namespace, Items: items, Credential: credential},
 	}
 	var body struct {
 		Items []wireItem `json:"items,omitempty"`
@@ -332,10 +359,12 @@ func (c *Client) tokenedCall(operation string, items []Item, credential Credenti
 	}
 	switch operation {
 	case opAtomic:
-		made.url, made.hasMany = c.base+"/atomic/add", true
+		made.path, made.hasMany = c.path+"/atomic/add", true
 		for _, each := range items {
 			body.Items = append(body.Items, wireItem{Counter: each.Counter, Delta: each.Delta})
 		}
+	case opDelete:
+		made.method, made.path = http.MethodDelete, c.path+"/counters/"+escape(items[0].Counter)
 	case opAdd, opAddAndGet:
 		body.Delta = &items[0].Delta
 	}

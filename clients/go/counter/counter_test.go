@@ -42,6 +42,7 @@ func (c *fakeClock) Sleep(ctx context.Context, d time.Duration) error {
 type transport struct {
 	lock    sync.Mutex
 	answers []func(*http.Request) (*http.Response, error)
+	hosts   []string
 	bodies  []string
 	headers []http.Header
 }
@@ -50,6 +51,7 @@ func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	body, _ := io.ReadAll(request.Body)
+	t.hosts = append(t.hosts, request.URL.Host)
 	t.bodies = append(t.bodies, string(body))
 	t.headers = append(t.headers, request.Header.Clone())
 	next := t.answers[0]
@@ -73,13 +75,17 @@ func lost(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedE
 var (
 	added = status(200, `{"counter":"c","delta":1,"event_time":"2026-01-31T08:15:30Z","replayed":false}`)
 	busy  = status(503, `{"code":"overloaded","retry":"same_token","applied":null,"detail":"busy"}`)
+	void  = status(410, `{"code":"token_too_old","retry":"new_token","applied":false,"detail":"void"}`)
 	gone  = status(404, `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`)
 )
 
 func newClient(t *testing.T, config Config, answers ...func(*http.Request) (*http.Response, error)) (*Client, *transport, *fakeClock) {
 	t.Helper()
 	sent := &transport{answers: answers}
-	config.URL, config.Transport = "http://127.0.0.1:8080", sent
+	config.Transport = sent
+	if config.URL == "" {
+		config.URL = "http://127.0.0.1:8080"
+	}
 	client, err := New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +108,22 @@ func TestEveryAttemptCarriesTheSameToken(t *testing.T) {
 	}
 	if len(sent.bodies) != 4 {
 		t.Errorf("%d attempts", len(sent.bodies))
+	}
+}
+
+func TestTheNextURLHasItsTurnAfterNoAnswerOrAFaultOfAServer(t *testing.T) {
+	client, sent, _ := newClient(t, Config{URL: "http://one, http://two,http://three"},
+		lost, busy, added, added, lost, status(http.StatusTooManyRequests, `{"retry":"same_token"}`), added)
+	for i := 0; i < 3; i++ {
+		if _, err := client.Add(context.Background(), "c", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := strings.Join(sent.hosts, " "); got != "one two three three three one one" {
+		t.Error(got)
+	}
+	if _, err := New(Config{URL: "http://one,"}); err == nil {
+		t.Error("an empty URL is taken")
 	}
 }
 
@@ -164,6 +186,35 @@ func TestARefusedRetrySaysNothingOfTheAttemptBeforeIt(t *testing.T) {
 	client, _, _ = newClient(t, Config{}, lost, gone)
 	_, err := client.Add(context.Background(), "c", 1)
 	if !errors.As(err, &unknown) || !errors.As(err, &refused) {
+		t.Error(err)
+	}
+}
+
+func TestANewTokenIsMadeAfterThePause(t *testing.T) {
+	// Regression: a pause longer than accept_limit made the new token too old, too.
+	var asked, made time.Time
+	var clock *fakeClock
+	fresh := func(request *http.Request) (*http.Response, error) {
+		asked = clock.Now()
+		return lost(request)
+	}
+	again := func(request *http.Request) (*http.Response, error) {
+		made = clock.Now()
+		return added(request)
+	}
+	client, _, clock := newClient(t, Config{}, busy, busy, busy, void, fresh, again)
+	if _, err := client.Add(context.Background(), "c", 1); err != nil {
+		t.Fatal(err)
+	}
+	if len(clock.pauses) != 4 || asked.IsZero() || asked != made {
+		t.Error(clock.pauses, asked, made)
+	}
+}
+
+func TestAVoidTokenThatCannotBeReplacedInTimeIsADefiniteAnswer(t *testing.T) {
+	var refused *RefusedError
+	client, _, _ := newClient(t, Config{Retries: 1, RetriesPerSecond: 1e-9}, busy, void)
+	if _, err := client.Add(context.Background(), "c", 1); !errors.As(err, &refused) || refused.Code != "token_too_old" {
 		t.Error(err)
 	}
 }

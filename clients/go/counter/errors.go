@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // A RefusedError is a definite refusal: this call counted nothing, and no retry of it will. The
@@ -34,6 +35,12 @@ type UnknownOutcomeError struct {
 
 // Error says why the outcome is not known.
 func (e *UnknownOutcomeError) Error() string {
+	if errors.Is(e.Err, errTooLate) {
+		return fmt.Sprintf("counter: it is not known whether the %s is counted, and it is too late to"+
+			" send it again: the service surely honours %v until %s; then a key counts again, and a token"+
+			" gets no answer; compare the count with your own records",
+			e.Unfinished.Operation, e.Unfinished.Credential, e.Unfinished.Until.Format(timeLayout))
+	}
 	return fmt.Sprintf("counter: it is not known whether the %s is counted; send it again with the"+
 		" same token, or resolve it: %v", e.Unfinished.Operation, e.Err)
 }
@@ -69,6 +76,9 @@ func (e *UnavailableError) Error() string { return "counter: no answer: " + e.Er
 // Unwrap returns the error of the last attempt.
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
+// errTooLate ends a call whose token or key is not honoured until the end of another attempt.
+var errTooLate = errors.New("it is too late to send the token or key again")
+
 func invalid(format string, values ...any) *RefusedError {
 	return &RefusedError{Code: "invalid_parameter", Detail: fmt.Sprintf(format, values...)}
 }
@@ -82,6 +92,29 @@ type Unfinished struct {
 	// Items has one item, or several for atomic/add. The delta of a clear is 0.
 	Items      []Item
 	Credential Credential
+	// Until is when the service surely honours the credential; zero if no answer said so. Later a
+	// token's outcome is unknown for ever, and a key is a new one.
+	Until time.Time
+}
+
+// told returns u with Until by how long the service honours a token from its own time, or a key from
+// its first attempt, if that is earlier.
+func (u Unfinished) told(ttl time.Duration, first time.Time) Unfinished {
+	if ttl < 0 {
+		return u
+	}
+	if token, isToken := u.Credential.(Token); isToken {
+		first = token.Time()
+	}
+	if until := first.Add(ttl).UTC(); u.Until.IsZero() || until.Before(u.Until) {
+		u.Until = until
+	}
+	return u
+}
+
+// isOver is whether an attempt that may last until end could come too late.
+func (u Unfinished) isOver(end time.Time) bool {
+	return !u.Until.IsZero() && u.Until.Before(end)
 }
 
 // String returns JSON to store, for [ParseUnfinished].
@@ -92,6 +125,9 @@ func (u Unfinished) String() string {
 	}
 	if u.Credential != nil {
 		written.TokenText = u.Credential.String()
+	}
+	if !u.Until.IsZero() {
+		written.Until = u.Until.UTC().Format(timeLayout)
 	}
 	return string(toJSON(written))
 }
@@ -105,11 +141,17 @@ func ParseUnfinished(text string) (Unfinished, error) {
 	}
 	credential, err := ParseCredential(read.TokenText)
 	several := read.Operation == opAtomic
-	one := read.Operation == opAdd || read.Operation == opAddAndGet || read.Operation == opClear
+	one := read.Operation == opAdd || read.Operation == opAddAndGet || read.Operation == opClear ||
+		read.Operation == opDelete
 	if err != nil || !(several || one) || one && len(read.Items) != 1 {
 		return Unfinished{}, bad
 	}
-	found := Unfinished{read.Operation, read.Namespace, nil, credential}
+	found := Unfinished{Operation: read.Operation, Namespace: read.Namespace, Credential: credential}
+	if read.Until != "" {
+		if found.Until, err = time.Parse(time.RFC3339, read.Until); err != nil {
+			return Unfinished{}, bad
+		}
+	}
 	for _, pair := range read.Items {
 		found.Items = append(found.Items, Item(pair))
 	}
@@ -121,6 +163,7 @@ type wireUnfinished struct {
 	Namespace string     `json:"namespace"`
 	Items     []wirePair `json:"items"`
 	TokenText string     `json:"token_text"`
+	Until     string     `json:"until,omitempty"`
 }
 
 // wirePair is an Item as a list of name and delta.

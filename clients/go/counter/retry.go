@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/big"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 )
@@ -42,9 +41,9 @@ func (f *failure) Error() string { return f.err.Error() }
 
 // A call is a request, and what is known of it.
 type call struct {
-	method, url, operation string
-	body                   []byte
-	key                    string
+	method, path, operation string
+	body                    []byte
+	key                     string
 	// isWrite is whether the service may reject it before it starts.
 	isWrite bool
 	// hasMany is whether its answer has many items.
@@ -52,6 +51,8 @@ type call struct {
 	read    func([]byte) error
 	// unfinished is nil for reads.
 	unfinished *Unfinished
+	// ttl is how long the service honours a token by the last answer, and negative if it did not say.
+	ttl time.Duration
 	// renew changes the token, and is nil if the program chose it.
 	renew func(Token)
 }
@@ -132,22 +133,32 @@ func (s *schedule) pause(ctx context.Context, f *failure, failures int) error {
 func (c *Client) do(ctx context.Context, call *call) error {
 	schedule := c.begin(ctx)
 	isUnknown, sent := false, false
+	// void is whether the client's own token is void and has no successor yet.
+	void := false
+	first := c.clock.Now()
 	for {
 		if err := ctx.Err(); err != nil {
 			return call.givenUp(err, sent)
 		}
 		timeout := schedule.attemptTime()
+		if call.unfinished != nil && call.unfinished.isOver(c.clock.Now().Add(timeout)) {
+			// What the program resolves was sent by another call.
+			return call.givenUp(errTooLate, sent || schedule.attempts == 0)
+		}
 		f := c.attempt(ctx, call, timeout)
 		schedule.attempts++
 		if f == nil {
 			return nil
 		}
+		if call.unfinished != nil {
+			told := call.unfinished.told(call.ttl, first)
+			call.unfinished = &told
+		}
 		sent = sent || f.arrived
 		switch {
 		case f.next == newToken && call.renew != nil:
 			// The old token can never count, and the program did not choose it.
-			isUnknown, sent = false, false
-			call.renew(c.freshTokens(ctx, 1, schedule.attemptTime())[0])
+			isUnknown, sent, void = false, false, true
 		case f.next != sameToken:
 			if f.problem != nil && (!isUnknown || call.unfinished == nil || decides(f.problem)) {
 				return f.problem
@@ -157,7 +168,15 @@ func (c *Client) do(ctx context.Context, call *call) error {
 			isUnknown = true
 		}
 		if err := schedule.pause(ctx, f, schedule.attempts); err != nil {
+			if void {
+				return f.problem
+			}
 			return call.givenUp(err, sent)
+		}
+		if void {
+			// After the pause, which may be longer than the service accepts a token.
+			call.renew(c.freshTokens(ctx, 1, schedule.attemptTime())[0])
+			void = false
 		}
 	}
 }
@@ -187,7 +206,7 @@ func (c *Client) freshTokens(ctx context.Context, count int, timeout time.Durati
 	}
 	asked := &call{
 		method:    http.MethodPost,
-		url:       strings.TrimSuffix(c.base, "/namespaces/"+escape(c.namespace)) + "/tokens",
+		path:      "/v1/tokens",
 		operation: "tokens",
 		hasMany:   true,
 		body:      toJSON(map[string]int{"count": count}),

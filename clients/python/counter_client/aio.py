@@ -80,6 +80,13 @@ class AsyncCounterClient:
         """
         return await self._call(self._calls.clear(counter, token))
 
+    async def delete(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
+        """Clear the counter, and take its name off the list until a later add.
+
+        Tokens keep their answers, and later adds count from 0. Raises as :meth:`add` does.
+        """
+        return await self._call(self._calls.delete(counter, token))
+
     async def get(self, counter: str, *, max_staleness: str | None = None) -> answers.Count:
         """Return the count and the instant it is exact as of; an unknown counter reads 0.
 
@@ -136,6 +143,31 @@ class AsyncCounterClient:
                 yield each
             if page is None:
                 return
+
+    async def counts(
+        self,
+        prefix: str | None = None,
+        *,
+        largest_first: bool = False,
+        max_staleness: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[answers.Count]:
+        """Yield counters with their counts, in code point order or the largest first; at most
+        *limit*, read page by page.
+
+        Without *max_staleness* the counts are as they are rolled up, and ``as_of`` says as of
+        when. A list by count needs a *prefix* that at most 10,000 counters have.
+        """
+        page, left = None, limit
+        while left is None or left > 0:
+            items = PAGE_ITEMS_MAX if left is None else min(PAGE_ITEMS_MAX, left)
+            call = self._calls.counts(prefix, page, largest_first, max_staleness, items)
+            found, page = await self._call(call)
+            for each in found:
+                yield each
+            if page is None:
+                return
+            left = None if left is None else left - len(found)
 
     async def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
         """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from counter_client.calls import Calls
 from counter_client.delivery import Backlog, Delivery
@@ -27,9 +28,21 @@ from counter_client.failures import (
     UnsentError,
 )
 from counter_client.options import Flush, call_hook, check_number
-from counter_client.retrying import Answer, Effect, Pause, Policy, Send, drive, drive_async
+from counter_client.retrying import (
+    Answer,
+    Effect,
+    Pause,
+    Policy,
+    ProcessLock,
+    Send,
+    drive,
+    drive_async,
+)
 from counter_client.spool import ADOPT_EVERY_S, Spool, spool_path
 from counter_client.tokens import INT64_MAX, INT64_MIN, check_delta, checked_name
+
+if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
 
 #: Least seconds between writes to the spool during an outage.
 _TICK_S: Final = 0.01
@@ -71,6 +84,8 @@ class Merging:
         #: Counters and items in the backlog, or being moved there.
         self.held = 0
         self.closed = False
+        #: Whether sending has ended, because of the end of the buffer or of an error.
+        self.ended = False
         #: The error that ended the sending, and the adds that were open then.
         self.failure: BaseException | None = None
         self.stranded: dict[str, int] = {}
@@ -235,8 +250,7 @@ class Buffer:
         self._given = calls, policy, bounds, None if spool is None else spool_path(spool)
         self._policy = policy
         self._send = send
-        #: Held while this process begins, by process id: after a fork the parent's may be held.
-        self._beginning: dict[int, threading.Lock] = {}
+        self._beginning = ProcessLock()
         self._begin()
         atexit.register(self._at_exit)
 
@@ -256,12 +270,13 @@ class Buffer:
         self._taken_s = 0.0
         self._thread = threading.Thread(target=self._run, name="counter-buffer", daemon=True)
         self._thread.start()
+        self._close_with_multiprocessing()
         # Last: until it is set, other threads wait.
         self._pid = getpid()
 
     def _begin_in_child(self) -> None:
         """Start again in a forked process. Raises ClosedError if the buffer was closed before."""
-        with self._beginning.setdefault(getpid(), threading.Lock()):
+        with self._beginning.here():
             if getpid() == self._pid:
                 return
             if self._merging.closed:
@@ -348,11 +363,7 @@ class Buffer:
             self._hurry = True
             self._work.notify()
             self._done.wait_for(
-                lambda: (
-                    merging.finished >= target
-                    or merging.failure is not None
-                    or merging.refusals > refusals
-                ),
+                lambda: merging.finished >= target or merging.ended or merging.refusals > refusals,
                 _left_s(end_s),
             )
             return None if merging.finished >= target else "the buffer is not empty"
@@ -363,9 +374,11 @@ class Buffer:
         Raises as :meth:`flush`. A spool keeps what could not be sent. In a forked process that
         added nothing this does nothing: the adds belong to the parent.
         """
-        if self._merging.is_inherited:
+        if getpid() != self._pid:
             return
         atexit.unregister(self._at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
         with self._lock:
             if self._merging.closed:
                 return
@@ -390,6 +403,23 @@ class Buffer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _close_with_multiprocessing(self) -> None:
+        """In a child of multiprocessing, close the buffer when the child ends: it ends without the
+        callbacks of atexit."""
+        self._finalizer: Finalize | None = None
+        if "multiprocessing.util" not in sys.modules:
+            return
+        from multiprocessing import parent_process
+        from multiprocessing.util import Finalize, register_after_fork
+
+        def finalize(buffer: Buffer) -> None:
+            if parent_process() is not None:
+                buffer._finalizer = Finalize(None, buffer._at_exit, exitpriority=0)
+
+        finalize(self)
+        # A child that imports this program before it begins drops all finalizers then.
+        register_after_fork(self, finalize)
 
     def _at_exit(self) -> None:
         """Close a buffer that was still open when the program ended."""
@@ -444,6 +474,7 @@ class Buffer:
                 self._merging.fail(error)
         finally:
             with self._lock:
+                self._merging.ended = True
                 self._done.notify_all()
 
     def _is_due(self) -> bool:
@@ -616,9 +647,7 @@ class AsyncBuffer:
             async with asyncio.timeout(timeout), self._changed:
                 await self._changed.wait_for(
                     lambda: (
-                        merging.finished >= target
-                        or merging.failure is not None
-                        or merging.refusals > refusals
+                        merging.finished >= target or merging.ended or merging.refusals > refusals
                     )
                 )
         return None if merging.finished >= target else "the buffer is not empty"
@@ -707,6 +736,7 @@ class AsyncBuffer:
                 self._merging.failure = ClosedError("the sending task was cancelled")
             raise
         finally:
+            self._merging.ended = True
             with contextlib.suppress(RuntimeError):
                 await self._notify()
 

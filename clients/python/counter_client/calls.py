@@ -65,6 +65,8 @@ class Reply(NamedTuple):
     retry_after: str | None = None
     #: The target of a redirect. It is not followed: it may be another service.
     location: str | None = None
+    #: ``Idempotency-TTL``: for how long a token is honoured.
+    ttl_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Call(Generic[T]):
     def result(self, reply: Reply) -> T:
         """Parse *reply*. Raises the CounterError that it contains."""
         if not 200 <= reply.status < 300:
-            raise error_of_answer(*reply)
+            raise error_of_answer(*reply[:4])
         try:
             return self.read(json.loads(reply.body) if reply.body else None)
         except (
@@ -92,6 +94,13 @@ class Call(Generic[T]):
             RecursionError,
         ) as error:
             raise unexpected(reply.status, reply.body) from error
+
+    def told(self, ttl_s: int | None, first_us: int) -> Call[T]:
+        """Return this call with what an answer says of how long its token is honoured; *first_us*
+        is the time of the first attempt, from which a key is."""
+        if ttl_s is None or self.unfinished is None:
+            return self
+        return replace(self, unfinished=self.unfinished.told(ttl_s, first_us))
 
     def given_up(self, error: CounterError, why: str, *, sent: bool = True) -> CounterError:
         """Return what to raise instead of a retry after *error*; *sent* is whether any attempt may
@@ -126,6 +135,9 @@ class Calls:
     def clear(self, counter: str, token: Credential | None) -> Call[answers.Cleared]:
         return self._tokened("clear", [(counter, 0)], token, answers.cleared_of)
 
+    def delete(self, counter: str, token: Credential | None) -> Call[answers.Cleared]:
+        return self._tokened("delete", [(counter, 0)], token, answers.cleared_of)
+
     def atomic(self, items: Items, token: Credential | None) -> Call[list[answers.Added]]:
         found = checked_items(items, ATOMIC_ITEMS_MAX)
         return self._tokened("atomic/add", found, token, _results_of(answers.added_of))
@@ -137,7 +149,8 @@ class Calls:
                 f"it was sent to namespace {unfinished.namespace!r}, and this client is for"
                 f" {self.namespace!r}"
             )
-        return self._tokened(unfinished.operation, unfinished.items, unfinished.token, _applied)
+        call = self._tokened(unfinished.operation, unfinished.items, unfinished.token, _applied)
+        return replace(call, unfinished=unfinished)
 
     def get(self, counter: str, max_staleness: str | None) -> Call[answers.Count]:
         query = _query(max_staleness=max_staleness)
@@ -171,6 +184,27 @@ class Calls:
         )
         return Call(
             Request("GET", path, "counters"), lambda body: (body["counters"], body["next_page"])
+        )
+
+    def counts(
+        self,
+        prefix: str | None,
+        page: str | None,
+        largest_first: bool,
+        max_staleness: str | None,
+        items: int = PAGE_ITEMS_MAX,
+    ) -> Call[tuple[list[answers.Count], str | None]]:
+        query = _query(
+            prefix=prefix,
+            counts="true",
+            order="-count" if largest_first else None,
+            max_staleness=max_staleness,
+            limit=str(items),
+            page=page,
+        )
+        return Call(
+            Request("GET", f"{self._base}/counters{query}", "counters"),
+            lambda body: ([answers.count_of(x) for x in body["counts"]], body["next_page"]),
         )
 
     def busiest(self, limit: int, span: str) -> Call[answers.Busiest]:
@@ -245,7 +279,7 @@ class Calls:
         token: Credential | None,
         read: Callable[[Any], T],
     ) -> Call[T]:
-        """An add or a clear under *token*, or under a new one made once for the call."""
+        """An add, a clear or a delete under *token*, or under a new one made once for the call."""
         if token is None:
             call = self._tokened(operation, items, Token.new(), read)
             return replace(call, renewed=partial(self._renewed, operation, items, read))
@@ -258,8 +292,10 @@ class Calls:
             ]
         else:
             [(counter, delta)] = items
-            path = f"{self._counter(counter)}/{operation}"
-            if operation != "clear":
+            path = self._counter(counter)
+            if operation != "delete":
+                path = f"{path}/{operation}"
+            if operation not in ("clear", "delete"):
                 body["delta"] = check_delta(delta)
         headers: tuple[tuple[str, str], ...] = ()
         if isinstance(credential, Key):
@@ -270,8 +306,11 @@ class Calls:
                 "token": str(uuid.UUID(bytes=nonce)),
                 "generation_time": to_rfc3339(time_us),
             }
+        request = _post(path, operation, _json(body), headers)
+        if operation == "delete":
+            request = request._replace(method="DELETE")
         return Call(
-            _post(path, operation, _json(body), headers),
+            request,
             read,
             Unfinished(operation, self.namespace, tuple(items), str(credential)),
         )

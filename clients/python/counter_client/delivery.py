@@ -14,12 +14,13 @@ from itertools import islice
 from typing import Any, Final
 
 from counter_client.answers import Added, added_of
-from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, item_text
+from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, Reply, item_text
 from counter_client.errors import BodyTooLargeError, CounterError, InvalidBodyError
 from counter_client.failures import (
     ClosedError,
     Rejected,
     UnexpectedAnswerError,
+    Unfinished,
     UnknownOutcomeError,
     error_of_problem,
     unexpected,
@@ -61,6 +62,12 @@ class Item:
     result: Mapping[str, Any] | CounterError | None = None
     trouble: CounterError | None = None
 
+    @property
+    def is_void(self) -> bool:
+        """Whether the service declared the token void, and the item has no other one yet."""
+        trouble = self.trouble
+        return self.result is None and trouble is not None and trouble.retry == "new_token"
+
     def text(self) -> str:
         return item_text(self.counter, self.delta, self.token)
 
@@ -85,6 +92,8 @@ class Delivery:
         self._most = BATCH_ITEMS_MAX
         #: Whether an attempt may have been counted, at least in part.
         self._unknown = False
+        #: How long the service honours a token, if it said so; the shortest.
+        self._ttl_s: int | None = None
 
     @classmethod
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
@@ -112,38 +121,65 @@ class Delivery:
             return item.result
         if item.result is not None:
             return added_of(item.result)
+        if item.is_void and item.trouble is not None:
+            return item.trouble
         return self._unknown_outcome(item)
 
     def _unknown_outcome(self, item: Item) -> UnknownOutcomeError:
         unknown = UnknownOutcomeError(
             f"it is not known whether the add to {item.counter!r} is counted",
-            self._calls.unfinished(item.counter, item.delta, item.token),
+            self._unfinished(item),
             sent=self._unknown,
         )
         unknown.__cause__ = item.trouble or self.trouble
         return unknown
 
+    def _unfinished(self, item: Item) -> Unfinished:
+        found = self._calls.unfinished(item.counter, item.delta, item.token)
+        return found if self._ttl_s is None else found.told(self._ttl_s, 0)
+
+    def _give_up(self, items: Sequence[Item], end_us: int) -> None:
+        """End those of *items* whose tokens may not be honoured until *end_us*."""
+        if self._ttl_s is None:
+            return
+        for each in items:
+            try:
+                self._unfinished(each).check_honoured(end_us, sent=self._unknown)
+            except UnknownOutcomeError as error:
+                error.__cause__ = each.trouble or self.trouble
+                each.result = error
+
     def _attempts(self, policy: Policy, end_s: float) -> Steps[None]:
         for_ever = end_s == _FOR_EVER_S
-        number = failures = 0
+        number = failures = renewals = 0
         while left := [each for each in self.items if each.result is None]:
+            timeout_s = min(policy.options.attempt_timeout_s, max(0.001, end_s - policy.now_s()))
+            # After the pause, which may be longer than the service accepts a token.
+            yield from self._renew_void(left, timeout_s)
+            timeout_s = min(timeout_s, max(0.001, end_s - policy.now_s()))
+            self._give_up(left, policy.wall_us() + int(timeout_s * 1e6))
+            left = [each for each in left if each.result is None]
+            if not left:
+                break
             chunk, texts = self._cut(left)
             call = self._calls.batch(texts)
-            timeout_s = min(policy.options.attempt_timeout_s, max(0.001, end_s - policy.now_s()))
             for each in chunk:
                 each.sent = True
             answer = yield Send(call.request, timeout_s, number)
             number += 1
+            if isinstance(answer, Reply) and answer.ttl_s is not None:
+                ttl_s = answer.ttl_s if self._ttl_s is None else self._ttl_s
+                self._ttl_s = min(answer.ttl_s, ttl_s)
             error = self._read(chunk, answer, call)
-            is_renewed = yield from self._renewals(chunk, timeout_s)
-            if error is None and not is_renewed:
-                failures = 0
+            failures = 0 if error is None else failures + 1
+            renewals = renewals + 1 if any(each.is_void for each in chunk) else 0
+            if not failures and not renewals:
                 continue
             is_refused = error is not None and error is self.trouble and error.retry == "never"
             if is_refused and not for_ever:
                 return
-            failures += 1
-            pause_s = policy.pause_s(failures, error)
+            # New tokens may be void too, if the service gives none and the local clock is slow.
+            pause_s = policy.pause_s(failures or renewals, error)
             if for_ever:
                 pause_s = min(pause_s, _PAUSE_MAX_S)
             else:
@@ -202,23 +238,16 @@ class Delivery:
                 waiting.append(each.trouble)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
-    def _renewals(self, chunk: list[Item], timeout_s: float) -> Steps[bool]:
-        """Renew the void tokens of *chunk*; return whether there are any.
-
-        New tokens may be void too, if the service gives none and the local clock is slow."""
-        void = [
-            each
-            for each in chunk
-            if each.result is None and each.trouble and each.trouble.retry == "new_token"
-        ]
+    def _renew_void(self, items: Sequence[Item], timeout_s: float) -> Steps[None]:
+        """Renew the void tokens of *items*."""
+        void = [each for each in items if each.is_void]
         if not void:
-            return False
+            return
         renewed = list(zip(void, (yield from fresh_tokens(len(void), timeout_s)), strict=True))
         if self._renew is not None:
             yield Do(partial(self._renew, renewed))
         for each, token in renewed:
             each.token, each.trouble, each.maybe_counted = token, None, False
-        return True
 
 
 def _is_too_much(error: CounterError) -> bool:

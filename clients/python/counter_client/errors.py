@@ -225,6 +225,12 @@ class OverloadedError(UnavailableError):
     code = "overloaded"
 
 
+class StreamEndedError(UnavailableError):
+    """A stream of adds ends before its client ended it. Lines without an answer were not added."""
+
+    code = "stream_ended"
+
+
 class RateLimitedError(UnavailableError):
     """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isnan
@@ -22,7 +22,7 @@ from counter_client.errors import (
     Retry,
     UnavailableError,
 )
-from counter_client.tokens import Credential, Token
+from counter_client.tokens import Credential, Token, parse_rfc3339, to_rfc3339
 
 _RETRIES: Final[Mapping[str, Retry]] = {
     "same_token": "same_token",
@@ -30,12 +30,14 @@ _RETRIES: Final[Mapping[str, Retry]] = {
     "never": "never",
 }
 #: Operations of an Unfinished, on one counter and on several.
-_OF_ONE: Final = frozenset({"add", "add-and-get", "clear"})
+_OF_ONE: Final = frozenset({"add", "add-and-get", "clear", "delete"})
 _OF_SEVERAL: Final = "atomic/add"
 _TRY_LATER: Final = frozenset({408, 425, 429})
 _TEXT_CHARS_MAX: Final = 200
 #: Longer than any deadline.
 _WAIT_MAX_S: Final = 366 * 86_400.0
+#: A longer TTL means the same.
+_TTL_S_MAX: Final = 100 * 366 * 86_400
 _KNOWN: Final = frozenset(
     {"type", "title", "status", "detail", "code", "applied", "retry", "retry_after"}
 )
@@ -72,17 +74,20 @@ class SpoolBusyError(ClosedError):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An add or a clear with an unknown outcome: all that is needed to resolve it, in any process.
+    """An add, a clear or a delete with an unknown outcome: all to resolve it, in any process.
 
     ``str()`` returns JSON to store; :meth:`parse` reads it.
     """
 
     operation: str
     namespace: str
-    #: (counter, delta) of each item; the delta of a clear is 0.
+    #: (counter, delta) of each item; the delta of a clear or a delete is 0.
     items: tuple[tuple[str, int], ...]
     #: ``str()`` of the token or key.
     token_text: str
+    #: Until when the service surely honours it, in microseconds of Unix time; None if no answer
+    #: said so. Later a token's outcome is unknown for ever, and a key is a new one.
+    until_us: int | None = None
 
     @property
     def token(self) -> Credential:
@@ -90,7 +95,35 @@ class Unfinished:
         return Token.parse(self.token_text)
 
     def __str__(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
+        found = asdict(self)
+        until_us = found.pop("until_us")
+        if until_us is not None:
+            found["until"] = to_rfc3339(until_us)
+        return json.dumps(found, ensure_ascii=False)
+
+    def told(self, ttl_s: int, first_us: int) -> Unfinished:
+        """Return it with ``until_us`` by the header ``Idempotency-TTL``, if that is earlier.
+
+        It counts from a token's own time; for a key from *first_us*, its first attempt."""
+        token = self.token
+        from_us = token.generation_time_us if isinstance(token, Token) else first_us
+        until_us = from_us + min(ttl_s, _TTL_S_MAX) * 1_000_000
+        if self.until_us is not None and self.until_us <= until_us:
+            return self
+        return replace(self, until_us=until_us)
+
+    def check_honoured(self, end_us: int, *, sent: bool = True) -> None:
+        """Raise UnknownOutcomeError if an attempt that may last until *end_us* could come too
+        late."""
+        if self.until_us is not None and self.until_us < end_us:
+            raise UnknownOutcomeError(
+                f"it is not known whether the token's {self.operation} is counted, and it is too"
+                f" late to send it again: the service surely honours {self.token_text} until"
+                f" {to_rfc3339(self.until_us)}; then a key counts again, and a token gets no"
+                " answer. Compare the count with your own records",
+                self,
+                sent=sent,
+            )
 
     @classmethod
     def parse(cls, text: str) -> Unfinished:
@@ -98,7 +131,9 @@ class Unfinished:
         try:
             found = json.loads(text)
             items = tuple((str(counter), int(delta)) for counter, delta in found.pop("items"))
-            read = cls(items=items, **found)
+            until = found.pop("until", None)
+            until_us = None if until is None else parse_rfc3339(until)
+            read = cls(items=items, until_us=until_us, **found)
             Token.parse(read.token_text)
             if read.operation not in _OF_ONE and read.operation != _OF_SEVERAL:
                 raise ValueError(read.operation)

@@ -30,6 +30,8 @@ class Attempt(NamedTuple):
     #: None if there was no answer.
     status: int | None
     seconds: float
+    #: False if there was no connection, so that nothing was sent.
+    sent: bool = True
 
 
 class Sending(NamedTuple):
@@ -97,6 +99,8 @@ class Options:
     retries_per_call: float = 0.2
     #: Send a second request, to the next base URL, if an answer takes longer; None for never.
     hedge_after_s: float | Literal["p95"] | None = None
+    #: Retry a read whose connection is refused, although no server has answered this client yet.
+    wait_for_ready: bool = True
     #: Whether proxies and certificates are taken from the environment.
     trust_env: bool = True
     #: A PEM file with the CA of the service's certificate; None for the usual CAs.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,6 +53,17 @@ Effect = Send | Pause | Do
 Steps = Generator[Effect, Any, T]
 
 
+class ProcessLock:
+    """A lock that is free in a forked child: a thread of the parent may hold it during the fork."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, Lock] = {}
+
+    def here(self) -> Lock:
+        """Return the lock of this process."""
+        return self._locks.setdefault(os.getpid(), Lock())
+
+
 @dataclass(slots=True)
 class Budget:
     """A token bucket of retries, shared by all calls of a client and filled by time and calls.
@@ -64,26 +76,22 @@ class Budget:
     per_call: float
     left: float
     then_s: float
-    lock: Lock
-    pid: int = field(default_factory=os.getpid)
+    lock: ProcessLock = field(default_factory=ProcessLock)
 
     @classmethod
     def of(cls, options: Options, now_s: float) -> Budget:
         at_once = options.retries_at_once
-        return cls(at_once, options.retries_per_s, options.retries_per_call, at_once, now_s, Lock())
+        return cls(at_once, options.retries_per_s, options.retries_per_call, at_once, now_s)
 
     def call(self) -> None:
         """Add a call's share to the bucket."""
-        if self.pid != os.getpid():
-            # A thread of the parent may have held the lock during the fork.
-            self.lock, self.pid = Lock(), os.getpid()
-        with self.lock:
+        with self.lock.here():
             self.left = min(self.at_once, self.left + self.per_call)
 
     def take(self, now_s: float, wait_max_s: float) -> float | None:
         """Take one retry; return the seconds to wait for it, or None if that exceeds *wait_max_s*
         (then nothing is taken)."""
-        with self.lock:
+        with self.lock.here():
             self.left = min(self.at_once, self.left + max(0.0, now_s - self.then_s) * self.per_s)
             self.then_s = now_s
             if self.left >= 1:
@@ -105,6 +113,8 @@ class Policy:
     now_s: Callable[[], float]
     #: Returns a random number from 0 to its argument (full jitter).
     draw: Callable[[float], float] = lambda most: random.uniform(0.0, most)
+    #: The clock of tokens.
+    wall_us: Callable[[], int] = lambda: time.time_ns() // 1_000
 
     def pause_s(self, attempts: int, error: CounterError | None) -> float:
         """Return the seconds to wait after *attempts* attempts, at least what the service asks."""
@@ -117,29 +127,36 @@ class Policy:
 def attempts(call: Call[T], policy: Policy) -> Steps[T]:
     """Repeat *call* until there is a definite answer or its deadline passes.
 
-    Raises the CounterError of a definite refusal; at the deadline UnknownOutcomeError if a token
-    was sent, else the last attempt's error.
+    A void token is replaced right before the next attempt. Raises the CounterError of a definite
+    refusal, and of a void token if there is no time for another one; at the deadline
+    UnknownOutcomeError if a token was sent, else the last attempt's error.
     """
     options, now_s = policy.options, policy.now_s
     end_s = now_s() + options.deadline_s
     policy.budget.call()
     number = 0
     unknown = sent = False
+    first_us = policy.wall_us()
+    answer: Answer | None
     while True:
-        left_s = max(0.001, end_s - now_s())
+        timeout_s = min(options.attempt_timeout_s, max(0.001, end_s - now_s()))
+        if call.unfinished is not None:
+            end_us = policy.wall_us() + int(timeout_s * 1e6)
+            # What the program resolves was sent by another call.
+            call.unfinished.check_honoured(end_us, sent=sent or number == 0)
+        answer, is_void = None, False
         try:
-            answer = yield Send(call.request, min(options.attempt_timeout_s, left_s), number)
+            answer = yield Send(call.request, timeout_s, number)
             number += 1
             return call.result(reply_of(answer))
         except CounterError as error:
+            if isinstance(answer, Reply):
+                call = call.told(answer.ttl_s, first_us)
             arrived = may_have_arrived(error)
             sent = sent or arrived
             if error.retry == "new_token" and call.renewed is not None:
                 # The old token can never count, and the program did not choose it.
-                unknown = False
-                left_s = max(0.001, end_s - now_s())
-                timeout_s = min(options.attempt_timeout_s, left_s)
-                call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
+                unknown, is_void = False, True
             elif error.retry != "same_token":
                 if unknown and not decides(error):
                     # A refused retry says nothing about the attempt before it.
@@ -154,9 +171,15 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
             left_s = end_s - now_s() - pause_s
             budget_s = policy.budget.take(now_s(), left_s) if left_s > 0 else None
             if budget_s is None:
+                if is_void:
+                    raise
                 why = _why(number, policy, left_s)
                 raise call.given_up(error, why, sent=sent) from error
             yield Pause(max(pause_s, budget_s))
+            if is_void and call.renewed is not None:
+                # After the pause, which may be longer than the service accepts a token.
+                timeout_s = min(options.attempt_timeout_s, max(0.001, end_s - now_s()))
+                call = call.renewed((yield from fresh_tokens(1, timeout_s))[0])
 
 
 def _why(number: int, policy: Policy, left_s: float) -> str:

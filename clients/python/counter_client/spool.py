@@ -4,6 +4,10 @@
 first use, so unsent adds have no token that could expire. After a crash the piece in flight is sent
 again under the same tokens, so it counts once.
 
+A damaged slot is refused at the next start. The slot has a sum over all of its rows; the number of
+its transactions is in a file beside it, because SQLite takes a damaged frame of its log for the end
+of the log.
+
 A spool is a directory that any number of processes share. Each owns one file in it, its slot, and
 also sends the adds in slots of dead processes. A spool may also be a single file for one process.
 """
@@ -18,6 +22,7 @@ import sqlite3
 import stat
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -36,7 +41,7 @@ ADOPT_EVERY_S: Final = 60.0
 #: How long another process may take to choose a slot.
 _CHOICE_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE totals (counter TEXT PRIMARY KEY, total TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE piece (
@@ -49,6 +54,45 @@ CREATE TABLE rejected (
 );
 CREATE TABLE owner (namespace TEXT NOT NULL);
 """
+#: The triggers keep the sum over the tables, the namespace, and all that is sent.
+_SUMS: Final = (
+    "CREATE TABLE state (commits INTEGER NOT NULL, sum INTEGER NOT NULL)",
+    """CREATE VIEW sums AS SELECT row_sum(name, sql) AS sum FROM sqlite_master
+        UNION ALL SELECT row_sum(namespace) FROM owner
+        UNION ALL SELECT row_sum(counter, total) FROM totals
+        UNION ALL SELECT row_sum(row, counter, delta, nonce, generation_time_us) FROM piece""",
+    """CREATE TRIGGER total_insert AFTER INSERT ON totals BEGIN
+        UPDATE state SET sum = sum + row_sum(NEW.counter, NEW.total); END""",
+    """CREATE TRIGGER total_update AFTER UPDATE ON totals BEGIN
+        UPDATE state SET sum = sum - row_sum(OLD.counter, OLD.total)
+            + row_sum(NEW.counter, NEW.total); END""",
+    """CREATE TRIGGER total_delete AFTER DELETE ON totals BEGIN
+        UPDATE state SET sum = sum - row_sum(OLD.counter, OLD.total); END""",
+    """CREATE TRIGGER item_insert AFTER INSERT ON piece BEGIN
+        UPDATE state SET sum = sum
+            + row_sum(NEW.row, NEW.counter, NEW.delta, NEW.nonce, NEW.generation_time_us); END""",
+    """CREATE TRIGGER item_update AFTER UPDATE ON piece BEGIN
+        UPDATE state SET sum = sum
+            - row_sum(OLD.row, OLD.counter, OLD.delta, OLD.nonce, OLD.generation_time_us)
+            + row_sum(NEW.row, NEW.counter, NEW.delta, NEW.nonce, NEW.generation_time_us); END""",
+    """CREATE TRIGGER item_delete AFTER DELETE ON piece BEGIN
+        UPDATE state SET sum = sum
+            - row_sum(OLD.row, OLD.counter, OLD.delta, OLD.nonce, OLD.generation_time_us); END""",
+    "INSERT INTO state SELECT 0, sum(sum) FROM sums",
+)
+#: Unlike INSERT OR REPLACE it fires a trigger for the row that it replaces.
+_PUT: Final = (
+    "INSERT INTO totals VALUES (?, ?) ON CONFLICT (counter) DO UPDATE SET total = excluded.total"
+)
+
+
+def _row_sum(*row: object) -> int:
+    return zlib.crc32(ascii(row).encode())
+
+
+def _commits_text(commits: int) -> bytes:
+    text = b"%020d" % commits
+    return text + b" %08x\n" % zlib.crc32(text)
 
 
 class _OfOneProcess(sqlite3.Connection):
@@ -146,6 +190,10 @@ class Slot(Backlog):
         self._lock = lock
         #: Counters whose totals in memory differ from those on disk.
         self._dirty: set[str] = set()
+        #: The transactions of the slot; and the file that they are written to, too. It is not
+        #: synced: a loss of power may leave an older number, which is harmless.
+        self._commits = 0
+        self._commits_path = path.with_name(f"{path.name}-commits")
         try:
             self._claim = _locked(path.with_name(f"{path.name}-lock"))
         except sqlite3.OperationalError as error:
@@ -174,21 +222,63 @@ class Slot(Backlog):
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("BEGIN IMMEDIATE")
+            self._db.create_function("row_sum", -1, _row_sum, deterministic=True)
             [version] = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._db.execute("INSERT INTO owner VALUES (?)", (namespace,))
+            if version < _VERSION:
+                for statement in _SUMS:
+                    self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
             self._db.execute("COMMIT")
             if version > _VERSION:
                 raise ClosedError(
                     f"a newer client wrote the spool {path}: its version is {version}"
                 )
+            self._check(path)
             self._load(path, namespace)
-        except sqlite3.DatabaseError as error:
-            kind = SpoolBusyError if _is_busy(error) else ClosedError
+        except OSError as error:
+            raise _unusable(path, error) from error
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            # SQLite's message may have a damaged name in it.
+            is_busy = isinstance(error, sqlite3.Error) and _is_busy(error)
+            kind = SpoolBusyError if is_busy else ClosedError
             raise kind(f"the spool {path} cannot be opened: {error}") from error
+
+    def _check(self, path: Path) -> None:
+        """Raise ClosedError if the disk changed what was written, or lost it."""
+        found = [text for (text,) in self._db.execute("PRAGMA integrity_check(1)")]
+        states = self._db.execute(
+            "SELECT commits, sum = (SELECT sum(sum) FROM sums) FROM state"
+        ).fetchall()
+        if found != ["ok"] or [is_right for _, is_right in states] != [1]:
+            raise ClosedError(
+                f"the spool {path} is damaged: what it holds is not what was written. Move its"
+                " files away, and compare the counts with your own records"
+            )
+        [(self._commits, _)] = states
+        _keep_private(self._commits_path)
+        known = self._commits_path.read_bytes()
+        # After a loss of power it may be empty, or zeros.
+        if known.strip(b"\0"):
+            most = int(known[:20]) if known[:20].isdigit() else -1
+            if known != _commits_text(most) or most > self._commits:
+                raise ClosedError(
+                    f"the spool {path} is damaged: it ends with transaction {self._commits}, and"
+                    f" {self._commits_path.name} says {known[:40]!r}; so adds are lost, or would be"
+                    f" sent again. To have it sent as it is, delete {self._commits_path.name}"
+                )
+        self._note_commits()
+
+    def _note_commits(self) -> None:
+        try:
+            with self._commits_path.open("r+b", buffering=0) as file:
+                file.write(_commits_text(self._commits))
+        except OSError as error:
+            # What it counts is on disk: only the next check is weaker.
+            _LOG.warning("%s cannot be written: %s", self._commits_path, error)
 
     def _load(self, path: Path, namespace: str) -> None:
         [owner] = self._db.execute("SELECT namespace FROM owner").fetchone()
@@ -206,7 +296,7 @@ class Slot(Backlog):
         super().put(adds)
         if self._dirty:
             totals = ((name, str(self._totals[name])) for name in self._dirty)
-            self._write([("INSERT OR REPLACE INTO totals VALUES (?, ?)", totals)])
+            self._write([(_PUT, totals)])
             self._dirty.clear()
 
     def _save_sealed(self, names: list[str], piece: list[Item]) -> None:
@@ -252,7 +342,10 @@ class Slot(Backlog):
                 self._db.execute("BEGIN")
                 for statement, rows in statements:
                     self._db.executemany(statement, rows)
+                self._db.execute("UPDATE state SET commits = ?", (self._commits + 1,))
                 self._db.execute("COMMIT")
+                self._commits += 1
+                self._note_commits()
             except sqlite3.Error as error:
                 raise StoreUnavailableError(f"the spool cannot be written: {error}") from error
 
@@ -298,7 +391,15 @@ class Spool:
                     f" {self._namespace}.0"
                 ) from error
         try:
+            is_new = not path.exists()
             path.mkdir(mode=0o700, exist_ok=True)
+            if is_new and sys.platform != "win32":
+                # Otherwise a loss of power may remove the directory with all that is in it.
+                parent = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(parent)
+                finally:
+                    os.close(parent)
         except OSError as error:
             raise _unusable(path, error) from error
         with self._choosing(_CHOICE_S):
@@ -312,7 +413,8 @@ class Spool:
                     empty = slot
                 else:
                     slot.close()
-            return empty or self._new()
+            # An empty slot is false.
+            return self._new() if empty is None else empty
 
     def _free(self) -> Iterator[Slot]:
         """Yield the slots that no running process owns. The caller closes them."""
@@ -337,7 +439,7 @@ class Spool:
 
     def _numbers(self) -> set[int]:
         """Return the numbers of the existing slots."""
-        names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})", re.ASCII)
+        names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})(?:-commits)?", re.ASCII)
         found = (names.fullmatch(each) for each in os.listdir(self._path))
         return {int(each[1]) for each in found if each}
 

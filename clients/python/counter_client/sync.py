@@ -27,7 +27,17 @@ from counter_client.failures import (
     unfinished_of,
 )
 from counter_client.options import Options
-from counter_client.retrying import Answer, Budget, Effect, Pause, Policy, Send, attempts, drive
+from counter_client.retrying import (
+    Answer,
+    Budget,
+    Effect,
+    Pause,
+    Policy,
+    ProcessLock,
+    Send,
+    attempts,
+    drive,
+)
 from counter_client.tokens import Credential, Items, Token
 from counter_client.transport import AsyncTransport, Course, LiveUpdate, SyncTransport
 
@@ -39,10 +49,12 @@ class HedgingTransport:
 
     def __init__(self, make: Callable[[], AsyncTransport]) -> None:
         self._make = make
+        self._starting = ProcessLock()
+        #: Event loops inherited by a fork: neither used nor closed here.
+        self._inherited: list[object] = []
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         #: Held to submit work to the loop and to close it.
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -52,6 +64,8 @@ class HedgingTransport:
         self._thread.start()
         made = asyncio.run_coroutine_threadsafe(self._make_transport(), self._loop)
         self._transport = made.result()
+        # Last: until it is set, other threads wait.
+        self._pid = os.getpid()
 
     async def _make_transport(self) -> AsyncTransport:
         return self._make()
@@ -107,7 +121,10 @@ class HedgingTransport:
         self.check_open()
         if os.getpid() != self._pid:
             # A forked child does not have the loop's thread.
-            self._start()
+            with self._starting.here():
+                if os.getpid() != self._pid:
+                    self._inherited += (self._loop, self._transport)
+                    self._start()
         return self._transport
 
     def close(self) -> None:
@@ -192,6 +209,13 @@ class CounterClient:
         """
         return self._call(self._calls.clear(counter, token))
 
+    def delete(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
+        """Clear the counter, and take its name off the list until a later add.
+
+        Tokens keep their answers, and later adds count from 0. Raises as :meth:`add` does.
+        """
+        return self._call(self._calls.delete(counter, token))
+
     def get(self, counter: str, *, max_staleness: str | None = None) -> answers.Count:
         """Return the count and the instant it is exact as of; an unknown counter reads 0.
 
@@ -247,6 +271,30 @@ class CounterClient:
             yield from names
             if page is None:
                 return
+
+    def counts(
+        self,
+        prefix: str | None = None,
+        *,
+        largest_first: bool = False,
+        max_staleness: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[answers.Count]:
+        """Yield counters with their counts, in code point order or the largest first; at most
+        *limit*, read page by page.
+
+        Without *max_staleness* the counts are as they are rolled up, and ``as_of`` says as of
+        when. A list by count needs a *prefix* that at most 10,000 counters have.
+        """
+        page, left = None, limit
+        while left is None or left > 0:
+            items = PAGE_ITEMS_MAX if left is None else min(PAGE_ITEMS_MAX, left)
+            call = self._calls.counts(prefix, page, largest_first, max_staleness, items)
+            found, page = self._call(call)
+            yield from found
+            if page is None:
+                return
+            left = None if left is None else left - len(found)
 
     def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
         """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most

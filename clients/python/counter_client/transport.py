@@ -32,7 +32,7 @@ from counter_client.failures import (
     unexpected,
 )
 from counter_client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
-from counter_client.retrying import Answer, Budget, Policy, Send
+from counter_client.retrying import Answer, Budget, Policy, ProcessLock, Send
 
 #: Bytes per write; the deadline is checked between writes.
 #: How much of an answer is read: of one with many items; of any other, a problem included; and of
@@ -165,10 +165,13 @@ _REFUSES: Final = 1
 _NO_ANSWER: Final = 2
 _UNKNOWN: Final = 3
 _DECIDES: Final = 4
+_TTL_DIGITS_MAX: Final = 15
 _UNWATCHED: Final = Watch()
 #: Operations that the service may reject before it starts them, and the share of the attempt's
 #: time that such a request may queue there.
-_WRITES: Final = frozenset({"add", "add-and-get", "clear", "atomic/add", "batch/add"})
+_WRITES: Final = frozenset(
+    {"add", "add-and-get", "clear", "delete", "atomic/add", "batch/add"},
+)
 _QUEUE_SHARE: Final = 0.5
 #: Operations whose answers have many items; all other answers are small.
 _MANY: Final = frozenset(
@@ -192,6 +195,7 @@ class Common:
         self._direct = direct(urls)
         self._tls = context_of(options, urls)
         self.closed = False
+        self._has_answered = False
         # Most answers are too small to be worth compressing.
         compact = {"Accept": "application/json", "Accept-Encoding": "identity"}
         self.headers = compact | authorization(api_key)
@@ -230,31 +234,46 @@ class Common:
     ) -> float:
         """Record whether *url* answered, call the hooks, and return the attempt's seconds."""
         took_s = time.perf_counter() - begin_s
-        (self.places.answered if isinstance(answer, Reply) else self.places.failed)(url)
+        if isinstance(answer, Reply):
+            self.answered(url)
+        else:
+            self.places.failed(url)
         if self.options.on_attempt is not None or watch is not _UNWATCHED:
             status = answer.status if isinstance(answer, Reply) else None
             method, _, operation = send.request[:3]
-            attempt = Attempt(method, operation, url, send.number, hedged, status, took_s)
+            sent = not isinstance(answer, UnreachableError) or answer.sent
+            attempt = Attempt(method, operation, url, send.number, hedged, status, took_s, sent)
             call_hook(self.options.on_attempt, attempt)
             call_hook(watch.ended, attempt)
         return took_s
+
+    def answered(self, url: str) -> None:
+        """Record that a server answered at *url*."""
+        self._has_answered = True
+        self.places.answered(url)
 
     def streamed(self, request: Request) -> dict[str, Any]:
         """Return the httpx arguments for a stream, which may be silent between lines."""
         silence = httpx.Timeout(self.options.attempt_timeout_s, read=SILENCE_S)
         return {"headers": dict(HEADERS), "timeout": silence}
 
-    def unreachable(self, url: str, error: BaseException) -> UnreachableError:
-        """Return the error for a request without an answer; permanent if a retry cannot help."""
+    def unreachable(self, url: str, error: BaseException, request: Request) -> UnreachableError:
+        """Return the error for a *request* without an answer; permanent if a retry cannot help."""
         name = type(error).__name__
         sent = not isinstance(error, _UNSENT)
         way = by_proxy(url) if self.options.trust_env else ""
         detail = f"{url} does not answer{way}: {name} {error}".rstrip()
         found = UnreachableError(detail, sent=sent)
-        if len(self.places) == 1 and _is_distrusted(error):
+        if len(self.places) == 1 and (_is_distrusted(error) or self._is_down(error, request)):
             found.retry = "never"
         found.__cause__ = error
         return found
+
+    def _is_down(self, error: BaseException, request: Request) -> bool:
+        """Whether a read need not be retried, because its connection was refused from the first."""
+        is_awaited = self.options.wait_for_ready or self._has_answered
+        is_read = request.operation not in _WRITES
+        return is_read and not is_awaited and isinstance(error, httpx.ConnectError)
 
     def check_open(self) -> None:
         """Raise ClosedError if the client is closed."""
@@ -265,7 +284,10 @@ class Common:
 def _reply(response: httpx.Response, body: bytes) -> Reply:
     headers = response.headers
     location = headers.get("location") if response.is_redirect else None
-    return Reply(response.status_code, body, headers.get("retry-after"), location)
+    ttl = headers.get("idempotency-ttl", "")
+    # Anything else is a proxy's; what is longer means the same.
+    ttl_s = int(ttl[:_TTL_DIGITS_MAX]) if ttl.isascii() and ttl.isdecimal() else None
+    return Reply(response.status_code, body, headers.get("retry-after"), location, ttl_s)
 
 
 def _is_distrusted(error: BaseException | None) -> bool:
@@ -385,6 +407,7 @@ class SyncTransport(Common):
         super().__init__(urls, api_key, options)
         self._deadline = Deadline()
         self._pool = os.getpid(), self._make_client()
+        self._beginning = ProcessLock()
         #: Pools inherited by a fork: neither used nor closed here.
         self._inherited: list[httpx.Client] = []
 
@@ -392,10 +415,12 @@ class SyncTransport(Common):
         """Return this process's pool: processes that share a connection would mix answers."""
         pid, http = self._pool
         if pid != os.getpid():
-            # No lock: a thread of the parent may have held it during the fork.
-            self._inherited.append(http)
-            http = self._make_client()
-            self._pool = os.getpid(), http
+            with self._beginning.here():
+                pid, http = self._pool
+                if pid != os.getpid():
+                    self._inherited.append(http)
+                    http = self._make_client()
+                    self._pool = os.getpid(), http
         return http
 
     def _make_client(self) -> httpx.Client:
@@ -418,7 +443,7 @@ class SyncTransport(Common):
                 end_s = begin_s + send.timeout_s
                 answer = _reply(response, read_body(response, send.request.operation, end_s))
         except _ENDED as error:
-            answer = self.unreachable(url, error)
+            answer = self.unreachable(url, error, send.request)
         except UnexpectedAnswerError as error:
             answer = error
         except BaseException:
@@ -439,14 +464,14 @@ class SyncTransport(Common):
                 if response.status_code != httpx.codes.OK:
                     end_s = time.perf_counter() + self.options.attempt_timeout_s
                     body = read_body(response, request.operation, end_s)
-                    raise error_of_answer(*_reply(response, body))
-                self.places.answered(url)
+                    raise error_of_answer(*_reply(response, body)[:4])
+                self.answered(url)
                 lines = _Lines(response)
                 for part in response.iter_raw():
                     yield from lines.take(part)
         except _ENDED as error:
             self.places.failed(url)
-            raise self.unreachable(url, error) from error
+            raise self.unreachable(url, error, request) from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -525,7 +550,7 @@ class AsyncTransport(Common):
                     body = await _read_body(response, send.request.operation)
                     answer = _reply(response, body)
         except (*_ENDED, TimeoutError) as error:
-            answer = self.unreachable(url, error)
+            answer = self.unreachable(url, error, send.request)
         except UnexpectedAnswerError as error:
             answer = error
         except BaseException:
@@ -547,15 +572,15 @@ class AsyncTransport(Common):
                 if response.status_code != httpx.codes.OK:
                     async with asyncio.timeout(self.options.attempt_timeout_s):
                         body = await _read_body(response, request.operation)
-                    raise error_of_answer(*_reply(response, body))
-                self.places.answered(url)
+                    raise error_of_answer(*_reply(response, body)[:4])
+                self.answered(url)
                 lines = _Lines(response)
                 async for part in response.aiter_raw():
                     for line in lines.take(part):
                         yield line
         except _ENDED as error:
             self.places.failed(url)
-            raise self.unreachable(url, error) from error
+            raise self.unreachable(url, error, request) from error
 
     async def close(self) -> None:
         """Close the connections."""

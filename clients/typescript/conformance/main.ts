@@ -15,7 +15,7 @@ import {
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
-} from "../src/index.js";
+} from "../src/node.js";
 import { parseTime } from "../src/tokens.js";
 
 const AT_ONCE = 32;
@@ -69,6 +69,8 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
       const { replayed, count } = await client.addAndGet(counter, BigInt(command.delta), credentialOf(command));
       return { replayed, count: count.toString() };
     }
+    case "delete":
+      return { replayed: (await client.delete(counter, credentialOf(command))).replayed };
     case "clear":
       return { replayed: (await client.clear(counter, credentialOf(command))).replayed };
     case "atomic": {

@@ -3,7 +3,7 @@
 import { CounterError, invalid, RefusedError, UnknownOutcomeError, UnsentError } from "./errors.js";
 import { integer, record, text, writeJson } from "./json.js";
 import { type Options, optionsOf } from "./options.js";
-import { attempts, Budget, type Call, causeOf, Course, Fate, type Shared, waitOf } from "./retrying.js";
+import { attempts, Budget, type Call, causeOf, Course, Fate, refusalOf, type Shared, waitOf } from "./retrying.js";
 import { type Credential, Key, parseTime, Token } from "./tokens.js";
 import { type Answer, type Failure, isProblem, type Request, Transport } from "./transport.js";
 import { type Item, type Operation, Unfinished } from "./unfinished.js";
@@ -62,8 +62,11 @@ export interface AddOptions extends CallOptions {
 }
 
 export interface Settings extends Partial<Options> {
-  /** The base URL of the service. */
-  readonly url: string;
+  /**
+   * The base URL of the service, or several of its processes: after an attempt without an answer, or with a status of
+   * 500 or more, the client goes on with the next one.
+   */
+  readonly url: string | readonly string[];
   readonly namespace?: string;
   readonly apiKey?: string;
 }
@@ -117,6 +120,11 @@ export class CounterClient {
     return attempts(this.#write("clear", [[counter, 0n]], token, clearedOf), this.#shared, signal);
   }
 
+  /** Clear `counter`, and take its name off the list until a later add. Tokens keep their answers. */
+  async delete(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
+    return attempts(this.#write("delete", [[counter, 0n]], token, clearedOf), this.#shared, signal);
+  }
+
   /** Add to 1 to 100 counters under one token: all are counted, or none. */
   async atomic(items: Iterable<Delta>, { token, signal }: AddOptions = {}): Promise<Added[]> {
     const checked = checkedItems(items, ATOMIC_ITEMS_MAX);
@@ -144,7 +152,7 @@ export class CounterClient {
     }
     const { operation, items, token } = unfinished;
     try {
-      await attempts(this.#write(operation, items, token, READERS[operation]), this.#shared, signal);
+      await attempts({ ...this.#write(operation, items, token, READERS[operation]), unfinished }, this.#shared, signal);
       return { applied: true, detail: "" };
     } catch (error) {
       if (error instanceof RefusedError && error.code === "token_too_old" && error.applied === false) {
@@ -161,23 +169,29 @@ export class CounterClient {
       return new Pending(at, item, this.namespace, Token.new());
     });
     const course = new Course(this.#shared, signal);
+    const { clock } = this.#shared.options;
     for (;;) {
+      const endMs = clock.wallTime() + course.attemptMs;
+      open = open.filter((each) => ended(each, found, () => each.fate.checkHonoured(endMs)) === undefined);
+      if (open.length === 0) return found;
       const answer = signal?.aborted ? null : await course.send(this.#batchOf(open));
       if (answer === null) {
         for (const each of open) found[each.at] = each.fate.givenUp("the call was aborted", signal?.reason);
         return found;
       }
+      for (const each of open) each.fate.told(answer.ttlMs, clock.wallTime());
       const { left, askedMs, last } = this.#settle(open, answer, found);
-      const spent = left.filter((each) => each.isVoid);
-      if (spent.length > 0) {
-        const tokens = await this.#shared.freshTokens(spent.length, course.attemptMs, signal);
-        spent.forEach((each, at) => each.renew(this.namespace, tokens[at]!));
-      }
       if (left.length === 0) return found;
       const why = await course.pause(askedMs);
       if (why !== null) {
-        for (const each of left) found[each.at] = each.fate.givenUp(why, causeOf(last));
+        for (const each of left) found[each.at] = each.refusal ?? each.fate.givenUp(why, causeOf(last));
         return found;
+      }
+      const spent = left.filter((each) => each.refusal !== undefined);
+      if (spent.length > 0) {
+        // After the pause, which may be longer than the service accepts a token.
+        const tokens = await this.#shared.freshTokens(spent.length, course.attemptMs, signal);
+        spent.forEach((each, at) => each.renew(this.namespace, tokens[at]!));
       }
       open = left;
     }
@@ -234,14 +248,18 @@ export class CounterClient {
     }
     const [[counter, delta]] = items as [Item];
     const isAtomic = operation === "atomic/add";
-    const path = isAtomic ? `${this.#base}/atomic/add` : `${this.#counter(counter)}/${operation}`;
+    const isDelete = operation === "delete";
+    const path = isAtomic
+      ? `${this.#base}/atomic/add`
+      : `${this.#counter(counter)}${isDelete ? "" : `/${operation}`}`;
     const body = {
       ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
-      ...(isAtomic || operation === "clear" ? {} : { delta }),
+      ...(isAtomic || isDelete || operation === "clear" ? {} : { delta }),
       ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
     };
+    const request = post(path, body, { many: isAtomic, ...(token instanceof Key ? { key: token.text } : {}) });
     return {
-      request: post(path, body, { many: isAtomic, ...(token instanceof Key ? { key: token.text } : {}) }),
+      request: isDelete ? { ...request, method: "DELETE" } : request,
       read,
       unfinished: new Unfinished(operation, this.namespace, items, String(token)),
     };
@@ -278,7 +296,8 @@ type Settled = { readonly left: Pending[]; readonly askedMs: number; readonly la
 /** An item of a batch that has no outcome yet. */
 class Pending {
   readonly fate: Fate;
-  isVoid = false;
+  /** Why the token is void; none if it is not. */
+  refusal: RefusedError | undefined;
 
   constructor(
     readonly at: number,
@@ -290,7 +309,7 @@ class Pending {
   }
 
   renew(namespace: string, token: Token): void {
-    this.isVoid = false;
+    this.refusal = undefined;
     this.token = token;
     this.fate.unfinished = new Unfinished("add", namespace, [this.item], String(token));
   }
@@ -298,11 +317,21 @@ class Pending {
 
 /** Judge `item` by `answer`; an end goes into `found`. */
 function judge(item: Pending, answer: Failure, found: (Added | CounterError)[]): void {
+  ended(item, found, () => {
+    const isVoid = item.fate.judge(answer, true) === "new_token" && answer.kind === "problem";
+    item.refusal = isVoid ? refusalOf(answer.problem) : undefined;
+  });
+}
+
+/** Do `step`; put the end of `item` that it throws into `found`, and return it. */
+function ended(item: Pending, found: (Added | CounterError)[], step: () => void): CounterError | undefined {
   try {
-    item.isVoid = item.fate.judge(answer, true) === "new_token";
+    step();
+    return undefined;
   } catch (error) {
     if (!(error instanceof CounterError)) throw error;
     found[item.at] = error;
+    return error;
   }
 }
 
@@ -367,6 +396,7 @@ const READERS: Readonly<Record<Operation, (json: unknown) => unknown>> = {
   add: addedOf,
   "add-and-get": addedCountOf,
   clear: clearedOf,
+  delete: clearedOf,
   "atomic/add": addedsOf,
 };
 

@@ -129,17 +129,25 @@ export class Course {
 export async function attempts<T>(first: Call<T>, shared: Shared, signal?: AbortSignal): Promise<T> {
   const course = new Course(shared, signal);
   const fate = new Fate(first.unfinished);
-  for (let call = first; ; ) {
+  const { clock } = shared.options;
+  const firstMs = clock.wallTime();
+  // What the program resolves was sent by another call.
+  let sent = true;
+  for (let call = first; ; sent = fate.sent) {
     if (signal?.aborted) throw fate.givenUp("the call was aborted", signal.reason);
+    fate.checkHonoured(clock.wallTime() + course.attemptMs, sent);
     const answer = resultOf(call, await course.send(call.request), shared.transport);
     if ("result" in answer) return answer.result;
-    if (fate.judge(answer, call.renewed !== undefined) === "new_token" && call.renewed !== undefined) {
+    fate.told(answer.ttlMs, firstMs);
+    const isVoid = fate.judge(answer, call.renewed !== undefined) === "new_token";
+    const why = await course.pause(waitOf(answer));
+    if (why !== null) throw isVoid ? causeOf(answer) : fate.givenUp(why, causeOf(answer));
+    if (isVoid && call.renewed !== undefined) {
+      // After the pause, which may be longer than the service accepts a token.
       const [token] = await shared.freshTokens(1, course.attemptMs, signal);
       call = call.renewed(token!);
       fate.unfinished = call.unfinished;
     }
-    const why = await course.pause(waitOf(answer));
-    if (why !== null) throw fate.givenUp(why, causeOf(answer));
   }
 }
 
@@ -160,6 +168,27 @@ export class Fate {
   #unknown = false;
 
   constructor(public unfinished: Unfinished | undefined) {}
+
+  /** Whether an attempt may have arrived. */
+  get sent(): boolean {
+    return this.#sent;
+  }
+
+  /** Note how long the service honours the token, by an answer. */
+  told(ttlMs: number | undefined, firstMs: number): void {
+    if (ttlMs !== undefined) this.unfinished = this.unfinished?.told(ttlMs, firstMs);
+  }
+
+  /** Throw the end of the call if an attempt that may last until `endMs` could come too late. */
+  checkHonoured(endMs: number, sent = this.#sent): void {
+    if (this.unfinished?.untilMs === undefined || this.unfinished.untilMs >= endMs) return;
+    const { operation, tokenText, untilMs } = this.unfinished;
+    const message =
+      `it is not known whether the token's ${operation} is counted, and it is too late to send it again: the service` +
+      ` surely honours ${tokenText} until ${new Date(untilMs).toISOString()}; then a key counts again, and a token` +
+      " gets no answer; compare the count with your own records";
+    throw sent ? new UnknownOutcomeError(message, this.unfinished) : new UnsentError(message, this.unfinished);
+  }
 
   /** Return how to go on after `answer`, which is no success. Throws the end of the call. */
   judge(answer: Failure, isOwnToken: boolean): Retry {

@@ -10,11 +10,6 @@ const NONCE = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 const TIME =
   /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:[Zz]|([+-])(\d\d):(\d\d))$/;
 
-// Node 18 has it only as a module. The name is a variable so that bundlers for browsers skip it.
-const module = "node:crypto";
-const random: Crypto =
-  globalThis.crypto ?? ((await import(/* @vite-ignore */ module)) as { webcrypto: Crypto }).webcrypto;
-
 /** A nonce of 16 bytes, as a lower-case UUID, and its time in microseconds since 1970, UTC. */
 export class Token {
   constructor(
@@ -27,7 +22,7 @@ export class Token {
 
   /** Return a unique token with this machine's time. */
   static new(): Token {
-    return new Token(uuidOf(random.getRandomValues(new Uint8Array(NONCE_BYTES))), BigInt(Date.now()) * 1000n);
+    return new Token(uuidOf(crypto.getRandomValues(new Uint8Array(NONCE_BYTES))), BigInt(Date.now()) * 1000n);
   }
 
   /** Return a key made of the program's own id, such as `order-123`. Throws RefusedError. */
@@ -108,7 +103,7 @@ export function parseTime(text: string): bigint | null {
   return BigInt(time.getTime() - offset) * 1000n + BigInt((fraction ?? "").padEnd(6, "0"));
 }
 
-function formatTime(us: bigint): string {
+export function formatTime(us: bigint): string {
   const part = ((us % 1_000_000n) + 1_000_000n) % 1_000_000n;
   const seconds = new Date(Number((us - part) / 1000n)).toISOString().slice(0, 19);
   return `${seconds}.${part.toString().padStart(6, "0")}Z`;

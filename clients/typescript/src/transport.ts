@@ -5,7 +5,7 @@ import { parseJson } from "./json.js";
 import type { Options } from "./options.js";
 
 export interface Request {
-  readonly method: "GET" | "POST";
+  readonly method: "GET" | "POST" | "DELETE";
   readonly path: string;
   readonly body?: string;
   readonly key?: string;
@@ -16,7 +16,10 @@ export interface Request {
 }
 
 /** What came back: an answer, or none. */
-export type Answer =
+export type Answer = {
+  /** How long the service honours a token, if the answer says so. */
+  readonly ttlMs?: number | undefined;
+} & (
   | { readonly kind: "ok"; readonly body: string; readonly json: unknown }
   | { readonly kind: "problem"; readonly problem: Record<string, unknown>; readonly waitMs: number }
   /** Something other than a counter service answered. */
@@ -27,7 +30,8 @@ export type Answer =
       readonly sent: boolean;
       readonly again: boolean;
       readonly cause: unknown;
-    };
+    }
+);
 
 /** An answer that is no success. */
 export type Failure = Exclude<Answer, { kind: "ok" }>;
@@ -37,6 +41,7 @@ const MANY_BYTES_MAX = 8 * 1024 * 1024;
 const SHOWN_CHARS_MAX = 200;
 /** Longer than any deadline. */
 const WAIT_MAX_MS = 366 * 86_400_000;
+const TTL_MAX_MS = 100 * 366 * 86_400_000;
 const QUEUE_SHARE = 0.5;
 const TRY_LATER = [408, 425, 429];
 /** Codes of failures before there was a connection, as Node reports them; browsers report nothing. */
@@ -48,12 +53,14 @@ const DISTRUSTED =
   /^(CERT_|ERR_TLS_CERT|DEPTH_ZERO_SELF_SIGNED_CERT|SELF_SIGNED_CERT|UNABLE_TO_(VERIFY|GET_ISSUER))/;
 
 export class Transport {
-  readonly #base: string;
+  readonly #bases: readonly string[];
+  #place = 0;
   readonly #key: string | undefined;
   readonly #options: Options;
 
-  constructor(url: string, apiKey: string | undefined, options: Options) {
-    this.#base = baseOf(url);
+  constructor(url: string | readonly string[], apiKey: string | undefined, options: Options) {
+    this.#bases = [url].flat().map(baseOf);
+    if (this.#bases.length === 0) throw invalid("there is no URL; give one like https://counter.example");
     if (apiKey !== undefined && !/^[!-~]+$/.test(apiKey)) {
       throw invalid("the API key is empty or has characters other than visible ASCII");
     }
@@ -70,11 +77,15 @@ export class Transport {
     });
     signal?.addEventListener("abort", abort, { once: true });
     if (signal?.aborted) abort();
+    const place = this.#place;
+    const base = this.#bases[place]!;
     try {
-      const response = await this.#fetch(request, timeoutMs, ended.signal);
+      const response = await this.#fetch(base, request, timeoutMs, ended.signal);
+      if (response.status >= 500) this.#leave(place);
       return await this.#answerOf(response, request);
     } catch (error) {
-      return this.#failure(error);
+      this.#leave(place);
+      return this.#failure(base, error);
     } finally {
       cancel();
       signal?.removeEventListener("abort", abort);
@@ -83,7 +94,12 @@ export class Transport {
     }
   }
 
-  #fetch(request: Request, timeoutMs: number, signal: AbortSignal): Promise<Response> {
+  /** Go on with the next URL, unless another call has done so. */
+  #leave(place: number): void {
+    if (this.#place === place) this.#place = (place + 1) % this.#bases.length;
+  }
+
+  #fetch(base: string, request: Request, timeoutMs: number, signal: AbortSignal): Promise<Response> {
     const headers: Record<string, string> = { accept: "application/json", "accept-encoding": "identity" };
     if (this.#key !== undefined) headers["authorization"] = `Bearer ${this.#key}`;
     if (request.body !== undefined) headers["content-type"] = "application/json";
@@ -91,7 +107,7 @@ export class Transport {
     if (request.writes) {
       headers["request-timeout"] = `${Math.max(1, Math.floor(timeoutMs * QUEUE_SHARE))}ms`;
     }
-    return this.#options.fetch(this.#base + request.path, {
+    return this.#options.fetch(base + request.path, {
       method: request.method,
       headers,
       ...(request.body === undefined ? {} : { body: request.body }),
@@ -107,13 +123,16 @@ export class Transport {
     const bytesMax = request.many && response.ok ? MANY_BYTES_MAX : ONE_BYTES_MAX;
     const body = await bodyOf(response, bytesMax);
     const waitMs = this.waitMs(response.headers.get("retry-after"));
+    const ttl = response.headers.get("idempotency-ttl") ?? "";
+    // Anything else is a proxy's; what is longer means the same.
+    const ttlMs = /^\d+$/.test(ttl) ? Math.min(Number(ttl) * 1000, TTL_MAX_MS) : undefined;
     const json = body === null ? undefined : parsed(body);
     if (!response.ok && isProblem(json)) {
       const asked = json["retry_after"];
-      return { kind: "problem", problem: json, waitMs: asked === undefined ? waitMs : this.waitMs(asked) };
+      return { kind: "problem", problem: json, waitMs: asked === undefined ? waitMs : this.waitMs(asked), ttlMs };
     }
-    if (response.ok && json !== undefined) return { kind: "ok", body: body ?? "", json };
-    return this.strange(response.status, body ?? `more than ${bytesMax} bytes`, waitMs);
+    if (response.ok && json !== undefined) return { kind: "ok", body: body ?? "", json, ttlMs };
+    return { ...this.strange(response.status, body ?? `more than ${bytesMax} bytes`, waitMs), ttlMs };
   }
 
   /** Return what an answer with `status` means that is not from a counter service. */
@@ -126,7 +145,7 @@ export class Transport {
     return { kind: "strange", detail: `status ${status} ${what}; check the URL`, again, waitMs };
   }
 
-  #failure(error: unknown): Failure {
+  #failure(base: string, error: unknown): Failure {
     const causes = causesOf(error);
     const codes = causes.map((each) => String((each as { code?: unknown }).code ?? ""));
     const isDistrusted = codes.some((code) => DISTRUSTED.test(code));
@@ -134,7 +153,7 @@ export class Transport {
     const sent = !(isDistrusted || connects || codes.some((code) => UNSENT.includes(code)));
     const last = causes.at(-1);
     const said = last instanceof Error ? last.message || codes.find((code) => code !== "") : String(last);
-    const detail = this.#withoutKey(`${this.#base} does not answer: ${said ?? "no reason is given"}`);
+    const detail = this.#withoutKey(`${base} does not answer: ${said ?? "no reason is given"}`);
     return { kind: "none", detail, sent, again: !isDistrusted, cause: error };
   }
 

@@ -2,13 +2,13 @@
 
 import { invalid } from "./errors.js";
 import { integer, parseJson, record, text, writeJson } from "./json.js";
-import { type Credential, parseToken } from "./tokens.js";
+import { type Credential, formatTime, parseTime, parseToken, Token } from "./tokens.js";
 
-export type Operation = "add" | "add-and-get" | "clear" | "atomic/add";
+export type Operation = "add" | "add-and-get" | "clear" | "delete" | "atomic/add";
 /** A counter and its delta; 0 for a clear. */
 export type Item = readonly [counter: string, delta: bigint];
 
-const OPERATIONS: readonly string[] = ["add", "add-and-get", "clear", "atomic/add"];
+const OPERATIONS: readonly string[] = ["add", "add-and-get", "clear", "delete", "atomic/add"];
 
 export class Unfinished {
   constructor(
@@ -16,6 +16,11 @@ export class Unfinished {
     readonly namespace: string,
     readonly items: readonly Item[],
     readonly tokenText: string,
+    /**
+     * Until when the service surely honours it, in milliseconds since 1970; undefined if no answer said
+     * so. Later a token's outcome is unknown for ever, and a key is a new one.
+     */
+    readonly untilMs?: number | undefined,
   ) {}
 
   get token(): Credential {
@@ -24,7 +29,16 @@ export class Unfinished {
 
   toString(): string {
     const { operation, namespace, items } = this;
-    return writeJson({ operation, namespace, items, token_text: this.tokenText });
+    const until = this.untilMs === undefined ? {} : { until: formatTime(BigInt(Math.floor(this.untilMs)) * 1000n) };
+    return writeJson({ operation, namespace, items, token_text: this.tokenText, ...until });
+  }
+
+  /** Return it with the end of `ttlMs` from the token's own time, or from a key's first attempt, if that is earlier. */
+  told(ttlMs: number, firstMs: number): Unfinished {
+    const { operation, namespace, items, tokenText, token } = this;
+    const fromMs = token instanceof Token ? Number(token.generationTimeUs / 1000n) : firstMs;
+    const untilMs = Math.min(fromMs + ttlMs, this.untilMs ?? Infinity);
+    return new Unfinished(operation, namespace, items, tokenText, untilMs);
   }
 
   /** Read the text of an Unfinished. Throws RefusedError. */
@@ -43,6 +57,7 @@ export class Unfinished {
         text(found["namespace"]),
         items,
         text(found["token_text"]),
+        found["until"] === undefined ? undefined : msOf(text(found["until"])),
       );
       parseToken(read.tokenText);
       return read;
@@ -50,4 +65,10 @@ export class Unfinished {
       throw invalid(`${JSON.stringify(written).slice(0, 80)} is not the text of an Unfinished`);
     }
   }
+}
+
+function msOf(moment: string): number {
+  const us = parseTime(moment);
+  if (us === null) throw new TypeError("until");
+  return Number(us / 1000n);
 }

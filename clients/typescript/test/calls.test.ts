@@ -11,7 +11,7 @@ import {
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
-} from "../src/index.js";
+} from "../src/node.js";
 import { FakeClock, type Sent, script } from "./fakes.js";
 
 const ADDED = { counter: "c", delta: 1, event_time: "2026-01-31T08:15:30.000250Z", replayed: false };
@@ -35,6 +35,18 @@ test("a retry sends the same token", async () => {
   assert.equal((await client.add("c", 1)).delta, 1n);
   assert.equal(sent.length, 3);
   assert.equal(new Set(tokensOf(sent)).size, 1);
+});
+
+test("after an attempt without an answer, or a fault of a server, the next URL has its turn", async () => {
+  const url = ["http://one", "http://two", "http://three"];
+  const lost = new TypeError("reset");
+  const { client, sent } = made([lost, [503, BUSY], [200, ADDED], [200, ADDED], lost, [429, BUSY], [200, ADDED]], { url });
+  await client.add("c", 1);
+  assert.equal(new Set(tokensOf(sent)).size, 1);
+  await client.add("c", 1);
+  await client.add("c", 1);
+  assert.deepEqual(sent.map(({ host }) => host), ["one", "two", "three", "three", "three", "one", "one"]);
+  assert.throws(() => new CounterClient({ url: [] }), /there is no URL/);
 });
 
 test("pauses grow exponentially, and are at least what the service asks", async () => {
@@ -90,6 +102,21 @@ test("a void token of the client's own is replaced by one with the service's tim
   await client.add("c", 1);
   assert.equal(sent[1]!.path, "/v1/tokens");
   assert.equal(tokensOf(sent)[2], fresh.token);
+});
+
+test("a new token is made after the pause, which may be longer than a token is accepted", async () => {
+  const { client, sent, clock } = made([...Array(6).fill([503, BUSY]), [410, VOID], [404, "a page"], [200, ADDED]]);
+  await client.add("c", 1);
+  assert.deepEqual(sent.slice(-2).map(({ path }) => path.split("/").at(-1)), ["tokens", "add"]);
+  assert.equal(sent.at(-2)!.atMs, clock.now());
+});
+
+test("a void token that cannot be replaced in time is a definite answer", async () => {
+  const { client } = made([[503, BUSY], [410, VOID]], { retriesAtOnce: 1, retriesPerS: 0, retriesPerCall: 0 });
+  await assert.rejects(client.add("c", 1), { code: "token_too_old", applied: false });
+  const batches = made([[200, { results: [VOID] }]], { retriesAtOnce: 0, retriesPerS: 0, retriesPerCall: 0 });
+  const [result] = await batches.client.batch([["c", 1]]);
+  assert.equal((result as RefusedError).code, "token_too_old");
 });
 
 test("a refusal of the program's token is definite", async () => {

@@ -1,8 +1,9 @@
 /** A clock that goes where waiting wants it, and a fetch that answers by a script. */
 
-import type { Clock } from "../src/index.js";
+import type { Clock } from "../src/node.js";
 
 export interface Sent {
+  readonly host: string;
   readonly path: string;
   readonly body: string;
   readonly headers: Record<string, string>;
@@ -53,6 +54,7 @@ export function script(answers: readonly Scripted[], clock: FakeClock): { fetch:
   const scripted = async (url: unknown, request: RequestInit = {}): Promise<Response> => {
     const answer = answers[Math.min(sent.length, answers.length - 1)]!;
     sent.push({
+      host: new URL(String(url)).host,
       path: new URL(String(url)).pathname,
       body: String(request.body ?? "null"),
       headers: request.headers as Record<string, string>,

@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { parseJson, writeJson } from "../src/json.js";
 import { optionsOf } from "../src/options.js";
 import { Budget, pauseMs } from "../src/retrying.js";
-import { Token } from "../src/index.js";
+import { Token } from "../src/node.js";
 
 function vectors(name: string): any {
   return JSON.parse(readFileSync(new URL(`../../../conformance/vectors/${name}.json`, import.meta.url), "utf8"));

@@ -117,6 +117,9 @@ func (c command) run(client *counter.Client) (outcome, error) {
 	switch c.Do {
 	case "add", "add_and_get":
 		return c.add(ctx, client, opts)
+	case "delete":
+		deleted, err := client.Delete(ctx, c.Counter, opts...)
+		return outcome{"replayed": deleted.Replayed}, err
 	case "clear":
 		cleared, err := client.Clear(ctx, c.Counter, opts...)
 		return outcome{"replayed": cleared.Replayed}, err

@@ -1,0 +1,92 @@
+"""A refused connection is retried, unless ``wait_for_ready`` is off and no server answered yet."""
+
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from counter_client import (
+    AsyncCounterClient,
+    Attempt,
+    CounterClient,
+    Options,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+
+URL = "http://127.0.0.1:9"
+
+
+class OneAnswer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = (
+            b'{"namespace":"default","counter":"c","count":0,'
+            b'"as_of":"2026-01-01T00:00:00.000000Z","accuracy":"accurate"}'
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Be quiet."""
+
+
+def options(note: Callable[[Attempt], None], *, wait: bool = False) -> Options:
+    # Without a pause, the budget ends the retries of a call: no time-out decides.
+    return Options(
+        deadline_s=3_600.0,
+        backoff_first_s=1e-9,
+        retries_at_once=3.0,
+        retries_per_s=0.0,
+        retries_per_call=0.0,
+        wait_for_ready=wait,
+        on_attempt=note,
+    )
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(False, 1), (True, 4)])
+def test_a_read_is_retried_only_if_it_waits(wait: bool, expected: int) -> None:
+    made: list[Attempt] = []
+    with (
+        CounterClient(URL, options=options(made.append, wait=wait)) as client,
+        pytest.raises(UnreachableError),
+    ):
+        client.get("c")
+    assert len(made) == expected
+
+
+async def test_a_read_on_an_event_loop_is_not_retried() -> None:
+    made: list[Attempt] = []
+    async with AsyncCounterClient(URL, options=options(made.append)) as client:
+        with pytest.raises(UnreachableError):
+            await client.get("c")
+    assert len(made) == 1
+
+
+def test_an_add_is_retried_all_the_same() -> None:
+    made: list[Attempt] = []
+    with (
+        CounterClient(URL, options=options(made.append)) as client,
+        pytest.raises(UnknownOutcomeError) as end,
+    ):
+        client.add("c", 1)
+    assert len(made) == 4
+    assert isinstance(end.value.__cause__, UnreachableError)
+
+
+def test_a_read_of_a_server_that_answered_before_is_retried() -> None:
+    made: list[Attempt] = []
+    with HTTPServer(("127.0.0.1", 0), OneAnswer) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        client = CounterClient(
+            f"http://127.0.0.1:{server.server_port}", options=options(made.append)
+        )
+        assert client.get("c").count == 0
+        thread.join()
+    with client, pytest.raises(UnreachableError):
+        client.get("c")
+    assert len(made) == 1 + 4
