@@ -43,11 +43,11 @@ _FREE_BLOCK_TRIES: Final = 100
 class Shape:
     """What a cluster consists of; server *n* of each kind is at *address* + n - 1.
 
-    *quick* disables Java's optimizing compiler: a node starts with half the work and stays slower.
-    It also gives a node 4 token ranges instead of 16, so that a repair is short, and has nodes
-    notice sooner that another one is dead. Clients connect
-    to a node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy
-    can listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
+    *quick* disables Java's optimizing compiler and its check of classes: a node starts with less
+    than half the work and stays slower. It also gives a node 4 token ranges instead of 16, so that
+    a repair is short, and has nodes notice sooner that another one is dead. Clients connect to a
+    node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy can
+    listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
     commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
     not flushed to disk, which takes most of its time; a killed node loses the schema.
     """

@@ -10,7 +10,7 @@ from typing import Final
 
 from scripts.cluster_jars import fetch, java
 from scripts.cluster_process import ClusterError, ServerProcess
-from scripts.cluster_servers import MODULE_FLAGS
+from scripts.cluster_servers import MODULE_FLAGS, QUICK_FLAGS
 
 _HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 300.0
@@ -29,7 +29,7 @@ def nodetool(node: ServerProcess, *arguments: str) -> str:
         tool = "org.apache.cassandra.tools.NodeTool"
         # It writes a history to the home directory.
         home = f"-Duser.home={node.log.parent}"
-        command = [java(), home, *MODULE_FLAGS, "-cp", f"{fetch()}/*", tool]
+        command = [java(), *QUICK_FLAGS, home, *MODULE_FLAGS, "-cp", f"{fetch()}/*", tool]
         return _run([*command, "-h", _HOST, "-p", str(port), *arguments])
     finally:
         _jcmd(node, "ManagementAgent.stop")

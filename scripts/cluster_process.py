@@ -75,6 +75,8 @@ class ServerProcess:
 
     def launch(self) -> bool:
         """Start the process unless it runs; whether it was started. Does not wait for it."""
+        if self.pid() is not None:
+            return False
         command = self._command()
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "pid").open("a+", encoding="ascii") as file, self.log.open("ab") as log:

@@ -41,6 +41,12 @@ MODULE_FLAGS: Final = (
     *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),
     *(f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS),
 )
+#: Java without its optimizing compiler, and without a check of all classes that it loads: both take
+#: most of a node's start.
+QUICK_FLAGS: Final = (
+    "-XX:TieredStopAtLevel=1",
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+)
 _LOGBACK: Final = """\
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -169,7 +175,7 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
         *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
         "-XX:+PerfDisableSharedMem",
-        *(["-XX:TieredStopAtLevel=1"] if settings.quick else []),
+        *(QUICK_FLAGS if settings.quick else []),
         f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
         *(f"-D{name}={value}" for name, value in properties.items()),
         *MODULE_FLAGS,

@@ -108,7 +108,7 @@ class PostgresqlServer(ServerProcess):
             self.make_folder()
             self.run(
                 *("initdb", "-D", str(self.data), "-U", _USER, "-A", "trust", "-E", "UTF8"),
-                *("--locale=C", "--no-sync"),
+                *("--locale=C", "--no-sync", "--data-checksums"),
             )
         if self.pid() is None:
             # Its own check takes a killed server for alive until init has reaped it.

@@ -23,8 +23,11 @@ def clock_of(settings: Settings) -> Clock:
     return StoreClock() if settings.store == "postgresql" else SystemClock()
 
 
-def open_store(settings: Settings, clock: Clock) -> Store:
-    """Return the configured store, not yet open. Raises StartupError if its driver is missing."""
+def open_store(settings: Settings, clock: Clock, *, checks_all: bool = False) -> Store:
+    """Return the configured store, not yet open. Raises StartupError if its driver is missing.
+
+    With *checks_all*, a data directory is read completely before it is opened.
+    """
     if settings.store == "cassandra":
         from counter.storage.cassandra import CassandraStore, options_of
 
@@ -33,10 +36,13 @@ def open_store(settings: Settings, clock: Clock) -> Store:
         from counter.storage.postgresql import PostgresqlStore, postgresql_options
 
         return PostgresqlStore(postgresql_options(settings), clock)
-    from counter.storage.sqlite import SqliteStore
+    from counter.storage.sqlite import ALL_PAGES, SqliteStore
 
     wal_bytes_max = settings.wal_bytes_max
-    return SqliteStore(settings.data, clock, settings.datasets(), wal_bytes_max=wal_bytes_max)
+    store = SqliteStore(settings.data, clock, settings.datasets(), wal_bytes_max=wal_bytes_max)
+    if checks_all:
+        store.database.pages_checked = ALL_PAGES
+    return store
 
 
 @asynccontextmanager

@@ -333,6 +333,16 @@ class PurgeCases(StoreCases):
             time_us = await store.decisions.reserve(namespace, nonce(n), NOW + 1, NOW + n)
             assert (time_us == NOW) == (n > 15)
 
+    async def test_a_decision_about_the_first_instant_that_is_kept_stays(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        event, decision = add(at=FIRST_SLICE + SLICE), Decision(Outcome.APPLIED, b"")
+        await write(store, namespace, event)
+        await store.decisions.decide(namespace, [event], decision)
+        await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+        await purge(store, NOW)
+        assert await store.decisions.decided(namespace, [event]) == decision
+
     async def test_a_decision_lives_as_long_as_its_event(
         self, store: Store, namespace: Namespace
     ) -> None:

@@ -7,6 +7,7 @@ from counter.limits import INT64_MAX, MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.ports import Store
 from counter.types import (
+    DELETED,
     Checkpoint,
     CounterUpdate,
     Fold,
@@ -71,6 +72,10 @@ async def head(store: Store, namespace: Namespace, counter: str = "c") -> Head |
     return found and found._replace(pending=tuple(sorted(found.pending)))
 
 
+async def names(store: Store, namespace: Namespace) -> list[str]:
+    return list(await store.control.counters(namespace, prefix="", after=None, limit=9))
+
+
 async def rows(
     store: Store, namespace: Namespace, after: int = 0, through: int = end(1_000)
 ) -> list[WindowRow]:
@@ -97,7 +102,8 @@ class MarkCases(StoreCases):
         for name, events in (("a", 3), ("b", 5), ("計 '", 2), ("c", 1)):
             numbers = range(1, events + 1)
             await write(store, namespace, *(add(name, now - each, each, 9) for each in numbers))
-        await write(store, namespace, *(add("c", now + each, 9 + each) for each in range(9)))
+        old = now - 10 * SECOND
+        await write(store, namespace, *(add("c", old - each, 9 + each) for each in range(1, 9)))
         await write(store, other, *(add("z", now - each, each) for each in range(1, 9)))
         found = await busiest(store, namespace, now, span_us=10 * SECOND, limit=3)
         assert [(each.counter, each.events) for each in found.counters] == [
@@ -111,6 +117,15 @@ class MarkCases(StoreCases):
         assert (
             await busiest(store, namespace, now - MINUTE, span_us=SECOND, limit=3)
         ).counters == ()
+
+    async def test_an_add_of_a_clock_that_is_ahead_is_busy_at_once(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        now = namespace.created_at_us + MINUTE
+        await write(store, namespace, add("same", now, 1), add("ahead", now + SECOND, 2))
+        found = await busiest(store, namespace, now, span_us=10 * SECOND, limit=3)
+        assert {each.counter: each.events for each in found.counters} == {"same": 1, "ahead": 1}
+        assert found.to_us == now
 
     async def test_where_more_came_than_are_counted_the_latest_are(
         self, store: Store, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
@@ -415,6 +430,41 @@ class CountsCases(StoreCases):
         await store.rollups.leave_pending(namespace, [("c", Pending(T0, NOW))])
         assert await head(store, other) is None
         assert await rows(store, other) == []
+
+    async def test_a_deleted_counter_is_listed_again_with_a_later_event(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """And with no earlier one, however late that is written, nor by a recount of its window."""
+        deleted_us, later_us = T0 + 5, T0 + WINDOW + 1
+        delete = Pending(DELETED, deleted_us)
+        await write(store, namespace, add(at=T0 + 1), add("d", T0 + 1))
+        await store.rollups.leave_pending(namespace, [("c", delete)])
+        assert await names(store, namespace) == ["d"]
+        await written(store, namespace, [add(at=T0 + 1), add(at=T0 + 2, number=2)])
+        await store.rollups.mark(namespace, [Mark(NOW, "c", T0)])
+        await apply(store, namespace, update(row(0, 0, cleared=True), through=0))
+        assert await names(store, namespace) == ["d"]
+        assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == (delete,)
+        await write(store, namespace, add(at=later_us))
+        if not store.capabilities.transactional:
+            # This process remembers that it listed the name.
+            await apply(store, namespace, update(row(1, 1), through=1, done=(delete,)))
+        assert await names(store, namespace) == ["c", "d"]
+
+    async def test_a_worker_lists_a_deleted_counter_again(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """A delete that is done without it leaves the later one in effect."""
+        await write(store, namespace, add(at=T0), add("d", T0))
+        first, second = (Pending(DELETED, T0 + after) for after in (1, 2))
+        for each in (first, second):
+            await store.rollups.leave_pending(namespace, [("c", each), ("d", each)])
+        await apply(store, namespace, update(through=0, done=(first,)))
+        assert await names(store, namespace) == []
+        assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == (second,)
+        await apply(store, namespace, update(through=0, done=(second,)))
+        assert await names(store, namespace) == ["c"]
+        assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == ()
 
     async def test_many_counters_in_one_call(self, store: Store, namespace: Namespace) -> None:
         """Each gets its own rows and checkpoint."""

@@ -21,6 +21,7 @@ from tests.contracts.fold_cases import FoldCases, ScanCases
 from tests.contracts.key_cases import KeyCases
 from tests.contracts.partition_size_cases import PartitionSizeCases
 from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
+from tests.contracts.service_cases import ServiceCases
 from tests.contracts.slice_cases import SliceCases
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "PurgeCases",
     "ReservationCases",
     "ScanCases",
+    "ServiceCases",
     "SettledAuditCases",
     "SliceCases",
     "StoreCases",

@@ -114,6 +114,10 @@ class TestPartitionSizes(OnCassandra, suites.PartitionSizeCases):
     """The sizes of partitions."""
 
 
+class TestService(OnCassandra, suites.ServiceCases):
+    """Deletes, and CloudEvents that are delivered again."""
+
+
 class TestListing(OnCassandra, suites.ListingCases):
     """Listing counters."""
 

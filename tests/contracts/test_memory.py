@@ -72,6 +72,10 @@ class TestPartitionSizes(OnMemory, suites.PartitionSizeCases):
     """The sizes of partitions."""
 
 
+class TestService(OnMemory, suites.ServiceCases):
+    """Deletes, and CloudEvents that are delivered again."""
+
+
 class TestListing(OnMemory, suites.ListingCases):
     """Listing counters."""
 

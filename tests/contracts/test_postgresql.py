@@ -73,6 +73,10 @@ class TestSlices(OnPostgresql, suites.SliceCases):
     """Slices."""
 
 
+class TestService(OnPostgresql, suites.ServiceCases):
+    """Deletes, and CloudEvents that are delivered again."""
+
+
 class TestListing(OnPostgresql, suites.ListingCases):
     """Listing counters."""
 

@@ -104,7 +104,7 @@ async def test_postgresql_is_recovered_to_an_instant(
             await eventually(lambda: _is_promoted(new), "the server is promoted")
             await asyncio.to_thread(_counter, "schema", "restored")
             audited = await asyncio.to_thread(_counter, "audit", "--all")
-            assert audited == "default: 1 counters audited, 0 wrong\n"
+            assert audited == "default: 1 counter audited, 0 wrong\n"
             async with served_by(tmp_path / "new", flags) as rest:
                 assert await rest.count("c") == 5
                 assert (await rest.add("c", 5, key="kept")).json()["replayed"] is True

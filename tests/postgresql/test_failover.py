@@ -142,6 +142,8 @@ class Place:
     """Two services of this process, as clients of the simulation see them."""
 
     apis = 2
+    #: The model of what can be observed is of a store without transactions.
+    created_us: int | None = None
 
     def __init__(self, config: Config, services: list[Rest]) -> None:
         self.config = config

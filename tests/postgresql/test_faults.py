@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
@@ -25,6 +26,7 @@ from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.schema import apply_for
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
+from tests.support.clock import FakeClock
 from tests.support.disk import Disk
 from tests.support.lifespan import Lifespan
 from tests.support.postgresql import postgresql_server
@@ -265,3 +267,36 @@ async def test_a_full_disk_refuses_adds_and_recovers() -> None:
             for name in tried:
                 await added(rest, name, name)
                 assert await rest.count(name) == 1
+
+
+class _Pool:
+    """A pool of one connection that nothing uses."""
+
+    async def acquire(self) -> object:
+        return self
+
+    async def release(self, _: object, timeout: float) -> None:
+        pass
+
+
+async def test_what_is_undone_again_and_again_is_unavailable() -> None:
+    """After the last attempt the caller gets an error of the service, not one of its own code."""
+    database = Database(PostgresqlOptions("postgresql://unused"))
+    database._pool = _Pool()
+    attempts = AsyncMock(side_effect=asyncpg.SerializationError("a planted fault"))
+    with pytest.raises(StoreUnavailableError):
+        await database._run(attempts)
+    assert attempts.call_count > 1
+
+
+async def test_a_reading_of_the_servers_clock_begins_before_the_server_is_asked() -> None:
+    clock = FakeClock(HOUR)
+
+    async def row(_: str) -> tuple[int, int]:
+        clock.advance(2 * SECOND)
+        return HOUR + SECOND, 0
+
+    control = PostgresqlControl.__new__(PostgresqlControl)
+    for name, value in (("_clock", clock), ("_database", SimpleNamespace(row=row))):
+        setattr(control, name, value)
+    assert await control.read_clock() == ClockReading(0, SECOND, 0)

@@ -41,8 +41,9 @@ async def database(postgresql: PostgresqlServer) -> AsyncIterator[Answering]:
 async def test_a_good_server_is_shown(database: Answering) -> None:
     server = await check_server(database)
     assert server.warnings == ()
-    assert "fsync on, full_page_writes on, synchronous_commit on, server_encoding UTF8" in (
-        server.shown
+    assert (
+        "fsync on, full_page_writes on, synchronous_commit on, data_checksums on,"
+        " server_encoding UTF8" in server.shown
     )
 
 
@@ -78,6 +79,13 @@ async def test_a_standby_that_a_commit_does_not_wait_for_is_warned_of(
     (warning,) = (await check_server(database)).warnings
     assert f"synchronous_commit = {level}" in warning
     assert "set synchronous_commit = on" in warning
+
+
+async def test_pages_without_checksums_are_warned_of(database: Answering) -> None:
+    database.reported = {"data_checksums": "off"}
+    (warning,) = (await check_server(database)).warnings
+    assert "data_checksums = off" in warning
+    assert "pg_checksums --enable" in warning
 
 
 async def test_every_text_key_is_compared_by_its_bytes(postgresql: PostgresqlServer) -> None:

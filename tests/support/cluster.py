@@ -110,7 +110,8 @@ def cassandra_with_passwords() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def three_nodes() -> Iterator[Cluster]:
     """Three nodes and a memcached, for tests that break nothing; all of them in one module."""
-    with running_cluster(Shape(nodes=3, memcached=1, quick=True)) as cluster:
+    shape = Shape(nodes=3, memcached=1, quick=True, durable_schema=False)
+    with running_cluster(shape) as cluster:
         yield cluster
 
 

@@ -22,6 +22,8 @@ class Send:
     items: tuple[tuple[str, int], ...]
     clear: bool = False
     atomic: bool = False
+    #: A clear that takes the name off the list, too.
+    delete: bool = field(default=False, compare=False)
 
     @property
     def counter(self) -> str:

@@ -105,6 +105,14 @@ class Rest:
         headers = None if key is None else {"idempotency-key": key}
         return await self.post(self.path(counter, "clear"), body, headers=headers)
 
+    async def delete(
+        self, counter: str, token: Token | None = None, *, key: str | None = None
+    ) -> httpx.Response:
+        """Delete a counter: with a token as the body, or with a key and no body."""
+        headers = {} if key is None else {"idempotency-key": key}
+        body = None if token is None else {"idempotency_token": on_wire(token)}
+        return await self.http.request("DELETE", self.path(counter), json=body, headers=headers)
+
     async def get(self, counter: str, max_staleness: str | None = None) -> httpx.Response:
         params = {} if max_staleness is None else {"max_staleness": max_staleness}
         return await self.http.get(self.path(counter), params=params)

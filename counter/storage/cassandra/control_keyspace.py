@@ -121,7 +121,7 @@ def slice_from(start_us: int, text: str) -> Slice:
 def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
     """Return the document of a namespace: all but its name, id and version."""
     document = {
-        "settings": asdict(namespace.settings),
+        "settings": namespace.settings.document(),
         "eras": namespace.eras,
         "dataset": namespace.dataset.id,
         "created_at_us": namespace.created_at_us,

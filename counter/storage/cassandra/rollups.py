@@ -118,6 +118,10 @@ _MARK_ATOMIC: Final = (
 _NAME: Final = (
     "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, ?, ?) USING TIMESTAMP ?"
 )
+_UNLIST: Final = (
+    "DELETE FROM {keyspace}.names USING TIMESTAMP ? WHERE namespace = ? AND bucket = ?"
+    " AND counter = ?"
+)
 _MARK_PACKERS: Final = (BIGINT, INT, BIGINT, TEXT, BIGINT, BIGINT)
 _NAME_PACKERS: Final = (BIGINT, INT, TEXT, BIGINT)
 _COLUMNS: Final = "SELECT window_start, counter, recount FROM {keyspace}.dirty"
@@ -237,9 +241,13 @@ class CassandraRollups:
             row = bound(insert, _MARK_PACKERS, values)
             rows.append((lane, row))
         self._session.tally.mark(mark.recount_us for mark in marks)
-        errors, unlisted = await self._write_listed(
-            namespace, rows, [mark.counter for mark in marks]
-        )
+        times: dict[str, int] = {}
+        for mark in marks:
+            # What is counted again is listed already, or deleted.
+            if not mark.recount_us:
+                time_us = mark.window_us
+                times[mark.counter] = max(time_us, times.get(mark.counter, time_us))
+        errors, unlisted = await self._write_listed(namespace, rows, times)
         failed: dict[Mark, UnavailableError] = {}
         for mark, of_row in zip(marks, errors, strict=True):
             error = of_row or unlisted.get(mark.counter)
@@ -267,26 +275,30 @@ class CassandraRollups:
             rows.append((lane, insert.bind(values)))
         self._session.tally.marks["atomic"] += len(rows)
         errors, unlisted = await self._write_listed(
-            namespace, rows, [event.counter for event in events]
+            namespace, rows, {event.counter: event.event_time_us for event in events}
         )
         for error in (*errors, *unlisted.values()):
             if error is not None:
                 raise error
 
     async def _write_listed(
-        self, namespace: Namespace, rows: Sequence[tuple[Lane, Any]], counters: Iterable[str]
+        self, namespace: Namespace, rows: Sequence[tuple[Lane, Any]], counters: Mapping[str, int]
     ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError]]:
         """Write *rows*, and with them the names of those *counters* that may not be listed yet.
-        Return the error of each row, and those of names."""
+        Return the error of each row, and those of names.
+
+        *counters* has a time that is not later than the event. It is the write timestamp of the
+        name: a delete is written at its own time, so it hides only what was listed earlier.
+        """
         dataset, listed = namespace.dataset, self._listed
-        new = [each for each in dict.fromkeys(counters) if (namespace.id, each) not in listed]
+        new = {name: at for name, at in counters.items() if (namespace.id, name) not in listed}
         names: list[tuple[Lane, Any]] = []
         if new:
             insert = await self._session.to_write(dataset, _NAME)
-            for counter in new:
+            for counter, time_us in new.items():
                 bucket = shard_of(counter, namespace.settings.shards)
                 lane = (dataset.write_timeout_us, "names", namespace.id, bucket)
-                values = (namespace.id, bucket, counter, self._session.stamp())
+                values = (namespace.id, bucket, counter, time_us)
                 names.append((lane, bound(insert, _NAME_PACKERS, values)))
         errors = [unavailable(each) for each in await self._session.rows.put_all([*rows, *names])]
         unlisted: dict[str, UnavailableError] = {}
@@ -482,6 +494,8 @@ class CassandraRollups:
     ) -> None:
         if not updates:
             return
+        # First, because a delete that is removed is not found again.
+        await self._list_again(namespace, updates)
         stamp_us = through_us + 1 + self._draw(namespace.id, through_us, updates[0].counter)
         batches: list[list[Any]] = []
         counters = _WRITTEN_TOGETHER
@@ -535,6 +549,37 @@ class CassandraRollups:
                 for counter, (recount_us, left_us) in recounts
             ]
         )
+        deletes = [(name, each.window_us) for name, each in recounts if each.is_delete]
+        if deletes:
+            # Second, so that a worker knows of every name that is not listed.
+            unlist = await self._session.to_write(namespace.dataset, _UNLIST)
+            shards = namespace.settings.shards
+            for name, _ in deletes:
+                self._listed.pop((namespace.id, name), None)
+            await self._session.connection.rows(
+                [
+                    unlist.bind((time_us, namespace.id, shard_of(name, shards), name))
+                    for name, time_us in deletes
+                ]
+            )
+
+    async def _list_again(self, namespace: Namespace, updates: Sequence[CounterUpdate]) -> None:
+        """Write the names of counters whose deletes are removed, just after these."""
+        names = [
+            (each.counter, pending.window_us + 1)
+            for each in updates
+            for pending in each.pending_done
+            if pending.is_delete
+        ]
+        if names:
+            insert = await self._session.to_write(namespace.dataset, _NAME)
+            shards = namespace.settings.shards
+            await self._session.connection.rows(
+                [
+                    insert.bind((namespace.id, shard_of(name, shards), name, time_us))
+                    for name, time_us in names
+                ]
+            )
 
     def _draw(self, namespace_id: int, through_us: int, first: str) -> int:
         """Return the random part of the timestamps of one call, which its *first* counter

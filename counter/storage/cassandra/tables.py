@@ -301,6 +301,9 @@ def create_table(keyspace: str, name: str, table: Table) -> str:
         f"compaction = {table.compaction}",
         # Reads at a quorum are monotonic.
         "read_repair = 'BLOCKING'",
+        # Reads compare the checksums of compressed tables only.
+        "compression = {'class': 'LZ4Compressor'}",
+        "crc_check_chance = 1.0",
     ]
     if table.order:
         options.append(f"CLUSTERING ORDER BY ({table.order})")

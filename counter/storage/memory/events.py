@@ -9,7 +9,7 @@ from counter.errors import SliceMissingError
 from counter.folds import fold_events
 from counter.partitions import slice_of
 from counter.ports import Counted
-from counter.storage.memory.tables import Partition, Tables, insert_once
+from counter.storage.memory.tables import Partition, Tables
 from counter.types import Event, Fold, Namespace, Written
 from counter.windows import window_of
 
@@ -22,10 +22,8 @@ class MemoryEvents:
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         partitions = self._partitions(namespace, events)
-        names = self._tables.space(namespace).names
         written = []
         for event, partition in zip(events, partitions, strict=True):
-            insert_once(names, event.counter)
             written.append(_compare(event, partition.get(event)))
             partition.insert(event)
         return written

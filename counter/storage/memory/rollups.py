@@ -40,7 +40,8 @@ class MemoryRollups:
         for mark in marks:
             shard = shard_of(mark.counter, len(space.shards))
             insert_once(space.shards[shard].marks, mark)
-            insert_once(space.names, mark.counter)
+            if mark.recount_us == 0:
+                space.note_name(mark.counter, mark.window_us)
         return {}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
@@ -53,7 +54,7 @@ class MemoryRollups:
         for event in mark.events:
             shard = shard_of(event.counter, len(space.shards))
             space.shards[shard].atomic_marks[mark] = None
-            insert_once(space.names, event.counter)
+            space.note_name(event.counter, event.event_time_us)
 
     async def fence(self) -> int:
         return self._tables.clock.now_us()
@@ -117,6 +118,9 @@ class MemoryRollups:
         space = self._tables.space(namespace)
         for update in updates:
             _apply(space.counts_of(update.counter), update, through_us)
+            for pending in update.pending_done:
+                if pending.is_delete:
+                    space.note_name(update.counter, pending.window_us + 1)
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         space = self._tables.space(namespace)
@@ -136,6 +140,8 @@ class MemoryRollups:
         space = self._tables.space(namespace)
         for counter, pending in recounts:
             space.counts_of(counter).pending[pending] = None
+            if pending.is_delete:
+                space.note_name(counter, pending.window_us, is_delete=True)
 
 
 def _window(mark: Mark | AtomicMark) -> int:

@@ -152,15 +152,27 @@ class Space:
 
     dataset_id: int
     shards: list[Shard]
+    #: The names that are listed, in order; of each name the latest event's time that listed it, and
+    #: the time of its latest delete: the later of the two is in effect, as of two writes to a cell.
     names: list[str] = field(default_factory=list)
+    listed_us: dict[str, int] = field(default_factory=dict)
+    deleted_us: dict[str, int] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
     decisions: dict[TokenKey, Decision] = field(default_factory=dict)
     #: nonce -> (generation time, expiry)
     keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
+    def note_name(self, counter: str, time_us: int, *, is_delete: bool = False) -> None:
+        """List *counter* as of *time_us*, or take it off the list."""
+        times = self.deleted_us if is_delete else self.listed_us
+        times[counter] = max(time_us, times.get(counter, time_us))
+        if self.listed_us.get(counter, 0) > self.deleted_us.get(counter, -1):
+            insert_once(self.names, counter)
+        elif counter in self.listed_us and counter in self.names:
+            self.names.remove(counter)
+
     def counts_of(self, counter: str) -> Counts:
         """Return the counter's partition; create it if necessary."""
-        insert_once(self.names, counter)
         return self.counts.setdefault(counter, Counts())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from counter.ports import Clock
 from counter.storage.postgresql.database import Database
 from counter.storage.postgresql.fence import wait_for_appends
 from counter.types import (
+    DELETED,
     ClockReading,
     Dataset,
     Era,
@@ -68,7 +68,7 @@ class PostgresqlControl:
             " generate_series(0, $7::integer - 1) shard) SELECT id FROM made",
             name,
             dataset.id,
-            json.dumps(asdict(settings)),
+            json.dumps(settings.document()),
             settings.accept_limit_us,
             now_us,
             through_us,
@@ -89,7 +89,7 @@ class PostgresqlControl:
             " RETURNING version",
             namespace.id,
             namespace.version,
-            json.dumps(asdict(settings)),
+            json.dumps(settings.document()),
             [era.from_us for era in changed.eras],
             [era.accept_limit_us for era in changed.eras],
         )
@@ -111,9 +111,11 @@ class PostgresqlControl:
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
         rows = await self._database.rows(
-            "SELECT name FROM {s}.counters WHERE namespace = $1 AND name >= $2 AND name > $3"
-            " AND starts_with(name, $2) ORDER BY name LIMIT $4",
-            *(namespace.id, prefix, after or "", limit),
+            "SELECT name FROM {s}.counters c WHERE namespace = $1 AND name >= $2 AND name > $3"
+            " AND starts_with(name, $2) AND NOT EXISTS (SELECT FROM {s}.pending p"
+            " WHERE p.namespace = $1 AND p.counter = c.name AND p.recount = $5)"
+            " ORDER BY name LIMIT $4",
+            *(namespace.id, prefix, after or "", limit, DELETED),
         )
         return [row[0] for row in rows]
 

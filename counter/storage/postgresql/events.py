@@ -347,6 +347,11 @@ class PostgresqlEvents:
             return [0] * len(counters)
         return [shard_of(name, shards) for name in counters]
 
+    def forget(self, namespace: int, counter: str) -> None:
+        """Have the next append note *counter* again."""
+        if self._known.get(namespace, {}).pop(counter, None) is not None:
+            self._known_count -= 1
+
     def _learn(self, namespace: int, new: Mapping[str, int]) -> None:
         self._known_count += len(new)
         if self._known_count > _KNOWN_MAX:

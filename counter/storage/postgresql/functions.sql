@@ -105,6 +105,22 @@ CREATE FUNCTION note_counters(p_namespace bigint, p_names text[]) RETURNS void
         ORDER BY 2 ON CONFLICT DO NOTHING;
 $$;
 
+-- Lists deleted counters again that are in p_new and have an event later than the delete, which is a
+-- row of pending with a recount of -1. It waits for no rollup that does the same.
+CREATE FUNCTION list_again(
+    p_namespace bigint, p_new text[], p_counter text[], p_time bigint[], is_late boolean[]
+) RETURNS void LANGUAGE sql VOLATILE AS $$
+    DELETE FROM pending WHERE ctid = ANY (ARRAY(
+        SELECT p.ctid FROM unnest(p_new) n (name)
+        CROSS JOIN LATERAL (
+            SELECT ctid, start FROM pending WHERE namespace = p_namespace AND counter = n.name
+            AND recount = -1 FOR UPDATE SKIP LOCKED) p
+        WHERE EXISTS (
+            SELECT FROM unnest(p_counter, p_time) WITH ORDINALITY e (counter, time, place)
+            WHERE e.counter = n.name AND e.time > p.start
+            AND (is_late IS NULL OR NOT is_late[e.place]))));
+$$;
+
 -- Writes each event on its own. The outcomes in order: 0 new, 1 replayed, 2 conflict, 3 late; NULL
 -- if all are new. Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is
 -- written.
@@ -123,6 +139,7 @@ BEGIN
             WHERE is_late IS NULL OR EXISTS (
                 SELECT FROM unnest(p_counter, is_late) e (counter, is_late)
                 WHERE e.counter = c.name AND NOT e.is_late)));
+        PERFORM list_again(p_namespace, p_new_counters, p_counter, p_time, is_late);
     END IF;
     -- In the order of identities: two appends of the same events cannot wait for each other.
     INSERT INTO events
@@ -164,6 +181,7 @@ BEGIN
             ARRAY[0::bigint], ARRAY[false], ARRAY[p_atom], NULL))[1];
     END IF;
     PERFORM note_counters(p_namespace, p_counter);
+    PERFORM list_again(p_namespace, p_counter, p_counter, p_time, NULL);
     INSERT INTO events
         (dataset, namespace, counter, event_time, event_id, item, delta, shard, clear, atom)
         SELECT p_dataset, p_namespace, e.counter, e.time, e.id, e.item, e.delta, e.shard, false,

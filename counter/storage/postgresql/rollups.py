@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from counter.background import in_turns
@@ -61,9 +61,13 @@ _HEADS: Final = (
 class PostgresqlRollups:
     """See :class:`counter.ports.RollupStore`."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, forget: Callable[[int, str], None]
+    ) -> None:
+        """*forget* has the next append note a counter of a namespace again."""
         self._database = database
         self._clock = clock
+        self._forget = forget
 
     async def fence(self) -> int:
         """Return the server's clock once all earlier appends have ended.
@@ -237,3 +241,6 @@ class PostgresqlRollups:
             [pending.recount_us for _, pending in recounts],
             [pending.window_us for _, pending in recounts],
         )
+        for name, pending in recounts:
+            if pending.is_delete:
+                self._forget(namespace.id, name)

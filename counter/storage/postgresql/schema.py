@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from counter.config.settings import Settings
 
 #: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 #: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
 _JUMP: Final = 1_000_000
 

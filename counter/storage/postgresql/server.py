@@ -18,7 +18,7 @@ _DURABLE: Final = ("fsync", "full_page_writes", "synchronous_commit")
 _READ: Final = (
     *_DURABLE,
     *("server_version", "server_version_num", "server_encoding"),
-    *("default_transaction_isolation", "synchronous_standby_names"),
+    *("default_transaction_isolation", "synchronous_standby_names", "data_checksums"),
 )
 
 
@@ -41,7 +41,7 @@ async def check_server(database: Database) -> Server:
     found: dict[str, str] = dict(rows)
     _refuse(found)
     shown = f"PostgreSQL {found['server_version']}: " + ", ".join(
-        f"{name} {found[name]}" for name in (*_DURABLE, "server_encoding")
+        f"{name} {found[name]}" for name in (*_DURABLE, "data_checksums", "server_encoding")
     )
     return Server(shown, tuple(_warnings(found)))
 
@@ -88,11 +88,18 @@ def _refuse(found: Mapping[str, str]) -> None:
 
 
 def _warnings(found: Mapping[str, str]) -> Sequence[str]:
+    warnings = []
+    if found["data_checksums"] == "off":
+        warnings.append(
+            "PostgreSQL runs with data_checksums = off: damage of the disk may change counts"
+            " unnoticed; stop the server and run `pg_checksums --enable`, or `initdb"
+            " --data-checksums` for a new one"
+        )
     level, standbys = found["synchronous_commit"], found["synchronous_standby_names"]
     if standbys and level in ("local", "remote_write"):
         kept = "the primary" if level == "local" else "the memory of the standby"
-        return [
+        warnings.append(
             f"PostgreSQL runs with synchronous_commit = {level}: an add is acknowledged when it is"
             f" in {kept}, and a failover may lose it; set synchronous_commit = on"
-        ]
-    return []
+        )
+    return warnings

@@ -28,7 +28,7 @@ class PostgresqlStore:
         database = self._database = Database(options)
         self.tally = StoreTally(("write", "read"))
         self.events = PostgresqlEvents(database, self.tally)
-        self.rollups = PostgresqlRollups(database, clock)
+        self.rollups = PostgresqlRollups(database, clock, self.events.forget)
         self.decisions = PostgresqlDecisions(database)
         self.control = PostgresqlControl(database, clock)
         self.leases = PostgresqlLeases(database)

@@ -17,10 +17,11 @@ from counter.storage.sqlite.database import Database
 from counter.storage.sqlite.decisions import SqliteDecisions
 from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
+from counter.storage.sqlite.page_sums import ALL_PAGES
 from counter.storage.sqlite.rollups import SqliteRollups
 from counter.types import Dataset
 
-__all__ = ["SqliteKeys", "SqliteStore"]
+__all__ = ["ALL_PAGES", "SqliteKeys", "SqliteStore"]
 
 
 class SqliteStore:

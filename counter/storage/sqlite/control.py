@@ -19,6 +19,7 @@ from counter.storage.sqlite.schema import (
     one_json,
 )
 from counter.types import (
+    DELETED,
     ClockReading,
     CounterType,
     Dataset,
@@ -240,8 +241,9 @@ class SqliteControl:
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
         sql = (
-            "SELECT json_group_array(name) FROM (SELECT name FROM counters WHERE namespace = ?"
-            " AND name >= ? AND name < ? AND name > ? ORDER BY name LIMIT ?)"
+            "SELECT json_group_array(name) FROM (SELECT name FROM counters c WHERE namespace = ?"
+            " AND name >= ? AND name < ? AND name > ? AND NOT EXISTS (SELECT 1 FROM pending p"
+            f" WHERE p.counter = c.id AND p.recount = {DELETED}) ORDER BY name LIMIT ?)"
         )
         upper = prefix + _NO_UPPER_BOUND
         parameters = (namespace.id, prefix, upper, after or "", limit)
@@ -350,7 +352,7 @@ def latest_time(connection: sqlite3.Connection) -> int:
 
 
 def _settings_json(settings: NamespaceSettings) -> str:
-    return json.dumps(asdict(settings))
+    return json.dumps(settings.document())
 
 
 def _settings_of(text: str) -> NamespaceSettings:

@@ -20,6 +20,7 @@ from counter.quantities import format_bytes
 from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite.live import Ids, LiveTail
+from counter.storage.sqlite.page_sums import PAGES_CHECKED_AT_START, PageSums, damaged
 from counter.storage.sqlite.schema import (
     SCHEMA_VERSION,
     DirectoryLock,
@@ -27,6 +28,7 @@ from counter.storage.sqlite.schema import (
     connect,
     create_schema,
     unavailable,
+    unusable,
 )
 from counter.types import Dataset, Slice
 
@@ -40,6 +42,9 @@ _log = logging.getLogger("counter.sqlite")
 _Row = TypeVar("_Row")
 _T = TypeVar("_T")
 _ROWS_PER_STATEMENT_MAX: Final = 512
+#: Pages of 4 KiB in the log before a checkpoint: a page that many commits change is then written to
+#: the database once.
+_WAL_PAGES: Final = 4_000
 #: Up to this number of rows there is a prepared statement for each number.
 ROWS_OF_ANY_NUMBER_MAX: Final = 64
 
@@ -213,7 +218,6 @@ class Database:
         self, directory: Path, clock: Clock, datasets: Sequence[Dataset], wal_bytes_max: int
     ) -> None:
         self._directory = directory
-        self._wal = directory / "counter.db-wal"
         self.clock = clock
         self.defaults = datasets
         self.datasets: dict[int, Dataset] = {}
@@ -232,6 +236,9 @@ class Database:
         self.tally.wal_bytes_max = wal_bytes_max
         #: Events of the batch that is being written.
         self.appended = 0
+        #: How many pages are compared with their checksums before the database is opened.
+        self.pages_checked = PAGES_CHECKED_AT_START
+        self._wal_pages = _WAL_PAGES
 
     async def open(self, load: Callable[[sqlite3.Connection], None]) -> None:
         """Lock the directory, create the schema, have *load* read what is kept in memory, and start
@@ -240,10 +247,13 @@ class Database:
         path = self._path = self._directory / "counter.db"
         try:
             check_whole(self._directory)
+            # Before SQLite opens the file.
+            self._sums = PageSums(path, pages_checked=self.pages_checked)
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
+            self._sums.follow()
             load(self._writing)
-            self.tally.wal_bytes = self._wal_bytes()
+            self._learn(self._writing)
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
             self.inline = InlineReader(
@@ -252,6 +262,13 @@ class Database:
         except sqlite3.Error as error:
             self._lock.release()
             raise StartupError(f"cannot open {path}: {unavailable(error).detail}") from error
+        except OSError as error:
+            self._lock.release()
+            raise unusable(self._directory, error) from error
+        except (ValueError, TypeError, KeyError) as error:
+            # A row does not have what its columns hold.
+            self._lock.release()
+            raise damaged(path, repr(error)) from error
         except StartupError:
             self._lock.release()
             raise
@@ -271,7 +288,10 @@ class Database:
         self.inline.close()
         self._reading.close()
         self._scanning.close()
+        # The last connection to be closed copies the log into the database, and deletes it.
+        self._flush_sums()
         self._writing.close()
+        self._sums.close()
         self._lock.release()
 
     def queues(self) -> Mapping[str, int]:
@@ -325,22 +345,53 @@ class Database:
         self.ids.commit()
         self.live.commit()
         self._committed_us = self.clock.boottime_us()
-        self.tally.wal_bytes = self._wal_bytes()
+        self._learn(connection)
         if self.appended:
             self.tally.commit_rows.observe(self.appended)
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         return results
 
-    def _wal_bytes(self) -> int:
-        return self._wal.stat().st_size if self._wal.exists() else 0
+    def _learn(self, connection: sqlite3.Connection) -> None:
+        """Store the checksums of what was committed, and copy a long log into the database.
+
+        The commit is on disk, and is acknowledged: no failure here changes that.
+        """
+        try:
+            frames, self.tally.wal_bytes = self._sums.learn()
+        except OSError as error:
+            self._give_up_sums(error)
+            return
+        if frames >= self._wal_pages:
+            try:
+                self._checkpoint(connection)
+            except sqlite3.Error as error:
+                _log.warning("the write-ahead log could not be copied: %s", error)
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
+        """Copy the log into the database; return whether all of it is there."""
+        _, logged, copied = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        if logged != copied:
+            return False
+        # The next commit begins the log again, and what it had is in the database only.
+        self._flush_sums()
+        return True
+
+    def _flush_sums(self) -> None:
+        try:
+            self._sums.flush()
+        except OSError as error:
+            self._give_up_sums(error)
+
+    def _give_up_sums(self, error: OSError) -> None:
+        _log.error("no checksums of pages are kept until the next start: %s", error)
+        self._sums.abandon()
 
     def _wal_full(self, connection: sqlite3.Connection) -> StoreUnavailableError | None:
         """Return why nothing may be written now; None if the log has room, or can be reset."""
         tally = self.tally
         if tally.wal_bytes < tally.wal_bytes_max:
             return None
-        _, pages, copied = connection.execute("PRAGMA wal_checkpoint").fetchone()
-        if copied == pages:
+        if self._checkpoint(connection):
             return None
         return StoreUnavailableError(
             f"SQLite: the write-ahead log has {format_bytes(tally.wal_bytes)}, and wal_bytes_max is"

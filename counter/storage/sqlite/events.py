@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from counter.storage.sqlite.database import (
     insert,
 )
 from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
-from counter.types import Event, Fold, Namespace, Outcome, Slice, Written
+from counter.types import DELETED, Event, Fold, Namespace, Outcome, Slice, Written
 from counter.windows import accept_limit_at
 
 Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
@@ -378,8 +378,10 @@ class SqliteEvents:
             begin(connection)
             make_counters(connection, namespace.id, new)
             found |= counter_ids(connection, namespace.id, new)
+        unlisted = _list_again(connection, found, events)
         for name, counter_id in found.items():
-            self._db.ids.learn(namespace.id, name, counter_id)
+            if name not in unlisted:
+                self._db.ids.learn(namespace.id, name, counter_id)
         return {name: known.get(name) or found[name] for name in names}
 
 
@@ -451,6 +453,33 @@ def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequ
         "INSERT OR IGNORE INTO counters (namespace, name) SELECT ?, value FROM json_each(?)",
         (namespace_id, to_json(names)),
     )
+
+
+def _list_again(
+    connection: sqlite3.Connection, ids: Mapping[str, int], events: Sequence[Event]
+) -> Collection[str]:
+    """List those deleted counters of *ids* that have a later event among *events*; return the
+    others that are deleted: the next event of one must look again."""
+    sql = (
+        "SELECT json_group_array(json_array(p.counter, p.start)) FROM json_each(?) j"
+        f" CROSS JOIN pending p ON p.counter = j.value AND p.recount = {DELETED}"
+    )
+    deletes = one_json(connection, sql, (to_json(ids.values()),))
+    if not deletes:
+        return ()
+    names = {counter_id: name for name, counter_id in ids.items()}
+    unlisted: set[str] = set()
+    for counter_id, deleted_us in deletes:
+        name = names[counter_id]
+        if any(event[0] == name and event[1] > deleted_us for event in events):
+            begin(connection)
+            connection.execute(
+                "DELETE FROM pending WHERE counter = ? AND recount = ? AND start = ?",
+                (counter_id, DELETED, deleted_us),
+            )
+        else:
+            unlisted.add(name)
+    return unlisted
 
 
 def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> list[Written]:

@@ -3,6 +3,10 @@
 The serving process locks the directory, and keys must be created while it runs: so this file needs
 no lock of the directory, and no process keeps it open. It uses a rollback journal: many processes
 may use it, each for a moment, and no shared memory is left behind.
+
+A damaged file is refused, because a flipped bit could widen a scope or undo a revocation. The
+CRC-32 of all rows is the file's application_id, which is in its first page: so a page that was not
+written is noticed, too.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import os
 import secrets
 import sqlite3
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,7 +30,9 @@ from counter.types import ApiKey
 KEYS_FILE: Final = "keys.sqlite3"
 #: Only the owner may read it: it contains no secrets, but the rights of each key.
 _MODE: Final = 0o600
-KEYS_VERSION: Final = 1
+KEYS_VERSION: Final = 2
+#: Files of this version have no checksum until they are changed.
+_WITHOUT_SUM: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
 KEYS_DDL: Final = (
     "CREATE TABLE keys (id TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER) WITHOUT ROWID"
@@ -98,41 +105,30 @@ class SqliteKeys:
             raise StoreUnavailableError(f"{self._keys_path} cannot be made: {error}") from error
 
         def within(connection: sqlite3.Connection) -> _T:
-            connection.execute("BEGIN IMMEDIATE")
             result = change(connection)
+            connection.execute(f"PRAGMA application_id = {_sum(connection)}")
+            connection.execute(f"PRAGMA user_version = {KEYS_VERSION}")
             connection.execute("COMMIT")
             return result
 
-        return self._run(within)
+        return self._run(within, "BEGIN IMMEDIATE")
 
-    def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _run(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN") -> _T:
         """Return the result of *work* with a connection that is closed afterwards: what is not
         committed by then is rolled back."""
         try:
-            with closing(self._connect()) as connection:
+            with closing(_connect(self._keys_path)) as connection:
+                connection.execute(begin)
+                check_keys(connection, self._keys_path)
                 return work(connection)
+        except UnicodeDecodeError as error:
+            # In a message of SQLite's about a damaged name.
+            raise StoreUnavailableError(_damaged(self._keys_path)) from error
         except sqlite3.Error as error:
             detail = f"{self._keys_path}: {unavailable(error).detail}"
             if not os.access(self._keys_path, os.R_OK | os.W_OK):
                 detail += "; the user that runs this must be able to read and write it"
             raise StoreUnavailableError(detail, retry_after_us=1_000_000) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = _connect(self._keys_path)
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == KEYS_VERSION:
-            return connection
-        connection.close()
-        if version > KEYS_VERSION:
-            raise StoreUnavailableError(
-                f"{self._keys_path} has version {version}, and this program knows {KEYS_VERSION}:"
-                " use the newer program that made it"
-            )
-        # This must not look like a service without keys, which accepts all requests.
-        raise StoreUnavailableError(
-            f"{self._keys_path} is empty or cut short; restore it from a backup, or, if no key was"
-            " ever made, remove it"
-        )
 
     def _have_file(self) -> None:
         """Create the file and the directory if they do not exist; raises OSError.
@@ -147,7 +143,7 @@ class SqliteKeys:
         os.close(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE))
         try:
             with closing(_connect(made)) as connection:
-                connection.executescript(f"{KEYS_DDL};PRAGMA user_version = {KEYS_VERSION};")
+                connection.executescript(f"{KEYS_DDL};PRAGMA user_version = {_WITHOUT_SUM};")
             if os.geteuid() == 0:
                 # Root may manage the keys of a service that runs as another user.
                 owner = directory.stat()
@@ -164,6 +160,40 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
+
+
+def check_keys(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreUnavailableError if the file *path* is damaged, or of a later version."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > KEYS_VERSION:
+        raise StoreUnavailableError(
+            f"{path} has version {version}, and this program knows {KEYS_VERSION}:"
+            " use the newer program that made it"
+        )
+    if version < _WITHOUT_SUM:
+        # This must not look like a service without keys, which accepts all requests.
+        raise StoreUnavailableError(
+            f"{path} is empty or cut short; restore it from a backup, or, if no key was ever made,"
+            " remove it"
+        )
+    (known,) = connection.execute("PRAGMA application_id").fetchone()
+    if version > _WITHOUT_SUM and known != _sum(connection):
+        raise StoreUnavailableError(_damaged(path))
+
+
+def _damaged(path: Path) -> str:
+    return (
+        f"{path} is damaged: its keys are not what was written; restore it from a backup, and"
+        " revoke again what was revoked since"
+    )
+
+
+def _sum(connection: sqlite3.Connection) -> int:
+    """Return the CRC-32 of all rows, as the signed integer that application_id is."""
+    rows = connection.execute("SELECT id, document, used FROM keys ORDER BY id").fetchall()
+    (shape,) = connection.execute("SELECT group_concat(sql) FROM sqlite_master").fetchone()
+    value = zlib.crc32(ascii((rows, shape)).encode())
+    return value - 2**32 if value >= 2**31 else value
 
 
 def _stored(connection: sqlite3.Connection, key_id: str) -> ApiKey | None:

@@ -36,6 +36,12 @@ class Ids:
     def learn(self, namespace_id: int, name: str, counter_id: int) -> None:
         self._fresh.append((namespace_id, name, counter_id))
 
+    def forget(self, namespace_id: int, name: str) -> None:
+        """Have the next event of a counter look its name up again; at once, not at the commit."""
+        if self._known.get(namespace_id, {}).pop(name, None) is not None:
+            self._count -= 1
+        self._fresh = [each for each in self._fresh if each[:2] != (namespace_id, name)]
+
     def commit(self) -> None:
         if not self._fresh:
             return

@@ -430,6 +430,9 @@ class SqliteRollups:
             ids = counter_ids(connection, namespace.id, names)
             rows = [(ids[name], *pending) for name, pending in recounts]
             bulk(connection, "INSERT OR IGNORE INTO pending", rows)
+            for name, pending in recounts:
+                if pending.is_delete:
+                    self._db.ids.forget(namespace.id, name)
 
         await self._db.write(change)
 

@@ -18,13 +18,10 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
-#: Pages of 4 KiB in the log before a checkpoint: a page that many commits change is then written to
-#: the database once.
-_WAL_PAGES: Final = 4_000
 _BUSY_TIMEOUT_S: Final = 5.0
 
 #: The suffix of a file's name while it is restored.
@@ -91,6 +88,8 @@ UPGRADES: Mapping[int, str] = {
     1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;",
     # Dirty windows are found in the log. A program that looks for their marks must not open it.
     2: "DELETE FROM marks WHERE recount = 0;",
+    # A program that keeps no checksums of pages must not write to it.
+    3: "",
 }
 
 EVENTS_DDL: Final = """
@@ -126,7 +125,8 @@ def connect(path: Path, *, writer: bool) -> sqlite3.Connection:
     if writer:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        # The writer copies the log itself, after the checksums of its pages are stored.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         # Otherwise the file keeps the largest size that it ever had.
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     else:
@@ -208,10 +208,14 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         """Raises StartupError."""
         try:
+            missing = [each for each in (directory, *directory.parents) if not each.exists()]
             directory.mkdir(parents=True, exist_ok=True)
+            for each in missing:
+                # Otherwise a loss of power may remove the directory with all that is in it.
+                sync_directory(each.parent)
             self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise _unusable(directory, error) from error
+            raise unusable(directory, error) from error
         try:
             self._file = self._locked(directory)
         except BaseException:
@@ -226,7 +230,7 @@ class DirectoryLock:
         try:
             file = (directory / "lock").open("a+")
         except OSError as error:
-            raise _unusable(directory, error) from error
+            raise unusable(directory, error) from error
         try:
             for each in (self._directory, file):
                 fcntl.flock(each, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,5 +255,15 @@ class DirectoryLock:
         os.close(self._directory)
 
 
-def _unusable(directory: Path, error: OSError) -> StartupError:
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory *path* durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unusable(directory: Path, error: OSError) -> StartupError:
+    """Return the error about a data directory that cannot be used."""
     return StartupError(f"the data directory {directory} cannot be used: {error.strerror}")

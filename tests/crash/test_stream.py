@@ -1,0 +1,63 @@
+"""kill -9 in the middle of a stream of adds: what is sent again without an answer counts once."""
+
+import random
+import time
+from pathlib import Path
+
+import h11
+
+from tests.support.add_stream import line, open_stream
+from tests.support.server import Server, serving
+
+LINES = 1_500
+KILLS = 2
+
+
+async def test_a_stream_is_sent_again_until_all_is_answered(fast_dir: Path) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    async with serving(fast_dir / "data", fast_dir / "logs") as server:
+        now_us = time.time_ns() // 1_000
+        counted: dict[int, bool] = {}
+        for _ in range(KILLS):
+            await send_rest(server, counted, now_us, kill_after=draw.randrange(1, LINES // 4))
+            await server.start()
+        await send_rest(server, counted, now_us)
+        assert len(counted) == LINES
+        # A line that came too late has a definite answer, too.
+        expected = sum(delta(number) for number, is_counted in counted.items() if is_counted)
+        async with server.client() as rest:
+            assert await rest.count("c") == expected > 0
+
+
+def delta(number: int) -> int:
+    return 1 + number % 7
+
+
+async def send_rest(
+    server: Server, counted: dict[int, bool], now_us: int, kill_after: int = LINES + 1
+) -> None:
+    """Send the lines without an answer, kill the service after some answers, and note which lines
+    are counted, and which never will be."""
+    port = int(server.url.rpartition(":")[2])
+    left = [number for number in range(LINES) if number not in counted]
+    answers = 0
+    async with open_stream(port) as stream:
+        try:
+            for start in range(0, len(left), 500):
+                some = left[start : start + 500]
+                stream.send(*(line(each, delta(each), time_us=now_us) for each in some))
+                for number in some:
+                    answer = await stream.answer()
+                    assert answer is not None
+                    counted[number] = "delta" in answer
+                    assert answer.get("delta", delta(number)) == delta(number)
+                    assert counted[number] or answer["applied"] is False, answer
+                    answers += 1
+                    if answers == kill_after:
+                        server.kill()
+            stream.end()
+            assert await stream.answer() is None
+        except (ConnectionError, h11.RemoteProtocolError):
+            assert answers >= kill_after

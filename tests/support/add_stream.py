@@ -1,0 +1,99 @@
+"""A client of one stream of adds: sends lines, and reads their answers meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import h11
+
+from tests.support.bytes_on_wire import token
+from tests.support.problems import check_problem
+from tests.support.rest import Json
+from tests.support.times import START_US
+
+
+def line(number: int, delta: int = 1, counter: str = "c", time_us: int = START_US) -> bytes:
+    """An add under the token of *number*."""
+    item = {"counter": counter, "delta": delta, "idempotency_token": token(number, time_us)}
+    return json.dumps(item).encode() + b"\n"
+
+
+class AddStream:
+    """One stream: what is sent, and what comes back meanwhile."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.http = h11.Connection(h11.CLIENT)
+        self._received = b""
+
+    async def begin(self, *headers: tuple[str, str], namespace: str = "default") -> None:
+        path = f"/v1/namespaces/{namespace}/batch/add"
+        names = [("host", "localhost"), ("content-type", "application/x-ndjson")]
+        every = [*names, ("transfer-encoding", "chunked"), *headers]
+        self._send(h11.Request(method="POST", target=path, headers=every))
+
+    def _send(self, event: Any) -> None:
+        if data := self.http.send(event):
+            self.writer.write(data)
+
+    def send(self, *lines: bytes) -> None:
+        """Send *lines*, or parts of them, as one chunk."""
+        self._send(h11.Data(data=b"".join(lines)))
+
+    def end(self) -> None:
+        """End the request."""
+        self._send(h11.EndOfMessage())
+
+    async def event(self) -> Any:
+        """What comes next."""
+        async with asyncio.timeout(30):
+            while (found := self.http.next_event()) is h11.NEED_DATA:
+                self.http.receive_data(await self.reader.read(65_536))
+        return found
+
+    async def status(self) -> int:
+        """The status of the head; what the others need comes after it."""
+        while not isinstance(head := await self.event(), h11.Response):
+            assert head.status_code == 100
+        return int(head.status_code)
+
+    async def answer(self) -> Json | None:
+        """The next line of the answer; None at its end."""
+        while b"\n" not in self._received:
+            event = await self.event()
+            if isinstance(event, h11.EndOfMessage):
+                assert not self._received
+                return None
+            if isinstance(event, (h11.InformationalResponse, h11.Response)):
+                continue
+            assert isinstance(event, h11.Data), event
+            self._received += bytes(event.data)
+        text, _, self._received = self._received.partition(b"\n")
+        found: Json = json.loads(text)
+        if "code" in found:
+            check_problem(found)
+        return found
+
+    async def answers(self) -> list[Json]:
+        """All lines that still come."""
+        found = []
+        while (answer := await self.answer()) is not None:
+            found.append(answer)
+        return found
+
+
+@asynccontextmanager
+async def open_stream(
+    port: int, *headers: tuple[str, str], namespace: str = "default"
+) -> AsyncIterator[AddStream]:
+    """A stream to the service at *port* of this machine."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    stream = AddStream(reader, writer)
+    await stream.begin(*headers, namespace=namespace)
+    try:
+        yield stream
+    finally:
+        writer.close()
