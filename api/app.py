@@ -19,8 +19,11 @@ from api.http.hooks import Observer
 from api.http.load_shedding import Door
 from api.http.middleware import Front
 from api.http.routing import routes_of
+from api.routes.add_stream import AddStreams
 from api.routes.counters import CounterRoutes
+from api.routes.events import EventRoutes
 from api.routes.insight import InsightRoutes
+from api.routes.keys import KeyRoutes
 from api.routes.live import LiveRoutes
 from api.routes.namespaces import NamespaceRoutes
 from api.routes.reports import ReportRoutes
@@ -38,6 +41,7 @@ from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
+from counter.security.key_admin import KeyAdmin
 from counter.security.keys import KeyRing
 from counter.storage import clock_of, open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
@@ -76,6 +80,7 @@ class Application:
     connections: Connections
     tracing: Tracing
     live: LiveRoutes
+    streams: AddStreams
     #: Set when the rollup is to end; and when the drain began.
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     drains_since_s: float | None = None
@@ -120,11 +125,12 @@ class Application:
         self.health.is_leaving = True
 
     def drain(self) -> None:
-        """End the rollup and live streams while admitted requests are answered."""
+        """End the rollup and all streams while admitted requests are answered."""
         if self.drains_since_s is None:
             self.drains_since_s = time.monotonic()
             self.ending.set()
             self.live.close()
+            self.streams.close()
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for *tasks* to end during the rest of the drain time, then cancel them."""
@@ -228,9 +234,7 @@ def create_app(
             yield
 
     requests = RequestMetrics()
-    gate = _gate(keys, settings, clock)
-    connections = Connections()
-    door = Door(service.load)
+    gate, door, connections = _gate(keys, settings, clock), Door(service.load), Connections()
     exposition = Exposition(
         (
             Metrics(service, health, gate, door.bodies, connections.unfinished),
@@ -241,9 +245,10 @@ def create_app(
             *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
         )
     )
-    live = LiveRoutes(service, gate, shares_by_address=not settings.tls_in_front)
+    streams, live = _streams(settings, service, gate)
+    handlers = _handlers(settings, service, store, clock, guard, gate, streams)
     insight = InsightRoutes(service, store, clock, health, exposition)
-    routes = routes_of(*_handlers(settings, service, store, clock), live, insight)
+    routes = routes_of(*handlers, live, insight)
     site = site_of(routes, health, exposition, lifespan)
     front = Front(
         routes,
@@ -257,12 +262,13 @@ def create_app(
     )
     application = Application(
         *(front, site, service, worker, store, cache, settings, clock, guard, health),
+        keys=keys,
         requests=requests,
         exposition=exposition,
         connections=connections,
-        keys=keys,
         tracing=tracing,
         live=live,
+        streams=streams,
     )
     return application
 
@@ -275,6 +281,15 @@ def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
         hosts=HostRule(settings.hosts, any_host=settings.insecure),
         origins=settings.cors_origins,
     )
+
+
+def _streams(
+    settings: Settings, service: CounterService, gate: Gate
+) -> tuple[AddStreams, LiveRoutes]:
+    # Behind a proxy all streams come from one address.
+    shares = not settings.tls_in_front
+    adds = AddStreams(service, gate, settings.batch_items_max, shares_by_address=shares)
+    return adds, LiveRoutes(service, gate, shares_by_address=shares)
 
 
 def _worker(
@@ -313,12 +328,20 @@ def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:
 
 
 def _handlers(
-    settings: Settings, service: CounterService, store: Store, clock: Clock
+    settings: Settings,
+    service: CounterService,
+    store: Store,
+    clock: Clock,
+    guard: ClockGuard,
+    gate: Gate,
+    streams: AddStreams,
 ) -> tuple[object, ...]:
     """The handlers that need nothing but these, the hottest first: routes are tried in order."""
     admin_log = AdminLog(settings.audit_log, clock)
     return (
-        CounterRoutes(service, settings.batch_items_max),
+        CounterRoutes(service, settings.batch_items_max, streams),
+        EventRoutes(service, settings.batch_items_max),
         ReportRoutes(service, store, clock, admin_log),
         NamespaceRoutes(service, settings, admin_log),
+        KeyRoutes(KeyAdmin(store.keys, clock, guard), gate, clock, admin_log),
     )

@@ -25,8 +25,10 @@ async def in_turns(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
 
 async def pause(stop: asyncio.Event, seconds: float) -> bool:
     """Wait *seconds*, or until *stop* is set. Return whether it is set."""
+    # Not wait_for: before Python 3.12 it starts a task.
     with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
     return stop.is_set()
 
 

@@ -286,6 +286,13 @@ class OverloadedError(UnavailableError):
     title = "The service is overloaded"
 
 
+class StreamEndedError(UnavailableError):
+    """A stream of adds ends before its client ended it. Lines without an answer were not added."""
+
+    code = "stream_ended"
+    title = "The stream of adds ended"
+
+
 class RateLimitedError(UnavailableError):
     """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 
@@ -331,6 +338,10 @@ class SliceMissingError(UnavailableError):
 
 class StartupError(Exception):
     """The service cannot start; the message names the cause and the fix. Exit code 2."""
+
+
+class DamagedError(StartupError):
+    """What is stored is not what was written."""
 
 
 class RefusedError(StartupError):

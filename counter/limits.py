@@ -40,6 +40,10 @@ SPARE_REQUEST_US: Final = 500 * MILLISECOND
 FIRST_REQUEST_US: Final = 2 * SECOND
 BATCH_ITEMS_MAX: Final = 1_000
 ATOMIC_ITEMS_MAX: Final = 100
+#: Rules of a namespace for CloudEvents; an event that all of them match is one atomic add.
+EVENT_RULES_MAX: Final = 20
+#: The id, source, type and subject of a CloudEvent, and a rule's path into its data.
+EVENT_ATTRIBUTE_CHARS_MAX: Final = 1_024
 #: Live counts that one process streams at once, each to one watcher; how often it polls a watched
 #: counter; and after how long a watcher has to reconnect.
 LIVE_STREAMS_MAX: Final = 200
@@ -48,9 +52,20 @@ LIVE_STREAMS_PER_KEY_MAX: Final = 50
 LIVE_STREAMS_PER_ADDRESS_MAX: Final = 100
 LIVE_LOOK_US: Final = 500 * MILLISECOND
 LIVE_STREAM_US: Final = 5 * MINUTE
+#: Streams of adds that one process answers at once; the share of a key and of an address; the bytes
+#: of one that wait for a commit; its longest line; and how long it may send none.
+ADD_STREAMS_MAX: Final = 200
+ADD_STREAMS_PER_KEY_MAX: Final = 50
+ADD_STREAMS_PER_ADDRESS_MAX: Final = 100
+ADD_STREAM_BYTES_MAX: Final = 256 * 1024
+ADD_STREAM_LINE_BYTES_MAX: Final = 16 * 1024
+ADD_STREAM_SILENCE_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100
 BUSIEST_MAX: Final = 100
+#: Counters that one request reads, in parts of BATCH_ITEMS_MAX: to list them by count, or as
+#: metrics, because a scrape has no pages.
+COUNTERS_TOGETHER_MAX: Final = 10_000
 HISTORY_POINTS_MAX: Final = 10_000
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a process may take to finish its work after SIGTERM.
@@ -77,9 +92,10 @@ PENDING_WRITES_MAX: Final = 50_000
 WRITE_WAIT_MAX_US: Final = 500 * MILLISECOND
 #: Adds that are always admitted, so that a recovery can be measured.
 TRICKLE_WRITES: Final = 512
-#: Late tokens being resolved at once, over all requests of one process, and those that wait for it.
+#: Late tokens being resolved at once, over all requests of one process; the adds of these and of
+#: those that wait.
 RESOLUTIONS_AT_ONCE_MAX: Final = 64
-RESOLUTIONS_MAX: Final = 4_096
+RESOLUTIONS_MAX: Final = 20_000
 #: Bodies that are being read, over all connections of one process.
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 #: SQLite's write-ahead log grows while any reader needs older pages. Past this size writes are
@@ -136,7 +152,10 @@ TIME_MAX_US: Final = 7_258_118_400 * SECOND
 
 invariant(BATCH_ITEMS_MAX <= PENDING_WRITES_MAX, "one full batch must fit the write queue")
 invariant(TRICKLE_WRITES <= PENDING_WRITES_MAX, "a trickle of adds fits the write queue")
-invariant(BATCH_ITEMS_MAX <= RESOLUTIONS_MAX, "one full batch of late tokens may be resolved")
+invariant(
+    EVENT_RULES_MAX * BATCH_ITEMS_MAX <= RESOLUTIONS_MAX,
+    "one full batch of late events that every rule matches may be resolved",
+)
 invariant(
     6 * 2 * COUNTER_NAME_CHARS_MAX < VALUE_EXPLAINED_BYTES_MAX,
     "a counter's name fits a value, even with each character as two escaped surrogates",
@@ -144,6 +163,11 @@ invariant(
 invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies fit in memory")
 invariant(HEAD_BYTES_MAX * 64 <= UNFINISHED_BYTES_MAX, "many of the largest heads fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
+invariant(EVENT_RULES_MAX <= ATOMIC_ITEMS_MAX, "what an event adds is an atomic add")
+invariant(
+    EVENT_RULES_MAX * BATCH_ITEMS_MAX <= PENDING_WRITES_MAX,
+    "one full batch of events that every rule matches must fit the write queue",
+)
 invariant(4 * WAL_BYTES_KEPT <= WAL_BYTES_MAX, "what is kept of a log is well below its limit")
 invariant(URL_BYTES_MAX < HEAD_BYTES_MAX, "a URL is a part of a head")
 invariant(
@@ -154,7 +178,24 @@ invariant(
     2 * LIVE_STREAMS_PER_KEY_MAX <= 2 * LIVE_STREAMS_PER_ADDRESS_MAX <= LIVE_STREAMS_MAX,
     "neither one key nor one address has more than half of the live streams",
 )
+invariant(
+    2 * ADD_STREAMS_PER_KEY_MAX <= 2 * ADD_STREAMS_PER_ADDRESS_MAX <= ADD_STREAMS_MAX,
+    "neither one key nor one address has more than half of the streams of adds",
+)
+invariant(
+    4 * ADD_STREAM_LINE_BYTES_MAX <= ADD_STREAM_BYTES_MAX, "a stream holds several of its lines"
+)
+invariant(
+    2 * ADD_STREAMS_MAX * ADD_STREAM_BYTES_MAX <= BODIES_BYTES_MAX,
+    "all streams hold less than bodies may",
+)
+invariant(
+    2 * VALUE_EXPLAINED_BYTES_MAX <= ADD_STREAM_LINE_BYTES_MAX,
+    "a line fits a counter's name and more",
+)
 invariant(PAGE_ITEMS_DEFAULT <= PAGE_ITEMS_MAX, "the default page is no larger than the largest")
+invariant(PAGE_ITEMS_MAX <= BATCH_ITEMS_MAX, "the counts of a page are read as one batch is")
+invariant(PAGE_ITEMS_MAX <= COUNTERS_TOGETHER_MAX, "a full page may be ordered by count")
 invariant(
     2 * DIRECTORY_READ_US <= DIRECTORY_AGE_MAX_US,
     "a copy of the directory outlives a reading that fails",

@@ -86,8 +86,9 @@ class ControlPlane(Protocol):
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
-        """Return names of counters in code point order, after *after*: all that were ever
-        written."""
+        """Return names of counters in code point order, after *after*: all that were ever written,
+        except those that were deleted and have no later event. Of a deleted counter, the name may
+        be missing until the rollup has passed the window of that event."""
         ...
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
@@ -350,7 +351,8 @@ class RollupStore(Protocol):
 
         A checkpoint or settled fold does not replace a later one, and a row does not replace one
         from a batch up to a later instant. Rows that start at or before ``settled`` are deleted,
-        and late writes of them stay hidden. Exactly ``pending_done`` are removed.
+        and late writes of them stay hidden. Exactly ``pending_done`` are removed; if deletes are
+        among them, the counter is listed again, unless there is a later one.
         """
         ...
 
@@ -373,7 +375,8 @@ class RollupStore(Protocol):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        """Write pending recounts to the counters' own partitions; idempotent."""
+        """Write pending recounts to the counters' own partitions; idempotent. Deletes among them
+        take the counters off the list: an event that is later than the delete lists one again."""
         ...
 
 

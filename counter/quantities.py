@@ -35,6 +35,11 @@ def parse_number(text: str) -> Fraction:
     return number
 
 
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """Return *number* with *one* if it is 1, else with *many*: by default *one* and an ``s``."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def parse_count(text: str) -> int:
     """Return a whole number in the form of :func:`parse_number`. Raises ValueError."""
     number = parse_number(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, NamedTuple, Self
 
@@ -122,11 +122,24 @@ class Checkpoint(NamedTuple):
     count: int  # type: ignore[assignment]  # no caller uses tuple.count()
 
 
+#: The ``recount_us`` of a :class:`Pending` that is a delete. Before every window.
+DELETED: Final = -1
+
+
 class Pending(NamedTuple):
-    """A pending recount of window *recount_us*, which the rollup of window *window_us* will do."""
+    """A pending recount of window *recount_us*, which the rollup of window *window_us* will do.
+
+    If *recount_us* is DELETED, the counter was deleted at *window_us*: it is not listed until it
+    has a later event.
+    """
 
     recount_us: int
     window_us: int
+
+    @property
+    def is_delete(self) -> bool:
+        """Return whether it is a delete and no recount."""
+        return self.recount_us == DELETED
 
 
 class Head(NamedTuple):
@@ -215,8 +228,19 @@ class Era(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class EventRule:
+    """What CloudEvents of a type add: *delta* to *counter*, which :mod:`counter.core.event_rules`
+    reads from the event."""
+
+    type: str
+    counter: str
+    delta: int | str = 1
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceSettings:
-    """The settings of a namespace. Changeable: accept and future limit, payload check, TTLs."""
+    """The settings of a namespace. Changeable: accept and future limit, payload check, TTLs, rates,
+    event rules."""
 
     counter_type: CounterType
     dataset: str
@@ -230,13 +254,25 @@ class NamespaceSettings:
     #: Requests that each process accepts per second, from all callers together; 0 for no bound.
     requests_per_s: int = 0
     adds_per_s: int = 0
+    event_rules: tuple[EventRule, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return what stores keep as JSON. Without event rules it names none, because versions of
+        the program that do not know them read it, too."""
+        document = asdict(self)
+        if not self.event_rules:
+            del document["event_rules"]
+        return document
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """Return the settings that ``dataclasses.asdict`` made *document* of, read from JSON."""
-        counter_type = CounterType(document["counter_type"])
-        check = PayloadCheck(document["payload_check"])
-        return cls(**{**document, "counter_type": counter_type, "payload_check": check})
+        """Return the settings that :meth:`document` returned, read from JSON."""
+        read = {
+            "counter_type": CounterType(document["counter_type"]),
+            "payload_check": PayloadCheck(document["payload_check"]),
+            "event_rules": tuple(EventRule(**each) for each in document.get("event_rules", ())),
+        }
+        return cls(**{**document, **read})
 
 
 @dataclass(frozen=True, slots=True)

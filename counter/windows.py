@@ -7,7 +7,12 @@ process is within ``clock_skew_max`` of the store, so two of them differ by at m
 
 from __future__ import annotations
 
-from counter.limits import CLOCK_DRIFT_PER_S_US, DIRECTORY_AGE_MAX_US, SECOND
+from counter.limits import (
+    CLOCK_DRIFT_PER_S_US,
+    DIRECTORY_AGE_MAX_US,
+    SECOND,
+    STORE_CLOCK_STEP_MAX_US,
+)
 from counter.types import Dataset, Namespace, NamespaceSettings
 
 
@@ -28,6 +33,31 @@ def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
 def closing_lag(dataset: Dataset) -> int:
     """Return how long past ``end + accept_limit`` a window stays open."""
     return dataset.write_timeout_us + 2 * dataset.clock_skew_max_us
+
+
+def deciding_time(dataset: Dataset, window_us: int, accept_limit_us: int) -> int:
+    """Return how long before the end of retention a late token is decided for the last time: the
+    recount that this leaves must be done before its events go."""
+    lag_us = accept_limit_us + closing_lag(dataset)
+    return 2 * (window_us + lag_us + dataset.clock_skew_max_us)
+
+
+def honoured_for(namespace: Namespace, *, is_key: bool) -> int:
+    """Return how long after its time a token surely gets a definite answer; if *is_key*, how long
+    an arbitrary key also stays the same add, from when it was first seen.
+
+    The store's clock may step a little ahead unnoticed, and one process's clock may be ahead of
+    that of another, which wrote the key's time.
+    """
+    settings, dataset = namespace.settings, namespace.dataset
+    limits_us = [era.accept_limit_us for era in namespace.eras]
+    margin_us = deciding_time(dataset, settings.rollup_window_us, max(limits_us))
+    # On time, the write itself answers.
+    known_us = max(dataset.retention_us - margin_us - STORE_CLOCK_STEP_MAX_US, min(limits_us))
+    if not is_key:
+        return known_us
+    kept_us = settings.key_ttl_us - STORE_CLOCK_STEP_MAX_US - 2 * dataset.clock_skew_max_us
+    return min(known_us, max(kept_us, 0))
 
 
 def settling_time(dataset: Dataset) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
@@ -15,7 +15,7 @@ from counter.limits import SECOND, TIME_MAX_US
 from counter.metrics import NUMBER_BOUNDS, Histogram
 from counter.ports import Cache, Store
 from counter.telemetry.tracing import Tracing
-from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, Pending, WindowRow
 from rollup.limiter import Limiter
 from rollup.partitions import Partitions
 from rollup.roller import Batch, Dirt, Plan, group, plan, update
@@ -144,6 +144,7 @@ class BatchRoller:
         folds = iter(
             await self.store.events.sums(namespace, wanted, counted=counted) if wanted else ()
         )
+        undone = await self._undone(namespace, plans)
         self.recounts += sum(len(each.recounts) for each in plans)
         entries: _Entries = []
         for start in range(0, len(plans), self.batch_counters):
@@ -152,11 +153,42 @@ class BatchRoller:
                 for each in some:
                     known = dirty[each.counter].folds
                     sums = {at: known[at] if at in known else next(folds) for at in each.sums}
-                    updates.append(update(each, sums, rows.get(each.counter, ()), batch))
+                    updates.append(
+                        update(
+                            each,
+                            sums,
+                            rows.get(each.counter, ()),
+                            batch,
+                            undone.get(each.counter, ()),
+                        )
+                    )
             await self.store.rollups.apply(namespace, updates, through_us=batch.through_us)
             self.sizes.observe(len(updates))
             entries += [(each.counter, each.checkpoint) for each in updates]
         return entries
+
+    async def _undone(
+        self, namespace: Namespace, plans: Sequence[Plan]
+    ) -> Mapping[str, Collection[Pending]]:
+        """Return the deletes of each counter that a later event has followed, or a later delete.
+
+        Processes remember which names are listed, so an event after a delete may not have listed
+        the name again. Its window is dirty, so the worker sees it here.
+        """
+        undone: dict[str, Collection[Pending]] = {}
+        for each in plans:
+            deletes = sorted(pending for pending in each.head.pending if pending.is_delete)
+            if deletes:
+                later = await self.store.events.scan(
+                    namespace,
+                    each.counter,
+                    from_us=deletes[-1].window_us + 1,
+                    to_us=TIME_MAX_US,
+                    before=None,
+                    limit=1,
+                )
+                undone[each.counter] = deletes if later else deletes[:-1]
+        return undone
 
     async def _tell_cache(self, namespace: Namespace, entries: _Entries) -> None:
         async for some in in_turns(entries):

@@ -6,12 +6,12 @@ recount replaces rows and never adjusts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from counter.core.read import recounts_of
 from counter.folds import fold_rows
-from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, Pending, WindowRow
 
 
 @dataclass(slots=True)
@@ -94,12 +94,16 @@ def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
 
 
 def update(
-    plan: Plan, sums: Mapping[int, Fold], rows: Sequence[WindowRow], batch: Batch
+    plan: Plan,
+    sums: Mapping[int, Fold],
+    rows: Sequence[WindowRow],
+    batch: Batch,
+    undone: Collection[Pending] = (),
 ) -> CounterUpdate:
     """Return the batch to write for a counter.
 
     *sums* has the fold of each window of ``plan.sums``; *rows* the partition's rows after
-    ``settled`` if ``plan.whole``, else nothing.
+    ``settled`` if ``plan.whole``, else nothing; *undone* the deletes that something has followed.
     """
     head = plan.head
     target_us = max(batch.through_us, head.checkpoint.time_us)
@@ -119,8 +123,12 @@ def update(
     done = tuple(
         each
         for each in head.pending
-        if each.window_us + batch.window_size_us - 1 <= batch.through_us
-        and each.recount_us <= target_us
+        if (
+            each in undone
+            if each.is_delete
+            else each.window_us + batch.window_size_us - 1 <= batch.through_us
+            and each.recount_us <= target_us
+        )
     )
     return CounterUpdate(
         counter=plan.counter,

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
-from counter.background import first_of
+from counter.background import pause
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
@@ -127,6 +127,8 @@ class RollupWorker:
         self._maintained_us = -_MAINTENANCE_EVERY_US
         self._looked_us = clock.boottime_us()
         self._stop = asyncio.Event()
+        #: Set when this worker got shards, or is to stop.
+        self._wake = asyncio.Event() if leases is None else leases.taken
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
         #: passed stays passed, even if another worker works on the shard.
         self._passed_us: dict[_Shard, int] = {}
@@ -176,6 +178,7 @@ class RollupWorker:
         self._stop = stop
         enough = asyncio.Event()
         keeping = auditing = None
+        waking = asyncio.create_task(self._wake_at(stop))
         if self.audits is not None:
             auditing = asyncio.create_task(self.audits.run(stop, lambda: self.maintains))
         if self._leases is not None:
@@ -183,7 +186,9 @@ class RollupWorker:
         try:
             while not stop.is_set():
                 await self._attempt("look", "all", self._look)
-                await self._rest(stop)
+                # One event for both, because this waits several times a second.
+                await pause(self._wake, self._pause_us() / SECOND)
+                self._wake.clear()
             if self._under_way:
                 await asyncio.wait(self._under_way.values(), timeout=drain_us / 2 / SECOND)
         finally:
@@ -193,17 +198,16 @@ class RollupWorker:
             await asyncio.gather(*left, return_exceptions=True)
             if auditing is not None:
                 auditing.cancel()
+            waking.cancel()
             enough.set()
             if self._leases is not None and keeping is not None:
                 await keeping
                 await self._leases.leave()
 
-    async def _rest(self, stop: asyncio.Event) -> None:
-        """Pause until *stop* is set, shards become ours, or the time is over."""
-        events = [stop] if self._leases is None else [stop, self._leases.taken]
-        await first_of(*events, seconds=self._pause_us() / SECOND)
-        if self._leases is not None:
-            self._leases.taken.clear()
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        """Wake the worker when *stop* is set."""
+        await stop.wait()
+        self._wake.set()
 
     async def tick(self) -> int:
         """Do one pass over slices and shards; return how many counters were written.

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.document.problem_page import shapes
 from api.http.problems import PROBLEM_TYPE, problem_of, problem_types
-from api.http.routing import ETAG, REPLAYED, Route, headers_of, problem_name
+from api.http.routing import ETAG, REPLAYED, TTL, Route, headers_of, problem_name
 from counter.limits import INT64_MAX
 
 DESCRIPTION: Final = (
@@ -20,9 +20,11 @@ DESCRIPTION: Final = (
 TAGS: Final = (
     {"name": "counters", "description": "Add to a counter, read it, clear it."},
     {"name": "batches", "description": "The same for many counters in one request."},
+    {"name": "events", "description": "CloudEvents, which rules map to counters."},
     {"name": "history", "description": "Events, charts, names and recounts."},
     {"name": "namespaces", "description": "Settings that counters share."},
     {"name": "tokens", "description": "Idempotency tokens made by the service."},
+    {"name": "keys", "description": "API keys: list, create, revoke."},
     {"name": "insight", "description": "How the service does."},
     {"name": "service", "description": "Health, metrics and what problems mean."},
 )
@@ -42,6 +44,11 @@ def _header(description: str, schema: Mapping[str, Any] = _TEXT) -> dict[str, An
 _HEADERS: Final[Mapping[str, Any]] = {
     "X-Request-Id": _header("The request's name in every log: the client's own, or a new one."),
     REPLAYED: _header("`true` if the token was counted before.", {**_TEXT, "const": "true"}),
+    TTL: _header(
+        "Seconds from the token's time, or from the first use of an arbitrary key, in which a retry"
+        " is not a second add and gets a definite answer. Also on problems.",
+        _INTEGER,
+    ),
     ETAG: _header("The version of the settings, for `If-Match`."),
     "Retry-After": _header("Seconds to wait before the next try.", _INTEGER),
     "WWW-Authenticate": _header("The scheme of keys."),

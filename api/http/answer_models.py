@@ -12,7 +12,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.models import TOKEN_EXAMPLE, DurationOut, Int64, NamespaceBody, TimeOut, example
+from api.http.models import (
+    TOKEN_EXAMPLE,
+    DurationOut,
+    EventRuleBody,
+    Int64,
+    KeyLimits,
+    NamespaceBody,
+    TimeOut,
+    example,
+)
 from api.http.problems import problem_types
 from counter.core.results import TALLIES
 from counter.types import Accuracy, CounterType, PayloadCheck
@@ -55,7 +64,8 @@ _OF_ANY_SIZE: Final = (
 class Answer(BaseModel):
     """Exactly these members."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Most are built for the OpenAPI document alone: at import they would take 14 ms of each start.
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class Problem(BaseModel):
@@ -174,6 +184,9 @@ class CountersAnswer(Answer):
     model_config = example({"counters": ["likes", "views"], "next_page": "WyJ2aWV3cyJd"})
 
     counters: list[str]
+    counts: list[CountAnswer] | SkipJsonSchema[None] = Field(
+        None, description="Their counts, in the same order, if they were asked for."
+    )
     next_page: _Page
 
 
@@ -199,6 +212,40 @@ class AtomicAddAnswer(Answer):
     results: list[AddAnswer]
 
 
+class CloudEventAdd(Answer):
+    counter: str
+    delta: Int64
+
+
+class CloudEventOutcome(Answer):
+    source: str
+    id: str
+    outcome: Literal["original", "replayed", "untold", "ignored"] = Field(
+        description="New; counted before; counted, but the store was not asked whether before; of"
+        " a type without a rule."
+    )
+    adds: list[CloudEventAdd]
+
+
+class CloudEventsAnswer(Answer):
+    """What was counted of each event, in order."""
+
+    model_config = example(
+        {
+            "results": [
+                {
+                    "source": "/shop",
+                    "id": "4711",
+                    "outcome": "original",
+                    "adds": [{"counter": "orders.17", "delta": 2}],
+                }
+            ]
+        }
+    )
+
+    results: list[CloudEventOutcome]
+
+
 def _as_set(name: str) -> Any:
     """A setting, described as in the body that sets it."""
     return Field(description=NamespaceBody.model_fields[name].description)
@@ -220,6 +267,9 @@ class NamespaceAnswer(Answer):
     cache_ttl: DurationOut = _as_set("cache_ttl")
     requests_per_s: int = _as_set("requests_per_s")
     adds_per_s: int = _as_set("adds_per_s")
+    event_rules: list[EventRuleBody] | SkipJsonSchema[None] = Field(
+        None, description="What CloudEvents add; not there without rules."
+    )
 
 
 class NamespacePutAnswer(NamespaceAnswer):
@@ -320,6 +370,48 @@ class TokensAnswer(Answer):
     model_config = example({"tokens": [TOKEN_EXAMPLE]})
 
     tokens: list[IssuedToken]
+
+
+_KEY: Final[Mapping[str, Any]] = {
+    "id": "5k2mvw6xq7ab",
+    "label": "shop",
+    "namespaces": ["team-*"],
+    "scope": "write",
+    "limits": {"adds_per_s": 1000.0},
+    "created_at": _TIME,
+    "state": "valid",
+}
+_Moment = Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+
+
+class KeyAnswer(Answer):
+    """A key as lists show it, without its secret."""
+
+    model_config = example(_KEY)
+
+    id: str = Field(description="Its name in lists and logs: `ck_<id>_...` is the key.")
+    label: str
+    namespaces: list[str]
+    scope: Literal["read", "write", "admin"]
+    limits: KeyLimits
+    created_at: _Moment
+    expires_at: _Moment = None
+    revoked_at: _Moment = None
+    last_used: _Moment = Field(None, description="To about two minutes.")
+    replaced_by: str | None = Field(None, description="The key that it was rotated to.")
+    state: Literal["valid", "replaced", "expired", "revoked"]
+
+
+class KeyPostAnswer(KeyAnswer):
+    model_config = example({"key": "ck_5k2mvw6xq7ab_...", **_KEY})
+
+    key: str = Field(description="The key, which no other answer shows.")
+
+
+class KeysAnswer(Answer):
+    model_config = example({"keys": [_KEY]})
+
+    keys: list[KeyAnswer]
 
 
 class HealthAnswer(Answer):

@@ -16,7 +16,9 @@ from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.results import Added
 from counter.errors import CounterError, RateLimitedError
+from counter.limits import SECOND
 from counter.types import Accuracy, CounterType, Namespace
+from counter.windows import honoured_for
 
 _REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 _REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
@@ -40,6 +42,15 @@ def problem_reply(error: CounterError) -> Reply:
         headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
         headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
     return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+
+
+def ttl_header(namespace: Namespace, *, is_key: bool) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the header that says how long a token is honoured, or an arbitrary key; none if the
+    namespace has no tokens."""
+    if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+        return ()
+    seconds = honoured_for(namespace, is_key=is_key) // SECOND
+    return ((b"idempotency-ttl", b"%d" % seconds),)
 
 
 def json_text(text: str) -> str:
@@ -124,3 +135,24 @@ def count_reply(name: str, count: Count) -> Reply:
     """Return the answer to a get in namespace *name*; cached, because a hot counter's is the same
     many times."""
     return Reply(200, count_text(name, count).encode())
+
+
+def metrics_head(name: str, as_of_us: int) -> str:
+    """Return the beginning of the exposition of namespace *name*: the instant that its counts are
+    exact for, or later ones, and the family of the counts, whose samples follow.
+
+    No sample has a timestamp: Prometheus would not mark its series as stale when it is gone.
+    """
+    as_of = "counter_value_as_of_timestamp_seconds"
+    return (
+        f"# TYPE {as_of} gauge\n# UNIT {as_of} seconds\n"
+        f"# HELP {as_of} Unix time up to which every count includes all adds.\n"
+        f'{as_of}{{namespace="{name}"}} {as_of_us // SECOND}.{as_of_us % SECOND:06}\n'
+        "# TYPE counter_value gauge\n# HELP counter_value Rolled-up count of a counter.\n"
+    )
+
+
+def metric_text(name: str, count: Count) -> str:
+    """Return the sample of a count in namespace *name*."""
+    counter = count.counter.replace("\\", r"\\").replace('"', r"\"")
+    return f'counter_value{{namespace="{name}",counter="{counter}"}} {count.count}\n'

@@ -127,18 +127,18 @@ class Caller:
         wanted = scope.name.lower()
         raise ScopeInsufficientError(f"{self.name} {why} {wanted}", scope=wanted)
 
-    def reserve(self) -> None:
-        """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
-        self._take("reservations")
+    def reserve(self, count: int) -> None:
+        """See :class:`counter.core.rate_limits.Allowance`."""
+        self._take("reservations", count)
 
-    def resolve(self) -> None:
-        """Take one resolution of a late token. Raises RateLimitedError."""
-        self._take("resolutions")
+    def resolve(self, count: int, *, overdraws: bool) -> None:
+        """See :class:`counter.core.rate_limits.Allowance`."""
+        self._take("resolutions", count, overdraws=overdraws)
 
-    def _take(self, name: str) -> None:
+    def _take(self, name: str, count: int, *, overdraws: bool = False) -> None:
         bucket = self._buckets.get(name)
         if bucket is not None:
-            self._gate.take(bucket, 1)
+            self._gate.take(bucket, count, overdraws=overdraws)
 
     def forget_meters(self) -> None:
         """Look up the buckets of namespaces again."""
@@ -329,10 +329,10 @@ class Gate:
                     taken.give_back(amount)
                 raise self._refused(bucket, now_s)
 
-    def take(self, bucket: TokenBucket, amount: int) -> None:
-        """Take *amount* from *bucket*. Raises RateLimitedError."""
+    def take(self, bucket: TokenBucket, amount: int, *, overdraws: bool) -> None:
+        """Take *amount* from *bucket*. Raises RateLimitedError, unless it *overdraws*."""
         now_s = self._now_s()
-        if not bucket.take(amount, now_s):
+        if not bucket.take(amount, now_s, overdraws=overdraws):
             raise self._refused(bucket, now_s)
 
     def _refused(self, bucket: TokenBucket, now_s: float) -> RateLimitedError:

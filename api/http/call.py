@@ -45,6 +45,7 @@ NDJSON: Final = b"application/x-ndjson"
 NO_CONTENT: Final = 204
 _NOT_MODIFIED: Final = 304
 CSV: Final = b"text/csv; charset=utf-8"
+OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class ClientGoneError(Exception):
@@ -74,6 +75,10 @@ class Reply(NamedTuple):
         length = b"%d" % len(self.body)
         return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
 
+    def with_headers(self, *more: tuple[bytes, bytes]) -> Reply:
+        """Return this answer with *more* headers."""
+        return self._replace(headers=(*self.headers, *more))
+
     async def send(self, send: Send) -> None:
         """Send the answer over ASGI."""
         head = {"type": "http.response.start", "status": self.status, "headers": [*self.head]}
@@ -93,9 +98,13 @@ def _free(_adds: int) -> None:
     """Take nothing: no rate limits the caller."""
 
 
+async def _open() -> None:
+    """Let every request in."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
-    """A request: its scope, and the parts of its path that name a namespace and a counter."""
+    """A request: its scope, and the parts of its path that name a namespace, a counter or a key."""
 
     scope: AsgiScope
     receive: Receive
@@ -103,6 +112,8 @@ class Call:
     request_id: str
     namespace: str = ""
     counter: str = ""
+    #: The id of a key in the path.
+    key_id: str = ""
     #: The namespace of that name; None if there is none.
     found: Namespace | None = None
     #: The caller; None before authentication.
@@ -112,6 +123,9 @@ class Call:
     admitted: bool = False
     #: Takes a number of adds from the caller's rates. Raises RateLimitedError.
     charge: Callable[[int], None] = _free
+    #: Called when the body is complete. Raises OverloadedError if the write would wait for too
+    #: long.
+    let_in: Callable[[], Awaitable[None]] = _open
     #: The memory that all bodies share, and how many bytes of it this one holds.
     room: Bounded | None = None
     held: int = 0
@@ -174,6 +188,7 @@ class Call:
             if size > self.body_bytes_max:
                 raise self._too_large(size)
             is_whole = not message.get("more_body", False)
+        await self.let_in()
         return b"".join(parts)
 
     async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:

@@ -18,7 +18,8 @@ _SENT: Final = (
     b" traceparent, tracestate, x-request-id"
 )
 _SHOWN: Final = (
-    b"etag, idempotency-replayed, ratelimit, ratelimit-policy, retry-after, x-request-id"
+    b"etag, idempotency-replayed, idempotency-ttl, ratelimit, ratelimit-policy, retry-after,"
+    b" x-request-id"
 )
 #: How long a browser may cache the permissions.
 _REMEMBERED_S: Final = b"600"

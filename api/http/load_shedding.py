@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from api.http.answers import problem_reply
-from api.http.call import Message, Receive, Reply
+from api.http.call import Reply
 from counter import limits
 from counter.core.admission import Bounded, Load
 from counter.durations import parse_duration
@@ -91,23 +91,13 @@ class Door:
     def _begin_turn(self) -> None:
         self._answered_in_turn = 0
 
-    def guarded(self, receive: Receive, timeout: bytes | None) -> Receive:
-        """Wrap *receive* of a request: its last message raises OverloadedError, after a delay, for
-        such a write, and InvalidParameterError.
+    async def let_in(self, timeout: bytes | None) -> None:
+        """Raise OverloadedError, after a delay, for such a write, and InvalidParameterError.
 
-        The check is made when the body is complete and the write follows at once: so requests of
-        one turn of the event loop are admitted with all the others counted.
+        Called when the body is complete and the write follows at once: so requests of one turn of
+        the event loop are admitted with all the others counted.
         """
-
-        async def receive_and_look() -> Message:
-            message = await receive()
-            if not message.get("more_body", False):
-                await self._let_in(None if timeout is None else timeout_us(timeout))
-            return message
-
-        return receive_and_look
-
-    async def _let_in(self, within_us: int | None) -> None:
+        within_us = None if timeout is None else timeout_us(timeout)
         try:
             self._load.check(within_us)
         except OverloadedError:

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 
-from api.http.answers import problem_reply
+from api.http.answers import problem_reply, ttl_header
 from api.http.auth import Caller, Gate
 from api.http.call import (
     AsgiScope,
@@ -155,9 +155,7 @@ class Front:
     def _nothing_at(self, scope: AsgiScope, path: str, error: HTTPException) -> CounterError:
         """Return the error for a path, or a method on it, that no route has."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-            # `counter serve` prints this address, and terminals make it a link.
-            hint = "; /console is a page for people, and /docs describes the API" * (path == "/")
-            return NotFoundError(f"there is nothing at {path[:200]!r}{hint}")
+            return NotFoundError(f"there is nothing at {path[:200]!r}")
         routes = [each for each in self.routes.values() if each.path_regex.match(scope["path"])]
         methods = [each.method for each in routes] or ["GET"]
         return MethodNotAllowedError(
@@ -207,6 +205,9 @@ class Front:
                 reply = problem_reply(let_in)
             else:
                 reply = await self._answer(call, *let_in)
+                if reply is not None and call.found is not None and let_in[0].takes_tokens:
+                    is_key = not call.key_is_token and call.header(b"idempotency-key") is not None
+                    reply = reply.with_headers(*ttl_header(call.found, is_key=is_key))
         finally:
             # Also after a cancellation, because a span that does not end is never exported.
             for ended in watching:
@@ -238,6 +239,7 @@ class Front:
                     raise found
                 call.route = found
                 call.namespace = names.get("namespace", "")
+                call.key_id = names.get("key", "")
                 if "counter" in names:
                     call.counter = counter_of_segment(names["counter"].encode("latin-1"))
                 caller.require(found.scope, call.namespace)
@@ -253,7 +255,7 @@ class Front:
         name, call.room = call.namespace, self.door.bodies
         try:
             if route.writes:
-                call.receive = self.door.guarded(call.receive, call.header(TIMEOUT_HEADER))
+                call.let_in = partial(self.door.let_in, call.header(TIMEOUT_HEADER))
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
             call.found = self._namespaces.find(name)

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from enum import StrEnum
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Final, NotRequired, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NotRequired,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -35,6 +46,7 @@ from counter.clock import to_rfc3339, to_us
 from counter.durations import format_duration, parse_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
+from counter.security.key_admin import LABEL_CHARS_MAX, NAMESPACES_MAX, RATE_MAX
 from counter.types import CounterType, PayloadCheck
 
 
@@ -101,7 +113,7 @@ class TokenBody(TypedDict):
     """An idempotency token: make one per logical add, and send it again with every retry."""
 
     # What a batch holds many of is a dictionary: a model's instance takes twice as long to make.
-    # What the texts must look like is checked where they are read, in api.routes.counters.token_of:
+    # What the texts must look like is checked where they are read, in api.routes.items.token_of:
     # patterns here would cost more than the rest of an add's validation.
     token: Annotated[
         str,
@@ -195,6 +207,66 @@ class TokensBody(Body):
     count: int = Field(default=1, ge=1, le=limits.BATCH_ITEMS_MAX, description="How many.")
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """Leave the default out of *schema*: generators write none for a union."""
+    schema.pop("default", None)
+
+
+class EventRuleBody(Body):
+    """What CloudEvents of a type add to which counter."""
+
+    type: str = Field(
+        max_length=limits.EVENT_ATTRIBUTE_CHARS_MAX,
+        description="The type of events, or the start of types and `*`.",
+    )
+    counter: str = Field(
+        max_length=limits.EVENT_ATTRIBUTE_CHARS_MAX,
+        description="The counter; `{type}`, `{source}`, `{subject}` and paths such as"
+        " `{data.order.kind}` are filled in.",
+    )
+    delta: Int64 | str = Field(
+        default=1,
+        description="How much to add: an integer, 1 without it, or its path: `data.quantity`.",
+        json_schema_extra=_without_default,
+    )
+
+
+_AttributeText = Annotated[str, Field(min_length=1, max_length=limits.EVENT_ATTRIBUTE_CHARS_MAX)]
+
+
+class CloudEventBody(BaseModel):
+    """A CloudEvent in JSON. Extension attributes are ignored."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "specversion": "1.0",
+                    "id": "4711",
+                    "source": "/shop",
+                    "type": "order.paid",
+                    "subject": "17",
+                    "data": {"quantity": 2},
+                }
+            ]
+        },
+    )
+
+    specversion: Literal["1.0"]
+    id: _AttributeText = Field(description="Identifies the event, together with its source.")
+    source: _AttributeText
+    type: _AttributeText = Field(description="What the rules of the namespace are for.")
+    subject: _AttributeText | None = None
+    time: AwareDatetime | None = Field(
+        default=None, description="When it happened. It has no effect on counts."
+    )
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    data: Any = None
+    data_base64: str | None = None
+
+
 class ClientsBody(Body):
     """What the namespace's clients do. It is compared with the settings, and not kept."""
 
@@ -260,7 +332,42 @@ class NamespaceBody(Body):
         le=limits.RATE_PER_S_MAX,
         description="Adds that each process takes in a second; 0 for any number.",
     )
+    event_rules: list[EventRuleBody] | None = Field(
+        default=None,
+        max_length=limits.EVENT_RULES_MAX,
+        description="What CloudEvents add; all rules that match an event apply.",
+    )
     clients: ClientsBody | None = None
+
+
+class KeyLimits(Body):
+    """Rates per second, for each process; 0 for any number. What is left out is as in the settings,
+    or as that of the key that creates this one."""
+
+    requests_per_s: float | None = Field(default=None, ge=0, le=RATE_MAX)
+    adds_per_s: float | None = Field(default=None, ge=0, le=RATE_MAX)
+    reservations_per_s: float | None = Field(default=None, ge=0, le=RATE_MAX)
+    resolutions_per_s: float | None = Field(default=None, ge=0, le=RATE_MAX)
+
+
+class KeyBody(Body):
+    """What a new key allows: no more than the key that creates it."""
+
+    model_config = example({"namespaces": ["team-*"], "scope": "write", "expires": "90d"})
+
+    namespaces: list[str] = Field(
+        min_length=1,
+        max_length=NAMESPACES_MAX,
+        description="Names, beginnings of names and a `*`, or `*` for all.",
+    )
+    scope: Literal["read", "write", "admin"] = Field(
+        "read", description="Each allows what those before it do."
+    )
+    label: str = Field("", max_length=LABEL_CHARS_MAX, description="For people.")
+    expires: DurationText | None = Field(
+        default=None, description="How long it is valid; as long as the key that creates it."
+    )
+    limits: KeyLimits = Field(default_factory=KeyLimits, description="What it may do in a second.")
 
 
 class Query(BaseModel):
@@ -341,8 +448,33 @@ class PrefixQuery(Query):
     prefix: str | SkipJsonSchema[None] = Field(None, description="Only names that start with it.")
 
 
-class NamesQuery(PageQuery, PrefixQuery):
-    """A page of the names of counters."""
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+class CountersOrder(StrEnum):
+    NAME = "name"
+    COUNT_DOWN = "-count"
+
+
+class CountersQuery(PageQuery, PrefixQuery):
+    """A page of the counters of a namespace."""
+
+    counts: Annotated[bool, _parameter(_flag, "{name} is {text!r}, neither true nor false")] = (
+        Field(False, description="With their counts.")
+    )
+    order: Annotated[
+        CountersOrder, _parameter(CountersOrder, "{name} is {text!r}, neither name nor -count")
+    ] = Field(
+        CountersOrder.NAME,
+        description="`-count`: the largest first, with counts, of at most"
+        f" {limits.COUNTERS_TOGETHER_MAX} counters.",
+    )
+    max_staleness: _Duration | SkipJsonSchema[None] = Field(
+        None, description="How stale the counts may be; without it, as they are rolled up."
+    )
 
 
 class SpanQuery(Query):

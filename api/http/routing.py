@@ -39,6 +39,7 @@ _WITH_BODY: Final = frozenset({408, 413, 415})
 NAMESPACE: Final = "/v1/namespaces/{namespace}"
 COUNTER: Final = f"{NAMESPACE}/counters/{{counter}}"
 REPLAYED: Final = "Idempotency-Replayed"
+TTL: Final = "Idempotency-TTL"
 ETAG: Final = "ETag"
 
 Handler = Callable[..., Awaitable[Reply | BaseModel]]
@@ -49,6 +50,12 @@ class EventStream(Response):
     """The media type of ``live``."""
 
     media_type = "text/event-stream"
+
+
+class OpenMetrics(Response):
+    """The media type of a namespace's ``metrics``."""
+
+    media_type = "application/openmetrics-text"
 
 
 def call_of(request: Request) -> Call:
@@ -109,6 +116,8 @@ class Route(PlainRoute):
         self.latest = latest
         self.adds = adds
         self.shows = shows
+        #: Whether its requests have tokens, so that each answer says how long they are honoured.
+        self.takes_tokens = TTL in described.get("headers", ())
         self.takes_namespace = "namespace" in hints
         self.query: Any = _model(hints.get("query"))
         self.body: Any = _model(hints.get("body"))
@@ -163,7 +172,9 @@ class Route(PlainRoute):
             declares.insert(0, of_counter)
         elif "{namespace}" in self.path:
             declares.insert(0, of_namespace)
-        statuses = _ALWAYS.union(problems, {404} if "{namespace}" in self.path else ())
+        elif "{key}" in self.path:
+            declares.insert(0, of_key)
+        statuses = _ALWAYS.union(problems, {404} if "{" in self.path else ())
         if self.body is not None or any("body" in signature(each).parameters for each in declares):
             statuses |= _WITH_BODY
         own = {"headers": headers_of(*headers)}
@@ -264,6 +275,15 @@ _CounterName = Annotated[
 
 def of_namespace(namespace: _NamespaceName) -> None:
     """A path with a namespace."""
+
+
+def of_key(
+    key: Annotated[
+        str,
+        Path(pattern="^[a-z2-7]{12}$", description="The id of the key, never the key itself."),
+    ],
+) -> None:
+    """A path with a key."""
 
 
 def of_counter(namespace: _NamespaceName, counter: _CounterName) -> None:

@@ -39,8 +39,11 @@ class InsightRoutes:
     health: Health
     exposition: Exposition
     name: str = field(default_factory=worker_id)
-    #: The latest look at what is busy: of a namespace, over a span, when.
-    busy: tuple[tuple[int, int], int, Busiest] | None = None
+    #: How many looks at what is busy have begun; and the latest of each namespace and span that
+    #: requests still wait for, with its number.
+    looks: int = 0
+    busy: dict[tuple[int, int], tuple[int, Busiest]] = field(default_factory=dict)
+    waiting: int = 0
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @route("GET", f"{NAMESPACE}/shards", Scope.READ, tag="insight", shows="the rollup")
@@ -87,14 +90,27 @@ class InsightRoutes:
         )
 
     async def _look(self, namespace: Namespace, span_us: int) -> Busiest:
-        """One look at a time, and what it found for all who ask within a second."""
-        async with self.looking:
-            key, now_us = (namespace.id, span_us), self.clock.now_us()
-            if self.busy is not None and self.busy[0] == key and now_us - self.busy[1] < SECOND:
-                return self.busy[2]
-            found = await busiest(self.store, namespace, now_us, span_us=span_us, limit=BUSIEST_MAX)
-            self.busy = (key, now_us, found)
-            return found
+        """Return what a look found that began after the call.
+
+        There is one look at a time, and all calls that waited for it share the next one. So a
+        caller sees its own adds, and many consoles cost no more than one look after the other."""
+        earlier, key = self.looks, (namespace.id, span_us)
+        self.waiting += 1
+        try:
+            async with self.looking:
+                number, found = self.busy.get(key, (0, None))
+                if found is None or number <= earlier:
+                    self.looks += 1
+                    number, now_us = self.looks, self.clock.now_us()
+                    found = await busiest(
+                        self.store, namespace, now_us, span_us=span_us, limit=BUSIEST_MAX
+                    )
+                    self.busy[key] = number, found
+                return found
+        finally:
+            self.waiting -= 1
+            if not self.waiting:
+                self.busy.clear()
 
     @route("GET", "/v1/outcomes", Scope.READ, tag="insight")
     async def get_outcomes(

@@ -18,16 +18,14 @@ from fastapi import Query
 from api.http.answers import count_text
 from api.http.auth import Gate
 from api.http.call import Call, Reply
-from api.http.connections import peer_of
 from api.http.models import NoQuery
 from api.http.problems import problem_bytes
 from api.http.routing import COUNTER, CallOf, EventStream, InNamespace, route
-from api.http.streaming import StreamReply
+from api.http.streaming import EVENT_STREAM, StreamReply, Streams, stream_of
 from counter import limits
-from counter.core.admission import Shares
 from counter.core.read import Count
 from counter.core.service import CounterService
-from counter.errors import CounterError, NamespaceUnknownError, OverloadedError
+from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import SECOND
 from counter.types import Namespace, Scope
 
@@ -78,17 +76,17 @@ class LiveRoutes:
         self._service = service
         self._gate = gate
         self._now_s = now_s
-        #: The number of open streams, their maximum, how long each may last, and the time between
-        #: two reads.
-        self.streams = 0
-        self.streams_max = limits.LIVE_STREAMS_MAX
-        self.by_key = Shares(limits.LIVE_STREAMS_PER_KEY_MAX)
-        #: Behind a proxy all streams come from one address.
-        self.by_address = Shares(limits.LIVE_STREAMS_PER_ADDRESS_MAX if shares_by_address else 0)
+        self.streams = Streams(
+            "live streams",
+            "read the count by GET",
+            limits.LIVE_STREAMS_MAX,
+            limits.LIVE_STREAMS_PER_KEY_MAX,
+            limits.LIVE_STREAMS_PER_ADDRESS_MAX if shares_by_address else 0,
+        )
+        #: How long each may last, and the time between two reads.
         self.stream_s = limits.LIVE_STREAM_US / SECOND
         self.look_s = limits.LIVE_LOOK_US / SECOND
         self._watches: dict[tuple[int, str], _Watch] = {}
-        self._is_closed = False
 
     @route(
         "GET",
@@ -103,22 +101,17 @@ class LiveRoutes:
     ) -> Reply:
         """A counter's count as it changes, by server-sent events."""
         first = await self._service.reader.read_one(namespace, call.counter, None)
-        if self._is_closed or self.streams >= self.streams_max:
-            raise OverloadedError(
-                f"{self.streams} counts are shown live by this process, and at most"
-                f" {self.streams_max} can be; read the count by GET, or close a stream",
-                retry_after_us=SECOND,
-            )
-        give_back = self._take_shares(call)
-        self.streams += 1
+        leave = self.streams.enter(call)
         watch = self._join(namespace, call.counter, first)
         return StreamReply.of(
-            lambda: self._pieces(call, watch), lambda: self._leave(watch, give_back)
+            EVENT_STREAM,
+            stream_of(lambda: self._pieces(call, watch)),
+            lambda: self._leave(watch, leave),
         )
 
     def close(self) -> None:
         """End all streams and accept no more, on shutdown."""
-        self._is_closed = True
+        self.streams.is_closed = True
         for watch in self._watches.values():
             _wake(watch)
 
@@ -131,34 +124,8 @@ class LiveRoutes:
         watch.watchers += 1
         return watch
 
-    def _take_shares(self, call: Call) -> Callable[[], None]:
-        """Count a stream for the key and the address of *call*; return a function that ends the
-        count. Raises OverloadedError."""
-        address = peer_of(call.scope.get("client"))
-        key = call.caller.key if call.caller is not None else None
-        holders = [(self.by_key, key.id, f"the key {key.id}")] if key is not None else []
-        if address:
-            holders.append((self.by_address, address, address))
-        taken: list[tuple[Shares, str]] = []
-
-        def give_back() -> None:
-            for shares, holder in taken:
-                shares.give_back(holder)
-
-        for shares, holder, name in holders:
-            if not shares.take(holder):
-                give_back()
-                raise OverloadedError(
-                    f"{name} has {shares.most} live streams of this process already, as many as one"
-                    " may have; read the count by GET, or close a stream",
-                    retry_after_us=SECOND,
-                )
-            taken.append((shares, holder))
-        return give_back
-
-    def _leave(self, watch: _Watch, give_back: Callable[[], None]) -> None:
-        give_back()
-        self.streams -= 1
+    def _leave(self, watch: _Watch, leave: Callable[[], None]) -> None:
+        leave()
         watch.watchers -= 1
         if not watch.watchers:
             del self._watches[watch.namespace.id, watch.counter]
@@ -187,7 +154,7 @@ class LiveRoutes:
         """Yield the events of one stream."""
         sent: tuple[object, ...] = ()
         sent_s = beat_s = began_s = self._now_s()
-        while not self._is_closed:
+        while not self.streams.is_closed:
             found, looked, now_s = self._seen(call, watch), watch.looked, self._now_s()
             what = _what(found)
             again = now_s - sent_s >= _AGAIN_S and not isinstance(found, CounterError)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
@@ -34,7 +34,7 @@ from counter.errors import (
 )
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Namespace, NamespaceSettings, Scope
+from counter.types import EventRule, Namespace, NamespaceSettings, Scope
 
 _log = logging.getLogger("counter.namespaces")
 _DURATIONS: Final = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
@@ -198,7 +198,9 @@ class NamespaceRoutes:
 
 def _answer(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
     """A namespace as its owner set it."""
-    settings = {key.removesuffix("_us"): each for key, each in asdict(namespace.settings).items()}
+    settings = {
+        key.removesuffix("_us"): each for key, each in namespace.settings.document().items()
+    }
     return NamespacePutAnswer(
         namespace=namespace.name, created_at=namespace.created_at_us, **settings, **more
     )
@@ -220,6 +222,8 @@ def _changes(body: NamespaceBody) -> dict[str, Any]:
     for name, value in given.items():
         if value is None:
             raise InvalidBodyError(f"{name} is null; leave it out instead", field=name)
+    if "event_rules" in given:
+        given["event_rules"] = tuple(EventRule(**each) for each in given["event_rules"])
     return {f"{name}_us" if name in _DURATIONS else name: value for name, value in given.items()}
 
 

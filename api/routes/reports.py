@@ -1,12 +1,13 @@
-"""The routes of a counter's past: events, history, listing; and the recount."""
+"""The routes of a counter's past: events, history, listing, metrics; and the recount."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query
@@ -20,11 +21,20 @@ from api.http.answer_models import (
     PointAnswer,
     RecountAnswer,
 )
-from api.http.call import CSV, Reply
-from api.http.models import EventsQuery, HistoryQuery, NamesQuery, RecountBody
-from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, route
+from api.http.answers import count_text, json_text, metric_text, metrics_head
+from api.http.call import CSV, OPENMETRICS, Reply
+from api.http.models import (
+    CountersOrder,
+    CountersQuery,
+    EventsQuery,
+    HistoryQuery,
+    PrefixQuery,
+    RecountBody,
+)
+from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from counter import limits
 from counter.clock import to_rfc3339, to_us
+from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.durations import format_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
@@ -33,23 +43,29 @@ from counter.names import check_counter_name
 from counter.ports import Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Checkpoint, Event, Scope, WindowRow
+from counter.types import Checkpoint, Event, Namespace, Scope, WindowRow
 
 _Item = TypeVar("_Item")
 _CSV: Final[Mapping[str, Any]] = {
     "schema": {"type": "string"},
     "example": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n",
 }
+_METRICS: Final[Mapping[str, Any]] = {
+    "schema": {"type": "string"},
+    "example": 'counter_value{namespace="shop",counter="orders"} 12\n# EOF\n',
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRoutes:
-    """Handlers of ``events``, ``history``, ``recount`` and the listing of counters."""
+    """Handlers of ``events``, ``history``, ``recount``, ``metrics`` and the listing."""
 
     service: CounterService
     store: Store
     clock: Clock
     admin_log: AdminLog
+    #: One exposition is made at a time.
+    exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
     async def list_events(
@@ -119,23 +135,87 @@ class ReportRoutes:
 
     @route("GET", f"{NAMESPACE}/counters", Scope.READ, tag="history", shows="a listing")
     async def list_counters(
-        self, call: CallOf, namespace: InNamespace, query: Annotated[NamesQuery, Query()]
-    ) -> CountersAnswer:
-        """Names of counters in code point order."""
-        after = None
-        if query.page is not None:
-            (after,) = _parts(query.page, 1)
-        try:
-            for text in (query.prefix, after):
-                if text:
-                    check_counter_name(text)
-        except ValueError as error:
-            raise InvalidParameterError(f"prefix: {error}", field="prefix") from error
-        found = await self.store.control.counters(
-            namespace, prefix=query.prefix or "", after=after, limit=query.limit + 1
+        self, call: CallOf, namespace: InNamespace, query: Annotated[CountersQuery, Query()]
+    ) -> Annotated[Reply, CountersAnswer]:
+        """Names of counters, with their counts if they are asked for."""
+        by_count = query.order is CountersOrder.COUNT_DOWN
+        if query.max_staleness is not None and not (query.counts or by_count):
+            raise InvalidParameterError(
+                "max_staleness is of counts: add counts=true", field="max_staleness"
+            )
+        prefix, most = query.prefix or "", query.limit + 1
+        # The name that the page begins after, and the count of that name if these are in order.
+        place = (None, None) if query.page is None else _place_of_list(query.page, by_count)
+        _check_prefix(prefix, place[1])
+        if by_count:
+            found = await self.service.reader.largest(
+                namespace, prefix, query.max_staleness, after=place, limit=most
+            )
+            counts, last = _paged(found, query.limit, lambda each: [each.count, each.counter])
+            return _listed(namespace, [each.counter for each in counts], counts, last)
+        listed = await self.store.control.counters(
+            namespace, prefix=prefix, after=place[1], limit=most
         )
-        names, last = _paged(found, query.limit, lambda name: [name])
-        return CountersAnswer(counters=names, next_page=last)
+        names, last = _paged(listed, query.limit, lambda name: [name])
+        if not query.counts:
+            return _listed(namespace, names, None, last)
+        counts = await self.service.reader.read_listed(namespace, names, query.max_staleness)
+        return _listed(namespace, names, counts, last)
+
+    @route(
+        "GET",
+        f"{NAMESPACE}/metrics",
+        Scope.READ,
+        tag="insight",
+        shows="a list of counters",
+        response_class=OpenMetrics,
+        responses={200: {"content": {OpenMetrics.media_type: _METRICS}}},
+    )
+    async def get_counts_as_metrics(
+        self, call: CallOf, namespace: InNamespace, query: Annotated[PrefixQuery, Query()]
+    ) -> Reply:
+        """Rolled-up counts in OpenMetrics, for Prometheus."""
+        _check_prefix(query.prefix)
+        async with self.exposing:
+            as_of_us, parts = await self.service.reader.rolled_up(namespace, query.prefix or "")
+            # Text at once: thousands of counts that are kept make the garbage collector pause.
+            samples = [
+                "".join(metric_text(namespace.name, each) for each in part) async for part in parts
+            ]
+        text = "".join([metrics_head(namespace.name, as_of_us), *samples, "# EOF\n"])
+        return Reply(200, text.encode(), OPENMETRICS)
+
+
+def _place_of_list(page: str, by_count: bool) -> tuple[int | None, str]:
+    """Return the count, if the list is in order of counts, and the name of a page's last item."""
+    if not by_count:
+        (name,) = _parts(page, 1)
+        return None, name
+    count, name = _parts(page, 2)
+    if type(count) is not int:
+        raise _unknown_page(page)
+    return count, name
+
+
+def _check_prefix(*texts: str | None) -> None:
+    """Raise InvalidParameterError if no counter's name can begin with a text."""
+    try:
+        for text in texts:
+            if text:
+                check_counter_name(text)
+    except ValueError as error:
+        raise InvalidParameterError(f"prefix: {error}", field="prefix") from error
+
+
+def _listed(
+    namespace: Namespace, names: Sequence[str], counts: Sequence[Count] | None, page: str | None
+) -> Reply:
+    """Return a page of a list; as text, because a page has up to a thousand counts."""
+    texts = "" if counts is None else ",".join(count_text(namespace.name, each) for each in counts)
+    shown = "" if counts is None else f'"counts":[{texts}],'
+    page_text = "null" if page is None else json_text(page)
+    named = ",".join(map(json_text, names))
+    return Reply(200, f'{{"counters":[{named}],{shown}"next_page":{page_text}}}'.encode())
 
 
 def history_points(
@@ -206,10 +286,14 @@ def _parts(page: str, count: int) -> list[Any]:
         if not isinstance(parts, list) or len(parts) != count or not isinstance(parts[-1], str):
             raise ValueError("it has other parts")
     except (ValueError, binascii.Error, RecursionError) as error:
-        raise InvalidParameterError(
-            f"page {page[:40]!r} is not one that this service gave out", field="page"
-        ) from error
+        raise _unknown_page(page) from error
     return parts
+
+
+def _unknown_page(page: str) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"page {page[:40]!r} is not one that this service gave out", field="page"
+    )
 
 
 def _place(event: Event) -> list[Any]:
@@ -222,15 +306,11 @@ def _event_of_page(counter: str, page: str | None) -> Event | None:
     time_us, item_key, event_id = _parts(page, 3)
     fits = isinstance(time_us, int) and isinstance(item_key, int)
     if not fits or not 0 <= time_us <= limits.TIME_MAX_US or not 0 <= item_key <= 2**31:
-        raise InvalidParameterError(
-            f"page {page[:40]!r} is not one that this service gave out", field="page"
-        )
+        raise _unknown_page(page)
     try:
         return Event(counter, time_us, bytes.fromhex(event_id), item_key, 0)
     except ValueError as error:
-        raise InvalidParameterError(
-            f"page {page[:40]!r} is not one that this service gave out", field="page"
-        ) from error
+        raise _unknown_page(page) from error
 
 
 def _event(event: Event) -> EventAnswer:

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,6 +22,7 @@ from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
 from counter import __version__
+from counter.errors import NotFoundError
 
 #: Pages need no key.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
@@ -112,7 +113,18 @@ def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
             responses={200: {"content": {"text/plain": {"example": _METRIC}}}},
         ),
         page_of(*("/problems", problems, "What each problem means"), response_class=HTMLResponse),
+        PlainRoute("/", _home),
         PlainRoute("/openapi.json", document),
         PlainRoute(PATH, Console()),
         PlainRoute(f"{PATH}/{{rest:path}}", Console()),
     ]
+
+
+async def _home(request: Request) -> Response:
+    """Lead a browser to the console: terminals make the address of the service a link."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise NotFoundError(
+            "there is nothing at '/'; /console is a page for people, and /docs describes the API"
+        )
+    # Relative, so that it works behind a proxy with a path prefix.
+    return RedirectResponse(PATH.removeprefix("/"), 303, {"vary": "Accept"})

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.http.problems import problem_bytes, retry_after_s
@@ -284,7 +284,14 @@ class TimedProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._read_in_turn)
         elif self._held_bytes:
             self._hold()
-        return bool(self._unread)
+        return bool(self._unread) or self._has_body()
+
+    def _has_body(self) -> bool:
+        """Whether enough of a body waits for its handler, which asks for more when it has that."""
+        cycle = self.cycle
+        return (
+            cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+        )
 
     def _read(self, data: bytes) -> None:
         if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
@@ -434,8 +441,21 @@ class TimedProtocol(HttpToolsProtocol):
     def check(self, now_s: float) -> None:
         """End the connection if its client takes too long: called once a second."""
         if self.waiting_since_s is not None:
+            if self._is_answering():
+                # It is a stream, which limits its silence. When it ends, the rest is timed.
+                self.waiting_since_s = now_s
             self.time_out_after(now_s - self.waiting_since_s)
         self.cut_if_untaken(now_s)
+
+    def _is_answering(self) -> bool:
+        """Whether the answer to a request that is not complete has begun, and has not ended."""
+        cycle = self.cycle
+        return (
+            isinstance(cycle, RequestResponseCycle)
+            and cycle.more_body
+            and cycle.response_started
+            and not cycle.response_complete
+        )
 
     def timeout_keep_alive_handler(self) -> None:
         # The head of the next request may have come while an answer was under way: it has its own

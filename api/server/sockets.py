@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import resource
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -137,8 +138,15 @@ def say_where(listener: socket.socket, settings: Settings) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     one = f"{url}/v1/namespaces/default/counters/hello"
     curl = "curl" if settings.https_cert is None else "curl --cacert CA.pem"
+    # The path has it unless a checkout or an environment that is not active serves.
+    counter = "counter" if shutil.which("counter") else f"{sys.executable} -m counter"
+    where = f" --url {url}" if url != "http://127.0.0.1:8080" else ""
+    where += "" if settings.https_cert is None else " --tls-ca CA.pem"
     sys.stdout.write(
         f"Serving on {url}\n\nTry:\n"
+        f"  {counter} add hello{where}\n"
+        f"  {counter} get hello{where}\n\n"
+        "Or by HTTP:\n"
         f"  {curl} --json '{{\"delta\": 1}}' -H 'Idempotency-Key: my-first-add' {one}/add\n"
         f"  {curl} {one}\n\n"
         f"In a browser: {url}/console\n"

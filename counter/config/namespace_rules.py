@@ -18,7 +18,7 @@ from counter.errors import CounterError
 from counter.limits import PARTITION_BYTES_MAX
 from counter.quantities import format_bytes, format_number
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
-from counter.windows import closing_lag
+from counter.windows import closing_lag, deciding_time
 
 EVENT_BUCKETS_MAX: Final = 256
 #: The longest duration of a rollup pass plus the cache; docs/rollup.md.
@@ -55,8 +55,7 @@ def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:
 
 def retry_most(settings: NamespaceSettings, dataset: Dataset) -> int:
     """Return how late a retry still learns the outcome of its token, in microseconds."""
-    closing_us = settings.accept_limit_us + closing_lag(dataset)
-    margin_us = 2 * (settings.rollup_window_us + closing_us + dataset.clock_skew_max_us)
+    margin_us = deciding_time(dataset, settings.rollup_window_us, settings.accept_limit_us)
     return dataset.retention_us - margin_us
 
 

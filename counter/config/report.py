@@ -20,7 +20,7 @@ from counter.errors import StartupError
 
 _PREFIX: Final = "COUNTER_"
 #: Environment variables of the commands that call a running service; server processes ignore them.
-_CLIENTS: Final = ("url", "namespace", "api_key")
+_CLIENTS: Final = ("url", "namespace", "api_key", "context")
 _MASK: Final = "********"
 _SHOWN_CHARS_MAX: Final = 80
 #: Problems that only follow from other problems.

@@ -55,25 +55,28 @@ async def busiest(
     store: Store, namespace: Namespace, now_us: int, *, span_us: int, limit: int
 ) -> Busiest:
     """Return the *limit* busiest counters of the last *span_us*, and the time actually covered."""
-    from_us = now_us - span_us
+    # A token may be slightly ahead of this clock, and its add was made before now all the same.
+    from_us, until_us = now_us - span_us, now_us + 1 + namespace.settings.future_limit_us
     count = store.capabilities.busiest
     if count is not None:
         since_us, found = await count(
-            namespace, from_us=from_us, to_us=now_us, limit=limit, events_max=EVENTS_MAX
+            namespace, from_us=from_us, to_us=until_us, limit=limit, events_max=EVENTS_MAX
         )
-        passed_us = max(1, now_us - since_us)
+        since_us = min(since_us, now_us - 1)
+        passed_us = now_us - since_us
         counters = tuple(Busy(name, events, passed_us) for name, events in found)
         return Busiest(since_us, now_us, counters, is_whole=True)
     # Windows that are rolled up have no marks.
     since_us = max(from_us, 1 + max(await store.rollups.watermarks(namespace)))
-    look = _Look(store, namespace, since_us, max(since_us + 1, now_us))
-    names, is_whole = await _changed(store, namespace, since_us, look.to_us)
+    now_us = max(since_us + 1, now_us)
+    look = _Look(store, namespace, since_us, now_us, until_us)
+    names, is_whole = await _changed(store, namespace, since_us, until_us)
     few = await look.at(names, _FEW)
     first = sorted(few, key=lambda each: -each.per_s)[: 2 * limit]
     # A second pass reads more events, because a few events of a burst look like a high rate.
     many = await look.at([each.counter for each in first], _MANY // max(1, len(first)))
     many.sort(key=lambda each: (-each.per_s, each.counter))
-    return Busiest(since_us, look.to_us, tuple(many[:limit]), is_whole)
+    return Busiest(since_us, now_us, tuple(many[:limit]), is_whole)
 
 
 async def _changed(
@@ -109,11 +112,14 @@ async def _changed(
 class _Look:
     """Reads the latest events of counters."""
 
-    def __init__(self, store: Store, namespace: Namespace, from_us: int, to_us: int) -> None:
+    def __init__(
+        self, store: Store, namespace: Namespace, from_us: int, now_us: int, until_us: int
+    ) -> None:
         self._store = store
         self._namespace = namespace
         self._from_us = from_us
-        self.to_us = to_us
+        self._now_us = now_us
+        self._until_us = until_us
         self._turn = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def at(self, names: Sequence[str], events_max: int) -> list[Busy]:
@@ -128,10 +134,11 @@ class _Look:
                 self._namespace,
                 name,
                 from_us=self._from_us,
-                to_us=self.to_us,
+                to_us=self._until_us,
                 before=None,
                 limit=events_max,
             )
         is_cut = len(events) == events_max
         begin_us = events[-1].event_time_us if is_cut else self._from_us
-        return Busy(name, len(events), max(1, self.to_us - begin_us))
+        end_us = max(self._now_us, events[0].event_time_us) if events else self._now_us
+        return Busy(name, len(events), max(1, end_us - begin_us))

@@ -16,6 +16,7 @@ from typing import Final
 from counter import limits
 from counter.background import every, retrieve
 from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.event_rules import check_rules
 from counter.durations import format_duration
 from counter.errors import (
     InvalidBodyError,
@@ -253,6 +254,7 @@ def unknown(name: str) -> NamespaceUnknownError:
 
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
     """Raise InvalidBodyError, naming field, value and bound, if a rule is broken."""
+    check_rules(settings.event_rules)
     bounds: dict[str, tuple[int, int]] = {
         "accept_limit": (
             limits.MILLISECOND,

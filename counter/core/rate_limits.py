@@ -37,12 +37,13 @@ class TokenBucket:
         self._most_s = self.burst_s - self._each_s + 1e-9
         self._full_at_s = 0.0
 
-    def take(self, amount: float, now_s: float) -> bool:
-        """Take *amount* at *now_s* of a monotonic clock; return False if the bucket is empty."""
+    def take(self, amount: float, now_s: float, *, overdraws: bool = False) -> bool:
+        """Take *amount* at *now_s* of a monotonic clock; return False if the bucket is empty,
+        unless the request *overdraws* it because a part of it was accepted."""
         full_at_s = self._full_at_s
         if full_at_s < now_s:
             full_at_s = now_s
-        elif full_at_s - now_s > self._most_s:
+        elif full_at_s - now_s > self._most_s and not overdraws:
             return False
         self._full_at_s = full_at_s + amount * self._each_s
         return True
@@ -74,57 +75,72 @@ class TokenBucket:
 class Allowance(Protocol):
     """The extra work that the current request may still cause, beyond what its size suggests."""
 
-    def reserve(self) -> None:
-        """Take one reservation of an arbitrary Idempotency-Key. Raises RateLimitedError."""
+    def reserve(self, count: int) -> None:
+        """Take reservations of arbitrary Idempotency-Keys. Raises RateLimitedError."""
         ...
 
-    def resolve(self) -> None:
-        """Take one resolution of a late token. Raises RateLimitedError."""
+    def resolve(self, count: int, *, overdraws: bool) -> None:
+        """Take resolutions of late tokens. Raises RateLimitedError, unless it *overdraws*."""
         ...
 
 
 #: The allowance of the request that the current task handles. It is a context variable because the
-#: two places that use it are deep within the service, and every method in between would have to
-#: pass it on.
+#: places that use it are deep within the service, and every method in between would have to pass it
+#: on.
 ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default=None)
 
 
-class _ResolutionsPaid:
-    """An allowance whose resolutions were charged before."""
+class _OfBatch:
+    """The allowance of the items of a batch, which is accepted whole while a bucket is not empty.
 
-    def __init__(self, held: Allowance) -> None:
-        self.reserve = held.reserve
+    Reservations and the resolutions of tokens were charged before. Only when the time of a key is
+    read it is known to be late: the first such item decides for the others.
+    """
 
-    def resolve(self) -> None:
-        """Do nothing: the resolution was charged before."""
+    def __init__(self, held: Allowance, resolutions: int) -> None:
+        self._held = held
+        self._paid = resolutions
+        self._is_accepted = resolutions > 0
+
+    def reserve(self, count: int) -> None:
+        """Do nothing: the reservations were charged before."""
+
+    def resolve(self, count: int, *, overdraws: bool) -> None:
+        """See :class:`Allowance`."""
+        if self._paid >= count:
+            self._paid -= count
+            return
+        self._held.resolve(count, overdraws=overdraws or self._is_accepted)
+        self._is_accepted = True
 
 
 @contextmanager
-def resolutions_paid() -> Iterator[None]:
-    """Let tasks that are created within resolve late tokens that were charged before."""
+def charged_batch(*, resolutions: int = 0) -> Iterator[None]:
+    """Let tasks that are created within be items of one batch, whose reservations and number of
+    *resolutions* were charged before."""
     held = ALLOWANCE.get()
     if held is None:
         yield
         return
-    paid = _ResolutionsPaid(held)
-    before = ALLOWANCE.set(paid)
+    batch = _OfBatch(held, resolutions)
+    before = ALLOWANCE.set(batch)
     try:
         yield
     finally:
         # A coroutine that is closed while it waits may end in another context.
-        if ALLOWANCE.get() is paid:
+        if ALLOWANCE.get() is batch:
             ALLOWANCE.reset(before)
 
 
-def reserve() -> None:
-    """Take one reservation of the current request. Raises RateLimitedError."""
+def reserve(count: int = 1) -> None:
+    """Take reservations of the current request. Raises RateLimitedError."""
     held = ALLOWANCE.get()
     if held is not None:
-        held.reserve()
+        held.reserve(count)
 
 
-def resolve() -> None:
-    """Take one resolution of the current request. Raises RateLimitedError."""
+def resolve(count: int = 1) -> None:
+    """Take resolutions of the current request. Raises RateLimitedError."""
     held = ALLOWANCE.get()
     if held is not None:
-        held.resolve()
+        held.resolve(count, overdraws=False)

@@ -3,12 +3,13 @@ live tail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from counter import limits
 from counter.core.clock_guard import ClockGuard
-from counter.errors import SliceMissingError, UnavailableError
+from counter.errors import InvalidParameterError, SliceMissingError, UnavailableError
 from counter.folds import apply_fold, fold_rows
 from counter.partitions import shard_of
 from counter.ports import Cache, Clock, Store
@@ -163,6 +164,51 @@ class CountReader:
         live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
         return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
 
+    async def rolled_up(
+        self, namespace: Namespace, prefix: str
+    ) -> tuple[int, AsyncIterator[list[Count]]]:
+        """Return an instant, and the rolled-up counts of all counters with *prefix*, by name, in
+        parts; each count includes every add up to the instant. Raises InvalidParameterError if
+        there are too many.
+
+        It reads past the cache: another process's may be behind, and the counts would go back."""
+        # First: what it covers is in the names and in the counts that are read after it.
+        watermark_us = min(await self._store.rollups.watermarks(namespace))
+        why = "metrics have no pages"
+        names = await self._names(namespace, prefix, "prefix", why, "a prefix to each scrape")
+
+        async def parts() -> AsyncIterator[list[Count]]:
+            for part in names:
+                stored = await self._read_stored(namespace, part)
+                yield [
+                    Count(name, each.count, each.time_us, Accuracy.EVENTUAL)
+                    for name, each in stored.items()
+                ]
+
+        return watermark_us, parts()
+
+    async def _names(
+        self, namespace: Namespace, prefix: str, field: str, why: str, advice: str
+    ) -> list[Sequence[str]]:
+        """Return the names with *prefix* in parts of a batch. Raises InvalidParameterError about
+        *field*, with *why* and *advice*, if there are too many to be read together."""
+        names: list[str] = []
+        most, size = limits.COUNTERS_TOGETHER_MAX, limits.BATCH_ITEMS_MAX
+        while len(names) <= most:
+            some = await self._store.control.counters(
+                namespace, prefix=prefix, after=names[-1] if names else None, limit=size
+            )
+            names += some
+            if len(some) < size:
+                break
+        if len(names) > most:
+            raise InvalidParameterError(
+                f"{why}, and more than {most} counters begin with {prefix[:40]!r}: give a longer"
+                f" prefix, or {advice}",
+                field=field,
+            )
+        return [names[at : at + size] for at in range(0, len(names), size)]
+
     async def _read_stored(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
@@ -187,10 +233,38 @@ class CountReader:
         if head is None:
             return Checkpoint(watermark_us, 0)
         as_of_us = max(watermark_us, head.checkpoint.time_us)
-        if any(pending.recount_us <= as_of_us for pending in head.pending):
+        if head.pending and recounts_of(head, as_of_us, 0):
             # Rows are guaranteed to exist only up to the watermark.
             return await self._recount(namespace, counter, watermark_us)
         return Checkpoint(as_of_us, head.checkpoint.count)
+
+    async def read_listed(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """Return what :meth:`read` returns; without a bound, the counts as they are rolled up, of
+        any type of namespace: one read of storage for all of them, and none of the events."""
+        staleness_us = limits.TIME_MAX_US if max_staleness_us is None else max_staleness_us
+        return await self.read(namespace, counters, staleness_us)
+
+    async def largest(
+        self,
+        namespace: Namespace,
+        prefix: str,
+        max_staleness_us: int | None,
+        *,
+        after: tuple[int | None, str | None],
+        limit: int,
+    ) -> list[Count]:
+        """Return the *limit* counters with *prefix* that have the largest counts, largest first,
+        *after* a count and name. Raises InvalidParameterError if too many have the prefix."""
+        found: list[Count] = []
+        why = "order is -count"
+        for part in await self._names(namespace, prefix, "order", why, "order=name"):
+            found += await self.read_listed(namespace, part, max_staleness_us)
+        count, last = after
+        if last is not None and count is not None:
+            found = [each for each in found if (-each.count, each.counter) > (-count, last)]
+        return nsmallest(limit, found, key=lambda each: (-each.count, each.counter))
 
     async def history(
         self, namespace: Namespace, counter: str, to_us: int

@@ -6,14 +6,15 @@ next retry continues; for atomic adds the rollup worker does, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.ports import Clock, Store
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
-from counter.windows import accept_limit_at, closes_at, closing_lag, window_of
+from counter.windows import accept_limit_at, closes_at, deciding_time, window_of
 
 
 class Resolver:
@@ -41,7 +42,10 @@ class Resolver:
         if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
             return Outcome.VOID
         if not by_worker:
-            self._check_retention(namespace, time_us, now_us, self._margin(namespace, time_us))
+            window_us = namespace.settings.rollup_window_us
+            accept_limit_us = accept_limit_at(namespace, time_us)
+            margin_us = deciding_time(namespace.dataset, window_us, accept_limit_us)
+            self._check_retention(namespace, time_us, now_us, margin_us)
         found = await self._store.events.find(namespace, events)
         for event, stored in zip(events, found, strict=True):
             if stored is not None and not stored.same_payload(event):
@@ -66,14 +70,10 @@ class Resolver:
     async def _decide(
         self, namespace: Namespace, events: Sequence[Event], found: bool, by_worker: bool
     ) -> Outcome:
-        if events[0].item_key and not by_worker:
-            # Leave the mark before the decision, so that a worker can finish after a crash. The
-            # mark is left in an open window, because workers do not read windows that the watermark
-            # has passed.
-            window_us = window_of(self._now_us(namespace), namespace.settings.rollup_window_us)
-            await self._store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        decided = await self._store.decisions.decide(namespace, events, proposed)
+        decide = partial(self._store.decisions.decide, namespace, events, proposed)
+        is_marked = bool(events[0].item_key) and not by_worker
+        decided = await (self._decide_marked(namespace, events, decide) if is_marked else decide())
         if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
         if decided.outcome is Outcome.APPLIED:
@@ -81,6 +81,26 @@ class Resolver:
         else:
             await self._store.events.void(namespace, events)
         return decided.outcome
+
+    async def _decide_marked(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        decide: Callable[[], Awaitable[Decision]],
+    ) -> Decision:
+        """Decide about an atomic add so that a worker can finish after a crash.
+
+        The worker must find the mark and the decision. So the mark is left before the decision, in
+        an open window, and the decision must be durable while that window is open.
+        """
+        now_us = self._now_us(namespace)
+        while True:
+            left_us = window_of(now_us, namespace.settings.rollup_window_us)
+            await self._store.rollups.mark_atomic(namespace, AtomicMark(left_us, tuple(events)))
+            decided = await decide()
+            now_us = self._now_us(namespace)
+            if _is_surely_open(namespace, left_us, now_us):
+                return decided
 
     async def leave_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
@@ -102,9 +122,8 @@ class Resolver:
             failed = await self._store.rollups.mark(namespace, marks)
             for error in failed.values():
                 raise error
-            closing_us = left_us + size_us + accept_limit_at(namespace, left_us)
             now_us = self._now_us(namespace)
-            if now_us <= closing_us:
+            if _is_surely_open(namespace, left_us, now_us):
                 return
 
     def _now_us(self, namespace: Namespace) -> int:
@@ -131,12 +150,11 @@ class Resolver:
                 applied=None,
             )
 
-    def _margin(self, namespace: Namespace, time_us: int) -> int:
-        """Return the part of retention that must remain so that a recount left now is done in
-        time."""
-        window_us = namespace.settings.rollup_window_us
-        lag_us = accept_limit_at(namespace, time_us) + closing_lag(namespace.dataset)
-        return 2 * (window_us + lag_us + namespace.dataset.clock_skew_max_us)
+
+def _is_surely_open(namespace: Namespace, window_us: int, now_us: int) -> bool:
+    """Return whether no worker can have passed the window by now, whatever its clock shows."""
+    end_us = window_us + namespace.settings.rollup_window_us
+    return now_us <= end_us + accept_limit_at(namespace, window_us)
 
 
 def conflict(event: Event) -> TokenConflictError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -47,6 +47,14 @@ class Add(NamedTuple):
     counter: str
     delta: int
     credential: Credential
+
+
+class Keyed(NamedTuple):
+    """The items of an atomic add under a key that is arbitrary text, within a *scope* of keys."""
+
+    scope: str
+    key: str
+    items: Sequence[tuple[str, int]]
 
 
 class Added(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from counter import limits
@@ -26,6 +27,7 @@ from counter.core.results import (
     Add,
     Added,
     Credential,
+    Keyed,
     count_failure,
     counts_failures,
 )
@@ -47,14 +49,17 @@ from counter.folds import fingerprint
 from counter.ports import Cache, Clock, Store
 from counter.tokens import nonce_of_key
 from counter.types import (
+    DELETED,
     CounterType,
     Event,
     Namespace,
     Outcome,
     PayloadCheck,
+    Pending,
     Token,
     Written,
 )
+from counter.windows import window_of
 
 #: Called with the outcome of an add, or with the error that leaves it without one.
 Done = Callable[[Written | CounterError], None]
@@ -84,6 +89,8 @@ class CounterService:
         self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
         #: Adds and clears by outcome, since the process began.
         self.tally = dict.fromkeys(TALLIES, 0)
+        #: CloudEvents of types without a rule.
+        self.events_ignored = 0
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
         self._turns = Turns(self._write_turn, self.load)
@@ -153,6 +160,44 @@ class CounterService:
             ),
         )
 
+    @counts_failures
+    async def delete(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
+        """Clear the counter, and take its name off the list until it has a later event."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return await self.clear(namespace, counter, credential)
+        return await self._with_token(
+            namespace,
+            "delete",
+            counter,
+            credential,
+            lambda token: self._delete(
+                namespace, Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True)
+            ),
+        )
+
+    async def _delete(self, namespace: Namespace, event: Event) -> Added:
+        """Write the clear, take the name off the list, and have a worker look at the counter.
+
+        The look comes last: a worker then sees the delete, and lists the counter again if an event
+        followed that a process counted meanwhile.
+        """
+        counter, time_us = event.counter, event.event_time_us
+        cleared = await self._submit(namespace, event)
+        later = await self._store.events.scan(
+            namespace,
+            counter,
+            from_us=time_us + 1,
+            to_us=limits.TIME_MAX_US,
+            before=None,
+            limit=1,
+        )
+        if not later:
+            delete = Pending(DELETED, time_us)
+            await self._store.rollups.leave_pending(namespace, [(counter, delete)])
+        window_us = window_of(time_us, namespace.settings.rollup_window_us)
+        await self.resolver.leave_recounts(namespace, [(counter, window_us)], for_readers=False)
+        return cleared
+
     async def add_many(
         self, namespace: Namespace, adds: Sequence[Add]
     ) -> list[Added | CounterError]:
@@ -200,18 +245,39 @@ class CounterService:
 
     @counts_failures
     async def add_atomic(
-        self, namespace: Namespace, items: Sequence[tuple[str, int]], credential: Credential
+        self,
+        namespace: Namespace,
+        items: Sequence[tuple[str, int]],
+        credential: Credential,
+        *,
+        operation: str = "atomic",
+        scope: str = "",
     ) -> list[Added]:
-        """Count all the items under one token, or none of them."""
+        """Count all the items under one token, or none of them. An arbitrary key is one of the
+        *operation* and *scope*."""
         self.require_events(namespace, "an atomic add")
 
         return await self._with_token(
             namespace,
-            "atomic",
-            "",
+            operation,
+            scope,
             credential,
             lambda token: self._submit_atomic(namespace, _events_of_atomic(items, token)),
         )
+
+    async def add_keyed(
+        self, namespace: Namespace, lists: Sequence[Keyed]
+    ) -> list[list[Added] | CounterError]:
+        """Do an atomic add for each list, all at once; return an outcome for each."""
+        if refusal := self._refused(rate_limits.reserve, len(lists)):
+            return [refusal] * len(lists)
+        with rate_limits.charged_batch():
+            return await self._at_once(
+                [
+                    partial(self.add_atomic, namespace, items, key, operation="event", scope=scope)
+                    for scope, key, items in lists
+                ]
+            )
 
     async def issue_tokens(self, count: int) -> list[Token]:
         """Return *count* tokens in strictly increasing order of ``(generation_time, nonce)``.
@@ -386,52 +452,63 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Complete *results* with the outcomes of late adds and of adds without a token.
 
-        Late tokens are charged here, before their tasks start: the first refusal serves the rest.
+        Late tokens and arbitrary keys are charged here, before their tasks start: a batch gets all
+        of them or none, and one refusal serves all.
         """
-        refusal: RateLimitedError | None = None
-        refused: set[int] = set()
-        left: list[Add] = []
-        for index, (each, result) in enumerate(zip(adds, results, strict=True)):
-            if result is not None:
-                continue
-            if isinstance(each.credential, Token):
-                refusal = refusal or _refused_resolution()
-                if refusal is not None:
-                    refused.add(index)
-                    continue
-            left.append(each)
-        if refusal is not None:
-            count_failure(self.tally, refusal, len(refused))
+        left = [each for each, result in zip(adds, results, strict=True) if result is None]
+        late = sum(isinstance(each.credential, Token) for each in left)
+        keys = sum(isinstance(each.credential, str) for each in left)
+        refusals = {
+            Token: self._refused(rate_limits.resolve, late),
+            str: self._refused(rate_limits.reserve, keys),
+        }
+        admitted = [each for each in left if refusals.get(type(each.credential)) is None]
         others: Iterator[Added | CounterError] = iter(())
-        if left:
-            with rate_limits.resolutions_paid():
-                others = iter(await self._add_one_by_one(namespace, left))
+        if admitted:
+            with rate_limits.charged_batch(resolutions=0 if refusals[Token] else late):
+                others = iter(await self._add_one_by_one(namespace, admitted))
         return [
-            result or (refusal if refusal is not None and index in refused else next(others))
-            for index, result in enumerate(results)
+            result or refusals.get(type(each.credential)) or next(others)
+            for each, result in zip(adds, results, strict=True)
         ]
+
+    def _refused(self, charge: Callable[[int], None], count: int) -> RateLimitedError | None:
+        """Charge the current request for *count* adds, or return the error if the limit is
+        reached."""
+        try:
+            if count:
+                charge(count)
+        except RateLimitedError as error:
+            count_failure(self.tally, error, count)
+            return error
+        return None
 
     async def _add_one_by_one(
         self, namespace: Namespace, adds: Sequence[Add]
     ) -> list[Added | CounterError]:
-        """Do all *adds* at once, each in its own task, and return an outcome for each: one failure
-        does not affect others."""
-        try:
-            self.one_by_one.take(len(adds))
-        except OverloadedError as error:
-            count_failure(self.tally, error, len(adds))
-            return [error] * len(adds)
+        return await self._at_once([partial(self.add, namespace, *each) for each in adds])
 
-        async def outcome(each: Add) -> Added | CounterError:
+    async def _at_once(
+        self, calls: Sequence[Callable[[], Awaitable[_Answer]]]
+    ) -> list[_Answer | CounterError]:
+        """Make all *calls* at once, each in its own task, and return an outcome for each: one
+        failure does not affect others."""
+        try:
+            self.one_by_one.take(len(calls))
+        except OverloadedError as error:
+            count_failure(self.tally, error, len(calls))
+            return [error] * len(calls)
+
+        async def outcome(call: Callable[[], Awaitable[_Answer]]) -> _Answer | CounterError:
             try:
-                return await self.add(namespace, *each)
+                return await call()
             except CounterError as error:
                 return error
 
         try:
-            return await asyncio.gather(*map(outcome, adds))
+            return await asyncio.gather(*map(outcome, calls))
         finally:
-            self.one_by_one.give_back(len(adds))
+            self.one_by_one.give_back(len(calls))
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; otherwise raise its error."""
@@ -539,12 +616,3 @@ def _unexpected(error: Exception) -> CounterError:
     fault = CounterError("internal error; see the server log")
     fault.__cause__ = error
     return fault
-
-
-def _refused_resolution() -> RateLimitedError | None:
-    """Take one resolution of the current request, or return the error if the limit is reached."""
-    try:
-        rate_limits.resolve()
-    except RateLimitedError as error:
-        return error
-    return None

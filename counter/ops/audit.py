@@ -26,6 +26,7 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_rows
 from counter.partitions import shard_of
 from counter.ports import Clock, Store
+from counter.quantities import plural
 from counter.types import Fold, Head, Namespace, WindowRow
 from counter.windows import window_of
 
@@ -378,7 +379,11 @@ def _part_of(
         rows=found,
         low_us=-(-low_us // size_us) * size_us,
         high_us=min(window_of(watermark_us + 1, size_us), to_us),
-        pending={each.recount_us: WindowRow(each.recount_us, False, 0) for each in head.pending},
+        pending={
+            each.recount_us: WindowRow(each.recount_us, False, 0)
+            for each in head.pending
+            if not each.is_delete
+        },
         merged=dict(found),
     )
 
@@ -516,7 +521,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the summary as text."""
-        summary = f"{self.namespace}: {self.counters:,} counters audited, {len(self.wrong):,} wrong"
+        audited = plural(self.counters, "counter")
+        summary = f"{self.namespace}: {audited} audited, {len(self.wrong):,} wrong"
         if self.repaired:
             summary += f", {len(self.repaired):,} repaired"
         if self.waiting:

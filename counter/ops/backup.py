@@ -28,7 +28,8 @@ from counter.storage.sqlite.copying import (
     copy_file,
 )
 from counter.storage.sqlite.keys import KEYS_FILE
-from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock
+from counter.storage.sqlite.page_sums import check_pages
+from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock, sync_directory
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
@@ -85,6 +86,7 @@ def back_up(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _must_fit(sum(_size(data / name) for name in FILES), target.parent)
+        check_pages(data / DATABASE)
         partial.mkdir(mode=0o700)
         try:
             for name in FILES:
@@ -92,9 +94,9 @@ def back_up(
                     copy_file(data / name, partial / name, bytes_per_s, progress, wal_bytes_max)
             manifest = _manifest_of(partial, now_us)
             _write_manifest(partial, manifest)
-            _sync_directory(partial)
+            sync_directory(partial)
             partial.rename(target)
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -136,7 +138,7 @@ def restore(
         _give_to_owner(data, (*(name + UNFINISHED for name in names), "lock"))
         for name in names:
             (data / (name + UNFINISHED)).rename(data / name)
-        _sync_directory(data)
+        sync_directory(data)
     except OSError as error:
         raise StartupError(f"cannot write {data}: {error.strerror or error}") from error
     finally:
@@ -255,11 +257,3 @@ def _size(path: Path) -> int:
 def _sync_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

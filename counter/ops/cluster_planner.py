@@ -19,7 +19,7 @@ from counter import limits
 from counter.config.namespace_rules import EVENT_BUCKETS_MAX, Clients, contradictions
 from counter.durations import format_duration
 from counter.ops.planner import RATE_MAX_PER_S, PlanError, hold_duration, hold_number
-from counter.quantities import NUMBER_MAX, format_bytes, format_number, format_share
+from counter.quantities import NUMBER_MAX, format_bytes, format_number, format_share, plural
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag
 
@@ -533,8 +533,9 @@ def _plan_problems(need: ClusterNeed, plan: ClusterPlan) -> Iterator[str]:
     workers, shards = plan.worker_processes, need.settings.shards
     if need.settings.counter_type is not CounterType.BEST_EFFORT and workers > shards:
         yield (
-            f"{workers} workers share {shards} shards of a namespace: {workers - shards} of them"
-            f" would find nothing to do; create it with at least {workers} shards"
+            f"{workers} workers share {plural(shards, 'shard')} of a namespace:"
+            f" {workers - shards} of them would find nothing to do; create it with at least"
+            f" {workers} shards"
         )
     if workers > limits.LEASE_SLOTS:
         yield (

@@ -22,7 +22,7 @@ from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.ports import Clock
-from counter.quantities import format_bytes
+from counter.quantities import format_bytes, plural
 from counter.storage import open_cache, open_store, opened_keys
 from counter.storage.shared.startup_retry import StartupRetry
 
@@ -101,7 +101,8 @@ async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
         yield ok(
             "store",
             f"{name} answers; {settings.keyspace} has the schema of this version,"
-            f" {len(datasets)} datasets ({', '.join(datasets)}), {len(namespaces)} namespaces",
+            f" {plural(len(datasets), 'dataset')} ({', '.join(datasets)}),"
+            f" {plural(len(namespaces), 'namespace')}",
         )
         guard = guard_of(store, clock)
         await guard.measure()

@@ -89,7 +89,8 @@ def _clock(url: str, api_key: str | None) -> Finding:
     half = (after - before) / 2
     apart = as_of - before - half
     ahead = "ahead of" if apart > timedelta() else "behind"
-    detail = f"{abs(apart).total_seconds():.3f} s {ahead} this machine's, give or take {half}"
+    seconds, unsure = abs(apart).total_seconds(), half.total_seconds()
+    detail = f"{seconds:.3f} s {ahead} this machine's, give or take {unsure:.3f} s"
     if abs(apart) - half < _APART:
         return ok("service clock", detail)
     do = "set both clocks right (NTP): tokens that are made here are late or early there"

@@ -169,7 +169,7 @@ def _written(settings: NamespaceSettings | None) -> Mapping[str, Any]:
     if settings is None:
         return {}
     found: dict[str, Any] = {}
-    for name, value in asdict(settings).items():
+    for name, value in settings.document().items():
         if name.endswith("_us"):
             found[name.removesuffix("_us")] = format_duration(value)
         else:

@@ -1,24 +1,38 @@
-"""Create, rotate and revoke API keys, for ``counter key``."""
+"""Create, rotate and revoke API keys, for ``counter key`` and ``/v1/keys``.
+
+The operator, who has the machine, may create any key. The holder of an ``admin`` key may create
+keys that reach no further than its own: see :func:`handed_down`.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from counter.clock import to_rfc3339
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.durations import format_duration
 from counter.errors import (
     InvalidParameterError,
+    KeyInvalidError,
     NotFoundError,
     PreconditionFailedError,
+    ScopeInsufficientError,
     UnavailableError,
 )
 from counter.limits import DAY, SECOND
-from counter.security.keys import digest_of, id_in, is_pattern, key_text, new_id, new_secret
+from counter.security.keys import (
+    covers,
+    digest_of,
+    id_in,
+    is_pattern,
+    key_text,
+    new_id,
+    new_secret,
+)
 from counter.types import ApiKey, Scope
 
 if TYPE_CHECKING:
@@ -26,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Each process reads all of them every second.
 KEYS_MAX: Final = 2_000
+#: Of those, within the reach of an admin key that is not for all namespaces.
+KEYS_OF_PATTERN_MAX: Final = 200
 #: An ended key is deleted after this time, when another one is created.
 FORGET_AFTER_US: Final = 30 * DAY
 NAMESPACES_MAX: Final = 100
@@ -75,20 +91,23 @@ class KeyAdmin:
         """Return all stored keys, in the order of their creation."""
         return await self._store.api_keys()
 
-    async def create(self, rights: Rights) -> Issued:
-        """Create a key.
+    async def create(
+        self, rights: Rights, holder: ApiKey | None = None, rates: Mapping[str, float] | None = None
+    ) -> Issued:
+        """Create a key for the operator, or for the *holder* of an admin key; *rates* are the
+        default rates of a key.
 
-        Raises InvalidParameterError for invalid *rights*, PreconditionFailedError if there are too
-        many keys, and ClockSkewError if this machine's clock is not known to be right.
+        Raises InvalidParameterError for invalid *rights*, ScopeInsufficientError for rights beyond
+        those of *holder*, KeyInvalidError if that key is revoked meanwhile, PreconditionFailedError
+        if there are too many keys, and ClockSkewError if this machine's clock is not known to be
+        right.
         """
         check_rights(rights)
         existing = await self._store.api_keys()
         now_us = await self._checked_now_us()
-        if sum(not _is_forgettable(each, now_us) for each in existing) >= KEYS_MAX:
-            raise PreconditionFailedError(
-                f"{len(existing)} keys are on record; at most {KEYS_MAX} may be: revoke some, which"
-                f" are forgotten {format_duration(FORGET_AFTER_US)} later"
-            )
+        if holder is not None:
+            rights = handed_down(rights, holder, rates or {}, now_us)
+        _check_number(existing, holder, now_us)
         expires_us = None if rights.lifetime_us is None else now_us + rights.lifetime_us
         issued = await self._issue(
             ApiKey(
@@ -102,6 +121,8 @@ class KeyAdmin:
                 **{f"{name}_per_s": getattr(rights, f"{name}_per_s") for name in LIMITS},
             )
         )
+        if holder is not None:
+            await self._must_still_hold(holder, issued.key, now_us)
         # Done after the new key is stored, so that the table is never empty: an empty table would
         # mean that API keys were never in use.
         await self._forget(now_us)
@@ -161,6 +182,14 @@ class KeyAdmin:
             # again.
             if await self._store.change_api_key(key, revoked):
                 return revoked, True
+
+    async def _must_still_hold(self, holder: ApiKey, made: ApiKey, now_us: int) -> None:
+        """Revoke the key *made* unless *holder* is still valid: this process may not have read yet
+        that it was revoked, and a revoked key must pass nothing on. Raises KeyInvalidError."""
+        stored = {each.id: each for each in await self._store.api_keys()}
+        if holder.id not in stored or not stored[holder.id].is_valid_at(now_us):
+            await self._store.change_api_key(made, replace(made, revoked_at_us=now_us))
+            raise KeyInvalidError(f"the key {holder.id} was revoked or expired meanwhile")
 
     async def find(self, name: str) -> ApiKey:
         """Return the key whose id or whole text is *name*. Raises NotFoundError."""
@@ -235,6 +264,110 @@ def check_rights(rights: Rights) -> None:
             )
     if problems:
         raise InvalidParameterError("\n".join(problems))
+
+
+def _check_number(existing: Sequence[ApiKey], holder: ApiKey | None, now_us: int) -> None:
+    """Raise PreconditionFailedError if *holder* may not create one more key."""
+    kept = [each for each in existing if not _is_forgettable(each, now_us)]
+    bounds = [(len(kept), KEYS_MAX)]
+    if holder is not None and "*" not in holder.namespaces:
+        own = sum(reaches(holder, each.namespaces) for each in kept)
+        bounds.append((own, KEYS_OF_PATTERN_MAX))
+    for found, most in bounds:
+        if found >= most:
+            raise PreconditionFailedError(
+                f"{found} keys are on record; at most {most} may be: revoke some, which"
+                f" are forgotten {format_duration(FORGET_AFTER_US)} later"
+            )
+
+
+def reaches(holder: ApiKey, namespaces: Sequence[str]) -> bool:
+    """Return whether *holder* covers every namespace that any of the patterns *namespaces* does."""
+    return all(
+        # A pattern is covered as its longest common beginning is, but only by another pattern.
+        any(
+            covers(own, each.removesuffix("*")) and (own.endswith("*") or not each.endswith("*"))
+            for own in holder.namespaces
+        )
+        for each in namespaces
+    )
+
+
+def handed_down(rights: Rights, holder: ApiKey, rates: Mapping[str, float], now_us: int) -> Rights:
+    """Return *rights* as *holder* may give them to a new key. What they leave out is inherited: the
+    rates, and when the key ends. *rates* are the defaults of all keys, 0 for no bound.
+
+    Raises ScopeInsufficientError, naming the value, the bound and the fix.
+    """
+    problems = [
+        f"namespace {each!r} is not within {', '.join(holder.namespaces)}"
+        for each in rights.namespaces
+        if not reaches(holder, [each])
+    ]
+    if rights.scope > holder.scope:
+        problems.append(
+            f"scope {rights.scope.name.lower()} is more than {holder.scope.name.lower()}"
+        )
+    given: dict[str, Any] = {}
+    for name in LIMITS:
+        own, wanted = getattr(holder, f"{name}_per_s"), getattr(rights, f"{name}_per_s")
+        bound = rates.get(name, 0) if own is None else own
+        if wanted is None:
+            given[f"{name}_per_s"] = own
+        elif bound and not 0 < wanted <= bound:
+            shown = f"{wanted:g}/s" if wanted else "without bound"
+            problems.append(f"{name} is {shown}, and that key has {bound:g}/s")
+    if holder.expires_at_us is not None:
+        left_us = holder.expires_at_us - now_us
+        given["lifetime_us"] = rights.lifetime_us or left_us
+        if given["lifetime_us"] > left_us:
+            problems.append(
+                f"expires is {format_duration(given['lifetime_us'])}, and that key ends in"
+                f" {format_duration(left_us // SECOND * SECOND)}"
+            )
+    if problems:
+        raise ScopeInsufficientError(
+            f"the key {holder.id} gives no more rights than it has: {'; '.join(problems)};"
+            " ask for less, or have an operator run counter key create",
+            scope=holder.scope.name.lower(),
+        )
+    return replace(rights, **given)
+
+
+def key_document(key: ApiKey, now_us: int) -> dict[str, Any]:
+    """Return the public part of *key*: everything but the digest of its secret."""
+    times = ("created_at", "expires_at", "revoked_at", "last_used")
+    return {
+        "id": key.id,
+        "label": key.label,
+        **rights_of(key),
+        **{name: _time(getattr(key, f"{name}_us")) for name in times},
+        "replaced_by": key.replaced_by,
+        "state": key_state(key, now_us),
+    }
+
+
+def rights_of(key: ApiKey) -> dict[str, Any]:
+    """Return what *key* allows, as lists and the audit log show it."""
+    rates = {name: getattr(key, f"{name}_per_s") for name in LIMITS}
+    return {
+        "namespaces": list(key.namespaces),
+        "scope": key.scope.name.lower(),
+        "limits": {f"{name}_per_s": rate for name, rate in rates.items() if rate is not None},
+    }
+
+
+def key_state(key: ApiKey, now_us: int) -> str:
+    """Return ``valid``, ``replaced``, ``expired`` or ``revoked``."""
+    if key.revoked_at_us is not None:
+        return "revoked"
+    if not key.is_valid_at(now_us):
+        return "expired"
+    return "valid" if key.replaced_by is None else "replaced"
+
+
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else to_rfc3339(time_us)
 
 
 def _must_rotate(key: ApiKey) -> None:

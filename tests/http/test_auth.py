@@ -282,21 +282,53 @@ async def test_what_costs_more_than_its_bytes_tell_has_rates_of_its_own(door: Do
     assert (await door.add(key)).status_code == 200
 
 
-async def test_one_refusal_serves_all_late_tokens_of_a_batch(door: Door) -> None:
-    """Each refusal cost a task, an error and its text: a batch of them took three times an add."""
+async def test_a_batch_takes_more_late_tokens_than_a_second_has_or_none(door: Door) -> None:
+    """And one refusal serves all: each one cost a task, an error and its text, and a batch of them
+    took three times an add."""
     key = await door.key(Scope.WRITE, resolutions_per_s=2.0)
-    now_us = door.app.clock.now_us()
-    times = [now_us, *[now_us - 30 * SECOND] * 7, now_us]
-    items = [item(f"c{n}", 1, fresh(time_us)) for n, time_us in enumerate(times)]
     path = "/v1/namespaces/default/batch/add"
-    answer = await door.http.post(path, json={"items": items}, headers=key)
-    results = answer.json()["results"]
-    codes = [each.get("code", "added") for each in results]
-    assert codes == ["added", *["token_too_old"] * 2, *["rate_limited"] * 5, "added"]
-    refused = [each for each in results if each.get("code") == "rate_limited"]
-    assert all(each == refused[0] for each in refused)
+
+    async def codes(late: int) -> list[str]:
+        now_us = door.app.clock.now_us()
+        times = [now_us, *[now_us - 30 * SECOND] * late, now_us]
+        items = [item(f"c{n}", 1, fresh(time_us)) for n, time_us in enumerate(times)]
+        answer = await door.http.post(path, json={"items": items}, headers=key)
+        results = answer.json()["results"]
+        refused = [each for each in results if each.get("code") == "rate_limited"]
+        assert all(each == refused[0] for each in refused)
+        return [each.get("code", "added") for each in results]
+
+    assert await codes(7) == ["added", *["token_too_old"] * 7, "added"]
+    assert await codes(5) == ["added", *["rate_limited"] * 5, "added"]
     assert door.app.application.front.gate.limited["resolutions"] == 1
     assert door.app.application.service.tally["refused"] == 5
+
+
+async def test_a_batch_of_events_takes_more_than_a_second_has_or_nothing(door: Door) -> None:
+    """Sent again after days, each of them is a late token, too."""
+    rules = [{"type": "t", "counter": f"c{n}"} for n in range(5)]
+    key = await door.key(Scope.WRITE, reservations_per_s=100.0, resolutions_per_s=2.0)
+    few = await door.key(Scope.WRITE, reservations_per_s=2.0)
+    path = "/v1/namespaces/default/events"
+    admin = await door.key(Scope.ADMIN)
+    body = {"event_rules": rules}
+    await door.http.put("/v1/namespaces/default", json=body, headers=admin)
+
+    def events(source: str, count: int) -> list[dict[str, str]]:
+        common = {"specversion": "1.0", "source": source, "type": "t"}
+        return [{**common, "id": str(n)} for n in range(count)]
+
+    async def outcomes(header: Header, sent: list[dict[str, str]]) -> set[str]:
+        answer = await door.http.post(path, json=sent, headers=header)
+        results = answer.json().get("results", [answer.json()])
+        return {each.get("outcome") or each["code"] for each in results}
+
+    assert await outcomes(few, events("a", 7)) == {"original"}
+    assert await outcomes(few, events("b", 7)) == {"rate_limited"}
+    assert await outcomes(key, events("c", 7)) == {"original"}
+    door.app.clock.advance(30 * SECOND)
+    assert await outcomes(key, events("c", 7)) == {"replayed"}
+    assert await outcomes(key, events("c", 1)) == {"rate_limited"}
 
 
 async def test_a_hedge_of_ten_takes_ten_and_counts_once(door: Door) -> None:

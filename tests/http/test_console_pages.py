@@ -54,6 +54,16 @@ async def test_a_trailing_slash_leads_to_the_page(rest: Rest) -> None:
     assert answer.next_request.url.path == "/console"
 
 
+async def test_the_root_leads_a_browser_to_the_page_and_no_other_client(rest: Rest) -> None:
+    accepts = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    answer = await rest.http.get("/", headers={"accept": accepts})
+    assert (answer.status_code, answer.headers["location"]) == (303, "console")
+    assert answer.headers["vary"] == "Accept"
+    for accept in ("*/*", "application/json"):
+        answer = await rest.http.get("/", headers={"accept": accept})
+        assert_problem(answer, 404, "not_found", applied=None, retry="never")
+
+
 async def test_it_has_a_head_and_takes_nothing(rest: Rest) -> None:
     head = await rest.http.head("/console")
     assert (head.status_code, head.content) == (200, b"")
@@ -87,7 +97,9 @@ async def test_the_page_wants_nothing_from_elsewhere(app: App) -> None:
         assert (STATIC / name).is_file(), name
     assert not re.findall(r"https?://", "".join([page, *scripts]))
     assert "localStorage" not in "".join(scripts)
-    assert "sessionStorage" not in "".join(scripts)
+    # The key of those who ask for it, in one place.
+    keeps = {each.name for each in STATIC.glob("*.js") if "sessionStorage" in each.read_text()}
+    assert keeps == {"api.js"}
 
 
 def test_what_others_wrote_is_what_they_published() -> None:

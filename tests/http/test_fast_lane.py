@@ -272,7 +272,7 @@ def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> Non
     for body in bodies:
         sent = post(f"/v1/namespaces/{namespace}/batch/add", body, JSON) + LAST
         quick = pair.tell_one(pair.fast, sent)
-        with patch("api.routes.counters.read_batch", return_value=None):
+        with patch("api.routes.items.read_batch", return_value=None):
             assert pair.tell_one(pair.plain, sent) == quick
     after = [Counter(each.service.tally) for each in pair.both]
     assert after[0] - before[0] == after[1] - before[1]

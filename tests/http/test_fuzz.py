@@ -36,10 +36,16 @@ COUNTER = f"{NAMESPACE}/counters/{{counter}}"
 OPERATIONS = (
     *(("POST", f"{COUNTER}/{each}") for each in ("add", "add-and-get", "clear", "recount")),
     *(("GET", f"{COUNTER}{each}") for each in ("", "/events", "/history", "/live")),
+    ("DELETE", COUNTER),
     *(("POST", f"{NAMESPACE}/{each}") for each in ("batch/add", "batch/get", "atomic/add")),
-    *(("GET", f"{NAMESPACE}{each}") for each in ("", "/counters", "/shards", "/busiest")),
+    *(("POST", f"{NAMESPACE}/{each}") for each in ("events", "api/v1/events")),
+    *(
+        ("GET", f"{NAMESPACE}{each}")
+        for each in ("", "/counters", "/shards", "/busiest", "/metrics")
+    ),
     *(("PUT", NAMESPACE), ("DELETE", NAMESPACE), ("GET", "/v1/namespaces")),
     *(("POST", "/v1/tokens"), ("GET", "/v1/outcomes")),
+    *(("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/{key}")),
     *(("GET", f"/{each}") for each in ("healthz", "readyz", "metrics", "problems")),
 )
 #: One of each kind, and one that comes and goes.

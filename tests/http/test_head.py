@@ -14,6 +14,7 @@ PATHS = (
     "/v1/namespaces/default/counters",
     "/v1/namespaces/default/shards",
     "/v1/namespaces/default/busiest",
+    "/v1/namespaces/default/metrics",
     "/v1/outcomes",
     "/console",
     "/v1/namespaces/default/counters/c/events",

@@ -1,11 +1,15 @@
 """What the service tells of itself: its rollup by shards, and adds by outcome."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from api.routes import insight
+from counter.core.hot_counters import Busiest, busiest
 from counter.limits import SECOND
-from counter.types import Scope
+from counter.ports import Store
+from counter.types import Namespace, Scope
 from tests.support.app import App, running, words_and_bounds
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
@@ -54,7 +58,7 @@ async def test_rough_counters_have_no_rollup(rest: Rest) -> None:
 
 
 async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
-    """As many as are asked for, over as long a time, and found out once a second."""
+    """As many as are asked for, over as long a time."""
     for name, adds in (("a", 1), ("b", 3), ("c", 2)):
         for _ in range(adds):
             await rest.add(name, 5, fresh(app.clock.now_us()))
@@ -68,11 +72,47 @@ async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
     assert found["counters"][0]["adds_per_s"] > found["counters"][1]["adds_per_s"] > 0
     assert found["complete"] is True
     assert found["since"] < found["as_of"]
-    await rest.add("new", 1, fresh(app.clock.now_us()))
-    assert (await rest.http.get(path, params={"limit": 2})).json() == found
     app.clock.advance(11 * SECOND)
     assert (await rest.http.get(path)).json()["counters"] == []
-    assert len((await rest.http.get(path, params={"span": "1m"})).json()["counters"]) == 4
+    assert len((await rest.http.get(path, params={"span": "1m"})).json()["counters"]) == 3
+
+
+async def test_what_was_added_before_the_question_is_busy(rest: Rest, app: App) -> None:
+    for name in ("a", "b"):
+        await rest.add(name, 1, fresh(app.clock.now_us()))
+        found = (await rest.http.get(rest.path(verb="busiest"))).json()["counters"]
+        assert name in [each["counter"] for each in found]
+
+
+async def test_questions_that_wait_for_a_look_share_the_next_one(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be many consoles, and each asks for several namespaces."""
+    other = rest.within("other")
+    await other.create("ACCURATE")
+    looks: list[str] = []
+    calls: list[str] = []
+    all_wait = asyncio.Event()
+    answer = insight.InsightRoutes._look
+
+    async def call(routes: insight.InsightRoutes, namespace: Namespace, span_us: int) -> Busiest:
+        calls.append(namespace.name)
+        if len(calls) == 20:
+            all_wait.set()
+        return await answer(routes, namespace, span_us)
+
+    async def look(store: Store, namespace: Namespace, *given: int, **bounds: int) -> Busiest:
+        looks.append(namespace.name)
+        await all_wait.wait()
+        return await busiest(store, namespace, *given, **bounds)
+
+    monkeypatch.setattr(insight.InsightRoutes, "_look", call)
+    monkeypatch.setattr(insight, "busiest", look)
+    asked = [each.http.get(each.path(verb="busiest")) for each in [rest, other] * 10]
+    assert {each.status_code for each in await asyncio.gather(*asked)} == {200}
+    # The first one, and the next one of each namespace.
+    assert len(looks) <= 3
+    assert set(looks) == {"default", "other"}
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,82 @@ async def test_a_listing_survives_a_restart(app: App) -> None:
     await app.rest.batch_add([item(name, 1, fresh(now_us)) for name in ODD_NAMES])
     await app.restart()
     assert await app.rest.names() == sorted(ODD_NAMES)
+
+
+async def test_a_list_with_counts_says_what_they_are_exact_as_of(rest: Rest, app: App) -> None:
+    now_us = app.clock.now_us()
+    await rest.batch_add([item(name, 3, fresh(now_us)) for name in ("a/b", "c", "d")])
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    await rest.add("c", 4, fresh(app.clock.now_us()))
+    path = f"{rest.path(verb='counters')}?counts=true&limit=2"
+    page = (await rest.http.get(path)).json()
+    assert page["counters"] == ["a/b", "c"]
+    assert [each["count"] for each in page["counts"]] == [3, 3]
+    [as_of] = {each["as_of"] for each in page["counts"]}
+    assert page["counts"][0] == {
+        "namespace": rest.namespace,
+        "counter": "a/b",
+        "count": 3,
+        "as_of": as_of,
+        "accuracy": "eventual",
+    }
+    now = (await rest.http.get(f"{path}&max_staleness=0s")).json()
+    assert [(each["count"], each["accuracy"]) for each in now["counts"]] == [
+        (3, "accurate"),
+        (7, "accurate"),
+    ]
+    last = (await rest.http.get(f"{path}&page={page['next_page']}")).json()
+    assert (last["counters"], last["next_page"]) == (["d"], None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_counters_are_listed_by_count_the_largest_first(
+    rest: Rest, app: App, limit: int
+) -> None:
+    counts = {"p/a": 5, "p/b": 10**18, "p/c": -3, "p/d": 5, "p/e": 0, "q": 7}
+    now_us = app.clock.now_us()
+    await rest.batch_add([item(name, delta, fresh(now_us)) for name, delta in counts.items()])
+    path = f"{rest.path(verb='counters')}?order=-count&prefix=p/&max_staleness=0s&limit={limit}"
+    page, seen = "", []
+    while True:
+        answer = (await rest.http.get(path + page)).json()
+        assert [each["counter"] for each in answer["counts"]] == answer["counters"]
+        seen += [(each["counter"], each["count"]) for each in answer["counts"]]
+        if answer["next_page"] is None:
+            break
+        page = f"&page={answer['next_page']}"
+    assert seen == [("p/b", 10**18), ("p/a", 5), ("p/d", 5), ("p/e", 0), ("p/c", -3)]
+
+
+async def test_too_many_counters_to_order_are_refused_with_advice(
+    rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counter.limits.COUNTERS_TOGETHER_MAX", 3)
+    monkeypatch.setattr("counter.limits.BATCH_ITEMS_MAX", 2)
+    now_us = app.clock.now_us()
+    await rest.batch_add([item(name, 1, fresh(now_us)) for name in ("a1", "a2")])
+    await rest.batch_add([item(name, 1, fresh(now_us)) for name in ("a3", "b1")])
+    path = f"{rest.path(verb='counters')}?order=-count"
+    assert (await rest.http.get(f"{path}&prefix=a")).json()["counters"] == ["a1", "a2", "a3"]
+    answer = await rest.http.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
+    assert "more than 3 counters" in answer.json()["detail"]
+    assert "longer prefix" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("counts=yes", "counts is 'yes'"),
+        ("order=count", "order is 'count'"),
+        ("max_staleness=5s", "counts=true"),
+        ("counts=true&max_staleness=5", "max_staleness"),
+        ("order=-count&page=WyJ2aWV3cyJd", "page 'WyJ2aWV3cyJd'"),
+        ("order=-count&page=WyJ4IiwgInZpZXdzIl0", "page"),
+    ],
+)
+async def test_a_list_refuses_what_it_cannot_read(rest: Rest, query: str, named: str) -> None:
+    answer = await rest.http.get(f"{rest.path(verb='counters')}?{query}")
+    assert answer.status_code == 400
+    assert named in answer.json()["detail"]

@@ -109,13 +109,13 @@ async def test_all_who_watch_one_counter_share_its_looks(app: App) -> None:
     async with watching(app) as one, watching(app) as other:
         await one.until(1)
         await other.until(1)
-        assert live.streams == 2
+        assert live.streams.open == 2
         assert len(live._watches) == 1
-    assert (live.streams, live._watches) == (0, {})
+    assert (live.streams.open, live._watches) == (0, {})
 
 
 async def test_no_more_are_begun_than_there_may_be(rest: Rest, app: App) -> None:
-    app.application.live.streams_max = 1
+    app.application.live.streams.most = 1
     async with watching(app) as watcher:
         await watcher.until(1)
         answer = await rest.http.get(PATH)
@@ -129,8 +129,8 @@ async def test_neither_a_key_nor_an_address_takes_all_streams(tmp_path: Path, sh
     """What one has, and gives back, is no other's."""
     async with running("memory", tmp_path) as app:
         live = app.application.live
-        live.by_key.most = 2 if share == "key" else 0
-        live.by_address.most = 2 if share == "address" else 0
+        live.streams.by_key.most = 2 if share == "key" else 0
+        live.streams.by_address.most = 2 if share == "address" else 0
         greedy = await hand_out(app, Scope.READ, "default")
         other = await hand_out(app, Scope.READ, "default")
         client = ("192.0.2.1", 1) if share == "address" else None
@@ -148,8 +148,8 @@ async def test_neither_a_key_nor_an_address_takes_all_streams(tmp_path: Path, sh
             async with watching(app, headers=greedy, client=client) as fifth:
                 await fifth.until(1)
             assert fifth.status == 200
-        assert live.streams == 0
-        assert live.by_key._held == live.by_address._held == {}
+        assert live.streams.open == 0
+        assert live.streams.by_key._held == live.streams.by_address._held == {}
 
 
 async def test_it_ends_with_the_process(app: App) -> None:
@@ -166,7 +166,7 @@ async def test_a_head_asks_for_no_stream(app: App) -> None:
     async with watching(app, method="HEAD") as watcher:
         await asyncio.wait_for(watcher.task, 30)
     assert (watcher.status, watcher.text) == (200, "")
-    assert app.application.live.streams == 0
+    assert app.application.live.streams.open == 0
 
 
 async def test_a_store_in_trouble_is_reported_and_so_is_its_end(rest: Rest, app: App) -> None:

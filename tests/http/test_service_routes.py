@@ -55,6 +55,9 @@ ROUTES = (
     "get /v1/namespaces/{namespace}/shards",
     "get /v1/outcomes",
     "post /v1/tokens",
+    "get /v1/keys",
+    "post /v1/keys",
+    "delete /v1/keys/{key}",
 )
 
 

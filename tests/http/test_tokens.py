@@ -308,3 +308,68 @@ async def test_a_uuid7_key_is_the_token_it_carries(rest: Rest, app: App) -> None
     again = await rest.add("c", 1, Token(uuid.UUID(key).bytes, now_us))
     assert again.json()["replayed"] is True
     assert await rest.count("c") == 1
+
+
+async def test_a_token_is_honoured_as_long_as_each_answer_says(rest: Rest, app: App) -> None:
+    """A found one is replayed and a void one void; soon after that both are past knowing."""
+    found, void = fresh(app.clock.now_us()), fresh(app.clock.now_us())
+    answer = await rest.add("c", 1, found)
+    seconds = int(answer.headers["idempotency-ttl"])
+    assert 6 * DAY < seconds * SECOND < 7 * DAY
+    for _ in range(seconds * SECOND // DAY):
+        app.clock.advance(DAY)
+        await app.roll_up()
+    app.clock.advance(seconds * SECOND % DAY)
+    again = await rest.add("c", 1, found)
+    assert (again.status_code, again.json()["replayed"]) == (200, True)
+    refused = await rest.add("c", 1, void)
+    assert_problem(refused, 410, "token_too_old", applied=False, retry="new_token")
+    assert {each.headers["idempotency-ttl"] for each in (again, refused)} == {str(seconds)}
+    app.clock.advance(6 * SECOND)
+    for token in (found, void):
+        unknown = await rest.add("c", 1, token)
+        assert_problem(unknown, 410, "token_too_old", applied=None, retry="never")
+
+
+async def test_a_key_is_honoured_as_long_as_each_answer_says(rest: Rest, app: App) -> None:
+    short = rest.within("short")
+    await short.create("ACCURATE", key_ttl="1m")
+    answer = await short.add("c", 1, key="order-1")
+    seconds = int(answer.headers["idempotency-ttl"])
+    assert seconds == 55
+    app.clock.advance(seconds * SECOND)
+    again = await short.add("c", 1, key="order-1")
+    assert again.json()["replayed"] is True
+    conflict = await short.add("c", 2, key="order-1")
+    assert (conflict.status_code, conflict.headers["idempotency-ttl"]) == (409, "55")
+    app.clock.advance(5 * SECOND)
+    assert (await short.add("c", 1, key="order-1")).json()["replayed"] is False
+    uuid_key = await short.add("c", 1, key=uuid7(app.clock.now_us()))
+    assert int(uuid_key.headers["idempotency-ttl"]) > seconds
+
+
+@words_and_bounds
+async def test_every_write_says_how_long_its_token_is_honoured(rest: Rest, app: App) -> None:
+    """Refused ones too, and nothing else does; rough counters have no tokens."""
+    token = {"idempotency_token": on_wire(fresh(app.clock.now_us()))}
+    items = {"items": [{"counter": "a", "delta": 1}]}
+    writes = [
+        await rest.post(rest.path("c", "add"), {"delta": 1} | token),
+        await rest.post(rest.path("c", "add"), {"delta": 1}),
+        await rest.post(rest.path("c", "add"), {}),
+        await rest.post(rest.path("c", "add-and-get"), {"delta": 1} | token),
+        await rest.post(rest.path("c", "clear"), {} | token),
+        await rest.post(rest.path(verb="atomic/add"), items | token),
+        await rest.post(rest.path(verb="batch/add"), {"items": [items["items"][0] | token]}),
+    ]
+    assert [each.status_code for each in writes] == [200, 400, 400, 200, 409, 200, 200]
+    assert len({each.headers["idempotency-ttl"] for each in writes}) == 1
+    rough = rest.within("rough")
+    await rough.create("BEST_EFFORT")
+    others = [
+        await rest.http.get(rest.path("c")),
+        await rest.post(rest.path("c", "recount")),
+        await rough.post(rough.path("c", "add"), {"delta": 1}),
+    ]
+    assert [each.status_code for each in others] == [200, 202, 200]
+    assert not any("idempotency-ttl" in each.headers for each in others)

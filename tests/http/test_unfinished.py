@@ -142,7 +142,7 @@ def test_requests_that_wait_behind_another_are_held_too(run: Run, wire: Wire) ->
 
         async def all_given_back() -> bool:
             tasks = wire.server.server_state.tasks
-            return not (shared.unfinished.held or live.streams or tasks)
+            return not (shared.unfinished.held or live.streams.open or tasks)
 
         await eventually(all_given_back, "nothing is held, and the stream has ended")
 

@@ -1,0 +1,247 @@
+"""Adds as lines: each is committed as it comes, and answered by a line when it is durable.
+
+The answers have the order of the lines, and a stream lasts as long as its connection. It waits
+where a request would be rejected: for the load and for the rates of its key and its namespace. It
+reads no more than it holds, so that TCP slows down a client that sends too fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from api.http.answers import added_texts
+from api.http.auth import Caller, Gate
+from api.http.call import NDJSON, Call, Message, Receive, Send
+from api.http.middleware import known_error
+from api.http.problems import problem_bytes
+from api.http.streaming import StreamReply, Streams
+from api.routes.items import Items
+from counter import limits
+from counter.background import pause
+from counter.core.rate_limits import ALLOWANCE
+from counter.core.results import Added
+from counter.core.service import CounterService
+from counter.durations import format_duration
+from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
+from counter.limits import MILLISECOND, SECOND
+from counter.types import Namespace, Scope
+
+#: How often a stream looks whether the load lets it go on.
+_LOOK_US: Final = 50 * MILLISECOND
+#: What was not done, and will be done later.
+_REJECTED: Final = (OverloadedError, RateLimitedError)
+#: How long a client may take to stop sending when its stream was ended: if the connection were
+#: closed before, its last answers could be lost on their way.
+_LAST_WORDS_S: Final = 1.0
+_LINE_BYTES_MAX: Final = limits.ADD_STREAM_LINE_BYTES_MAX
+
+
+class AddStreams:
+    """The open streams of adds of a process."""
+
+    def __init__(
+        self,
+        service: CounterService,
+        gate: Gate,
+        items_max: int,
+        *,
+        shares_by_address: bool = True,
+    ) -> None:
+        """A commit has at most *items_max* lines of a stream."""
+        self._service = service
+        self._gate = gate
+        self._items_max = items_max
+        self.silence_us = limits.ADD_STREAM_SILENCE_US
+        self.streams = Streams(
+            "streams of adds",
+            "send a batch with its Content-Length",
+            limits.ADD_STREAMS_MAX,
+            limits.ADD_STREAMS_PER_KEY_MAX,
+            limits.ADD_STREAMS_PER_ADDRESS_MAX if shares_by_address else 0,
+        )
+        self._bodies: set[_Lines] = set()
+
+    async def open(self, call: Call) -> StreamReply:
+        """Return the answer to a body of lines. Raises OverloadedError."""
+        await call.let_in()
+        leave = self.streams.enter(call)
+        lines = _Lines(call.receive)
+        self._bodies.add(lines)
+
+        def ended() -> None:
+            self._bodies.discard(lines)
+            lines.close()
+            leave()
+
+        # A client that waits for 100 Continue gets it by this, and only before an answer begins.
+        await lines.start()
+
+        async def stream(send: Send, _: Receive) -> None:
+            await self._answer(call, lines, send)
+
+        return StreamReply.of(NDJSON, stream, ended)
+
+    def close(self) -> None:
+        """End all streams after the lines that are being added, and accept no more, on shutdown."""
+        self.streams.is_closed = True
+        for each in self._bodies:
+            each.end("this process is shutting down")
+
+    async def _answer(self, call: Call, lines: _Lines, send: Send) -> None:
+        """Answer all lines. A line that says why follows them if the stream is ended here."""
+        # The head at once: some clients send nothing before they have it.
+        await send(_piece(b""))
+        number = 0
+        try:
+            while some := await lines.take(self._items_max, self.silence_us):
+                texts = await self._add(call, lines, some, number)
+                number += len(some)
+                await send(_piece("".join(f"{text}\n" for text in texts).encode()))
+        except CounterError as error:
+            ended = StreamEndedError(
+                f"{error.detail}; the {number} lines before this are answered, and what came after"
+                " them was not added: send it again with the same tokens"
+            )
+            await send(_piece(problem_bytes(ended) + b"\n"))
+            await lines.discard()
+
+    async def _add(
+        self, call: Call, lines: _Lines, some: Sequence[bytes | None], number: int
+    ) -> Sequence[str]:
+        """Return the outcomes of *some* lines, the first of which has this *number*. Raises
+        CounterError if the stream must end, with nothing added."""
+        caller, namespace = await self._let_in(call, lines, len(some))
+        ALLOWANCE.set(caller)
+        outcomes = await self._outcomes(namespace, some, number)
+        while rejected := [n for n, each in enumerate(outcomes) if isinstance(each, _REJECTED)]:
+            try:
+                await lines.pause(_LOOK_US)
+            except StreamEndedError:
+                # The others were added, so these have answers too.
+                break
+            again = await self._outcomes(namespace, [some[index] for index in rejected], number)
+            for index, outcome in zip(rejected, again, strict=True):
+                outcomes[index] = outcome
+        return added_texts(namespace, outcomes)
+
+    async def _outcomes(
+        self, namespace: Namespace, some: Sequence[bytes | None], number: int
+    ) -> list[Added | CounterError]:
+        try:
+            return [*await Items.of_lines(some, number).add(self._service, namespace)]
+        except Exception as error:
+            return [known_error(error)] * len(some)
+
+    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> tuple[Caller, Namespace]:
+        """Wait until *adds* more may be added; return the caller and the namespace, which may have
+        changed since the last time. Raises CounterError."""
+        namespaces = self._service.namespaces
+        while True:
+            caller = self._gate.caller(call.header(b"authorization"))
+            caller.require(Scope.WRITE, call.namespace)
+            if namespaces.doubts(call.namespace, writes=True):
+                await namespaces.look()
+            namespace = namespaces.get(call.namespace)
+            wait_us = _LOOK_US
+            if self._service.load.refuses() is None:
+                try:
+                    self._gate.charge(caller, namespace, adds)
+                    return caller, namespace
+                except RateLimitedError as error:
+                    wait_us = error.retry_after_us or SECOND
+            await lines.pause(wait_us)
+
+
+class _Lines:
+    """The lines of a body as they arrive."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._data = b""
+        self._is_whole = False
+        #: Why no more are taken; empty if the client is gone.
+        self._why: str | None = None
+        self._ended = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._filling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to read."""
+        self._filling = asyncio.create_task(self._fill())
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._filling is not None:
+            self._filling.cancel()
+
+    def end(self, why: str) -> None:
+        """Take no more lines, and drop what arrives."""
+        if self._why is None:
+            self._why, self._data = why, b""
+        for each in (self._ended, self._changed, self._has_room):
+            each.set()
+
+    async def _fill(self) -> None:
+        while not self._is_whole:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.end("")
+                return
+            if self._why is None:
+                self._data += message.get("body", b"")
+            self._is_whole = not message.get("more_body", False)
+            self._changed.set()
+            while len(self._data) > limits.ADD_STREAM_BYTES_MAX:
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    async def take(self, most: int, silence_us: int) -> list[bytes | None]:
+        """Return the lines that have arrived, at least one and at most *most*, and None for one
+        that is too long; none at the end, or if the client is gone. Raises StreamEndedError."""
+        while True:
+            self._check()
+            if (some := self._cut(most)) or (self._is_whole and not self._data):
+                return some
+            self._changed.clear()
+            if not await pause(self._changed, silence_us / SECOND):
+                raise StreamEndedError(
+                    f"no line came for {format_duration(silence_us)}; an empty one keeps a stream"
+                    " open"
+                )
+
+    async def pause(self, wait_us: int) -> None:
+        """Wait. Raises StreamEndedError if the stream ends meanwhile."""
+        await pause(self._ended, wait_us / SECOND)
+        self._check()
+
+    async def discard(self) -> None:
+        """Drop what still comes, until the client ends its request, but not for long."""
+        self.end("")
+        if self._filling is not None:
+            await asyncio.wait((self._filling,), timeout=_LAST_WORDS_S)
+
+    def _check(self) -> None:
+        if self._why is not None:
+            raise StreamEndedError(self._why or "the client is gone")
+
+    def _cut(self, most: int) -> list[bytes | None]:
+        """Remove up to *most* whole lines; return those that are not empty."""
+        *whole, rest = self._data.split(b"\n", most)
+        if len(whole) < most:
+            if self._is_whole:
+                whole, rest = [*whole, rest], b""
+            # Of a line that is too long no more is kept than shows it.
+            rest = rest[: _LINE_BYTES_MAX + 1]
+        self._data = rest
+        self._has_room.set()
+        return [
+            line.strip() if len(line) <= _LINE_BYTES_MAX else None for line in whole if line.strip()
+        ]
+
+
+def _piece(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -1,0 +1,295 @@
+"""CloudEvents 1.0 over HTTP: structured, batched and binary; counted by the namespace's rules.
+
+An event is identified by its source and id. What the rules make of it is one atomic add, so it
+counts once and as a whole, however often and in whatever batches it arrives. Data are read with
+decimals as text: no number is rounded on its way.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from api.http.answer_models import (
+    CloudEventAdd,
+    CloudEventOutcome,
+    CloudEventsAnswer,
+)
+from api.http.call import JSON, NO_CONTENT, Call, Reply
+from api.http.models import CloudEventBody
+from api.http.problems import shown
+from api.http.routing import NAMESPACE, CallOf, InNamespace, route
+from api.telemetry.request_log import LoggedWrite
+from counter.core.event_rules import CloudEvent, adds_of
+from counter.core.results import Added, Keyed
+from counter.core.service import CounterService
+from counter.errors import CounterError, InvalidBodyError, TokenConflictError
+from counter.limits import EVENT_ATTRIBUTE_CHARS_MAX
+from counter.types import Namespace, Scope
+
+STRUCTURED: Final = b"application/cloudevents+json"
+BATCH: Final = b"application/cloudevents-batch+json"
+_PREFIX: Final = b"ce-"
+_VERSION: Final = "1.0"
+_SCHEMA: Final[Mapping[str, Any]] = {"$ref": "#/components/schemas/CloudEventBody"}
+_BODIES: Final[Mapping[str, Any]] = {
+    "requestBody": {
+        "content": {
+            STRUCTURED.decode(): {"schema": _SCHEMA},
+            BATCH.decode(): {"schema": {"type": "array", "items": _SCHEMA}},
+        }
+    }
+}
+_OUTCOMES: Final[Mapping[bool | None, Any]] = {
+    False: "original",
+    True: "replayed",
+    None: "untold",
+}
+#: Errors of a body that is not what it should be: not JSON, not UTF-8, nested too deeply, a number
+#: with thousands of digits.
+_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+
+#: The specification has no control characters in texts.
+_Text = Annotated[
+    str,
+    Meta(min_length=1, max_length=EVENT_ATTRIBUTE_CHARS_MAX, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z"),
+]
+
+
+class _Event(Struct, gc=False):
+    """An event of the JSON format; extension attributes are ignored."""
+
+    id: _Text
+    source: _Text
+    type: _Text
+    specversion: str
+    subject: _Text | None = None
+    time: Annotated[datetime, Meta(tz=True)] | None = None
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    data: Any = UNSET
+    data_base64: str | UnsetType | None = UNSET
+
+
+_read_event: Final = msgspec.json.Decoder(_Event, float_hook=str).decode
+_read_events: Final = msgspec.json.Decoder(list[_Event], float_hook=str).decode
+_read_data: Final = msgspec.json.Decoder(float_hook=str).decode
+
+
+def cloud_event(body: CloudEventBody) -> None:
+    """A body that the handler reads by itself, in each form that the specification has."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRoutes:
+    """``/v1/namespaces/{namespace}/events``, and the path that OpenMeter's clients append."""
+
+    service: CounterService
+    batch_items_max: int
+
+    @route(
+        "POST",
+        f"{NAMESPACE}/events",
+        Scope.WRITE,
+        tag="events",
+        writes=True,
+        shows="a CloudEvent",
+        problems=(409,),
+        declares=(cloud_event,),
+        openapi_extra=_BODIES,
+    )
+    async def ingest_events(self, call: CallOf, namespace: InNamespace) -> CloudEventsAnswer:
+        """Count CloudEvents, each once for its source and id."""
+        return CloudEventsAnswer(results=await self._ingest(call, namespace))
+
+    @route(
+        "POST",
+        f"{NAMESPACE}/api/v1/events",
+        Scope.WRITE,
+        tag="events",
+        writes=True,
+        shows="a CloudEvent",
+        problems=(409,),
+        declares=(cloud_event,),
+        openapi_extra=_BODIES,
+        status=NO_CONTENT,
+    )
+    async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Reply:
+        """The same, for clients of OpenMeter."""
+        await self._ingest(call, namespace)
+        return Reply(NO_CONTENT, b"")
+
+    async def _ingest(self, call: Call, namespace: Namespace) -> list[CloudEventOutcome]:
+        """Count the events of a request. Raises an error unless all of them are counted."""
+        rules = namespace.settings.event_rules
+        if not rules:
+            raise InvalidBodyError(
+                f"namespace {namespace.name!r} has no event_rules, which map events to counters:"
+                f" PUT /v1/namespaces/{namespace.name} with some first",
+                field="event_rules",
+            )
+        events, is_batch = await self._events(call)
+        keyed = []
+        for index, event in enumerate(events):
+            try:
+                keyed.append(Keyed(event.source, event.id, adds_of(rules, event)))
+            except InvalidBodyError as error:
+                if is_batch:
+                    error.detail = f"events.{index}: {error.detail}"
+                raise
+        call.charge(sum(max(1, len(each.items)) for each in keyed))
+        counted = [each for each in keyed if each.items]
+        if len(keyed) == len(counted) == 1:
+            [one] = counted
+            call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
+        outcomes = await self.service.add_keyed(namespace, counted)
+        self.service.events_ignored += len(keyed) - len(counted)
+        call.logged["results"] = [
+            each
+            for outcome in outcomes
+            for each in (outcome if isinstance(outcome, list) else [outcome])
+        ]
+        _check_all(counted, outcomes)
+        found = iter(outcomes)
+        return [_outcome(each, next(found) if each.items else []) for each in keyed]
+
+    async def _events(self, call: Call) -> tuple[Sequence[CloudEvent], bool]:
+        """Return the events of a request, and whether it is a batch. Raises InvalidBodyError and
+        UnsupportedMediaTypeError."""
+        headers = [
+            (name.removeprefix(_PREFIX).decode(), value)
+            for name, value in call.scope["headers"]
+            if name.startswith(_PREFIX)
+        ]
+        given = call.header(b"content-type") or b""
+        media = given.partition(b";")[0].strip().lower()
+        if headers and not media.startswith(b"application/cloudevents"):
+            return [_binary(headers, media, await call.body())], False
+        call.content_type(STRUCTURED, BATCH, JSON)
+        body = await call.body()
+        # Plain JSON, as OpenMeter has it, is a list or one event.
+        is_batch = media == BATCH or (media == JSON and body.lstrip()[:1] == b"[")
+        try:
+            found = _read_events(body) if is_batch else [_read_event(body)]
+        except _MALFORMED as error:
+            raise _malformed(error) from error
+        if not 1 <= len(found) <= self.batch_items_max:
+            raise InvalidBodyError(
+                f"the batch has {len(found)} events; 1 to {self.batch_items_max} are allowed",
+                field="events",
+            )
+        return [
+            _checked(each, f"events.{at}: " if is_batch else "") for at, each in enumerate(found)
+        ], is_batch
+
+
+def _checked(event: _Event, at: str = "") -> CloudEvent:
+    """Return the event if its attributes fit each other. Raises InvalidBodyError."""
+    if event.specversion != _VERSION:
+        raise InvalidBodyError(
+            f"{at}specversion is {shown(event.specversion)!r}; it must be {_VERSION!r}",
+            field="specversion",
+        )
+    if isinstance(event.data_base64, str):
+        if event.data is not UNSET:
+            raise InvalidBodyError(
+                f"{at}data_base64 and data are both given; give one of them", field="data_base64"
+            )
+        try:
+            b64decode(event.data_base64, validate=True)
+        except ValueError as error:
+            raise InvalidBodyError(
+                f"{at}data_base64 is not Base64: {error}", field="data_base64"
+            ) from error
+    data = None if event.data is UNSET else event.data
+    return CloudEvent(event.id, event.source, event.type, event.subject, data)
+
+
+def _binary(headers: Sequence[tuple[str, bytes]], media: bytes, body: bytes) -> CloudEvent:
+    """Return the event whose attributes are in headers and whose data are the body."""
+    attributes: dict[str, Any] = {}
+    for name, value in headers:
+        if name in attributes:
+            raise InvalidBodyError(f"there are several ce-{name} headers; give one", field=name)
+        try:
+            attributes[name] = _unescaped(value)
+        except ValueError as error:
+            raise InvalidBodyError(
+                f"ce-{name} is not percent-encoded UTF-8: {error}", field=name
+            ) from error
+    # The body, whatever headers of these names say.
+    for name in ("data", "data_base64"):
+        attributes.pop(name, None)
+    try:
+        event = _checked(msgspec.convert(attributes, _Event), "ce-")
+    except _MALFORMED as error:
+        raise _malformed(error, "ce-") from error
+    if not body or not (media == JSON or media.endswith(b"+json")):
+        return event
+    try:
+        return event._replace(data=_read_data(body))
+    except _MALFORMED as error:
+        raise _malformed(error) from error
+
+
+def _unescaped(value: bytes) -> str:
+    text = value.decode("ascii")
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = re.sub(r"\\(.)", r"\1", text[1:-1])
+    return unquote(text, errors="strict")
+
+
+def _malformed(error: Exception, at: str = "") -> InvalidBodyError:
+    """Return the error of a body that could not be read, with the attribute's name."""
+    if isinstance(error, RecursionError):
+        return InvalidBodyError("body: it is nested too deeply", field="body")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidBodyError(f"body: it is not JSON: {error}", field="body")
+    message, _, place = str(error).partition(" - at `$")
+    # Keys within the data are `[...]`.
+    parts = re.findall(r"\w+", place.removesuffix("`"))
+    if missing := _MISSING.fullmatch(message):
+        parts.append(missing[1])
+        message = "it is required"
+    # In a batch, the first part is the event's index.
+    names = ["events"] * parts[:1][0].isdigit() + parts if parts else ["body"]
+    field = ".".join(names)
+    return InvalidBodyError(f"{at}{field}: {message}", field=field)
+
+
+def _check_all(events: Sequence[Keyed], outcomes: Sequence[list[Added] | CounterError]) -> None:
+    """Raise the error of an event that is not counted; one that a retry may mend comes first."""
+    failed = [
+        (each, outcome)
+        for each, outcome in zip(events, outcomes, strict=True)
+        if isinstance(outcome, CounterError)
+    ]
+    if not failed:
+        return
+    event, error = min(failed, key=lambda each: isinstance(each[1], TokenConflictError))
+    error.detail = f"event {shown(event.key)!r} of {shown(event.scope)!r}: {error.detail}"
+    if len(events) > 1:
+        error.detail += (
+            f"; {len(events) - len(failed)} of {len(events)} events are counted:"
+            " if you send the request again, they are not counted again"
+        )
+    raise error
+
+
+def _outcome(event: Keyed, added: list[Added] | CounterError) -> CloudEventOutcome:
+    replayed = [each.replayed for each in added] if isinstance(added, list) else []
+    return CloudEventOutcome(
+        source=event.scope,
+        id=event.key,
+        outcome=_OUTCOMES[replayed[0]] if replayed else "ignored",
+        adds=[CloudEventAdd(counter=counter, delta=delta) for counter, delta in event.items],
+    )

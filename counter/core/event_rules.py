@@ -1,0 +1,162 @@
+"""Map CloudEvents to adds, by the rules of a namespace.
+
+A rule names a type of events, a template of a counter's name and a delta. The template holds paths
+in braces: ``{type}``, ``{source}``, ``{subject}``, or into the data, such as ``{data.order.kind}``.
+A delta is a number, or the path of one in the data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from counter import limits
+from counter.errors import InvalidBodyError
+from counter.names import check_counter_name
+from counter.types import EventRule
+
+_PATH: Final = re.compile(r"type|source|subject|data(\.[^.]+)+")
+_IN_BRACES: Final = re.compile(r"\{([^{}]*)\}")
+#: A whole number as text; so a decimal is read, too, if its fraction is 0.
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}(\.0{1,19})?")
+_SHOWN_CHARS_MAX: Final = 80
+
+
+class CloudEvent(NamedTuple):
+    """The parts of a CloudEvent that count. Within ``data``, decimals are text."""
+
+    id: str
+    source: str
+    type: str
+    subject: str | None
+    #: None if there is none, or if it is not JSON.
+    data: Any
+
+
+def check_rules(rules: Sequence[EventRule]) -> None:
+    """Raise InvalidBodyError, naming the field, the value and the bound, for a bad rule."""
+    if len(rules) > limits.EVENT_RULES_MAX:
+        raise InvalidBodyError(
+            f"event_rules has {len(rules)} rules; at most {limits.EVENT_RULES_MAX} are allowed",
+            field="event_rules",
+        )
+    for index, rule in enumerate(rules):
+        for field, fault in (
+            ("type", _too_long(rule.type)),
+            ("counter", _too_long(rule.counter) or _fault_of_template(rule.counter)),
+            ("delta", _fault_of_delta(rule.delta)),
+        ):
+            if fault is not None:
+                name = f"event_rules.{index}.{field}"
+                raise InvalidBodyError(
+                    f"{name} is {_shown(getattr(rule, field))}; {fault}", field=name
+                )
+
+
+def adds_of(rules: Sequence[EventRule], event: CloudEvent) -> list[tuple[str, int]]:
+    """Return the counters and deltas of *event*: one for each rule of its type, in their order.
+
+    Raises InvalidBodyError if a rule cannot read the event.
+    """
+    return [
+        (_counter_of(rule, event), _delta_of(rule, event))
+        for rule in rules
+        if rule.type == event.type
+        or (rule.type.endswith("*") and event.type.startswith(rule.type[:-1]))
+    ]
+
+
+def _too_long(text: str) -> str | None:
+    if 1 <= len(text) <= limits.EVENT_ATTRIBUTE_CHARS_MAX:
+        return None
+    return f"1 to {limits.EVENT_ATTRIBUTE_CHARS_MAX} characters are allowed"
+
+
+def _fault_of_template(template: str) -> str | None:
+    wrong = [path for path in _IN_BRACES.findall(template) if not _PATH.fullmatch(path)]
+    literal = _IN_BRACES.sub("", template)
+    if wrong or re.search("[{}]", literal):
+        return "in braces it may hold type, source, subject and paths such as data.order.kind"
+    try:
+        # Every name would hold this text.
+        check_counter_name(literal or template)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _fault_of_delta(delta: int | str) -> str | None:
+    if isinstance(delta, int):
+        is_right = limits.INT64_MIN <= delta <= limits.INT64_MAX
+    else:
+        is_right = (
+            _too_long(delta) is None
+            and delta.startswith("data.")
+            and _PATH.fullmatch(delta) is not None
+        )
+    return None if is_right else "it must be a signed 64-bit integer, or a path such as data.amount"
+
+
+def _counter_of(rule: EventRule, event: CloudEvent) -> str:
+    name = _IN_BRACES.sub(lambda found: _text_of(rule, event, found[1]), rule.counter)
+    try:
+        return check_counter_name(name)
+    except ValueError as error:
+        raise InvalidBodyError(
+            f"the rule {_shown(rule.counter)} gives the counter {_shown(name)}: {error}",
+            field="counter",
+        ) from error
+
+
+def _text_of(rule: EventRule, event: CloudEvent, path: str) -> str:
+    value = _value_of(rule, event, path)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | str):
+        return str(value)
+    raise _unfit(path, value, f"the rule {_shown(rule.counter)} takes text, a number or a boolean")
+
+
+def _delta_of(rule: EventRule, event: CloudEvent) -> int:
+    if isinstance(rule.delta, int):
+        return rule.delta
+    value = _value_of(rule, event, rule.delta)
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value.partition(".")[0])
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not limits.INT64_MIN <= value <= limits.INT64_MAX
+    ):
+        raise _unfit(
+            rule.delta,
+            value,
+            "a delta is a whole number of 64 bits, as a number or as text: count in the smallest"
+            " unit",
+        )
+    return value
+
+
+def _value_of(rule: EventRule, event: CloudEvent, path: str) -> Any:
+    head, *keys = path.split(".")
+    value = getattr(event, head)
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        raise InvalidBodyError(
+            f"{path} is missing, and the rule of the counter {_shown(rule.counter)} needs it",
+            field=path,
+        )
+    return value
+
+
+def _unfit(path: str, value: Any, wanted: str) -> InvalidBodyError:
+    return InvalidBodyError(f"{path} is {_shown(value)}; {wanted}", field=path)
+
+
+def _shown(value: Any) -> str:
+    """Return *value* as short text. A large number has too many digits to write."""
+    is_large = isinstance(value, int) and abs(value) >> _SHOWN_CHARS_MAX
+    text = "a very large number" if is_large else repr(value)
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…"

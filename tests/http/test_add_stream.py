@@ -1,0 +1,339 @@
+"""Adds as lines over real sockets: answered as they come, within bounds, and ended cleanly."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from api.routes import add_stream
+from api.routes.add_stream import AddStreams
+from counter import limits
+from counter.core.admission import Load
+from counter.core.service import CounterService
+from counter.errors import OverloadedError, RateLimitedError
+from counter.limits import SECOND
+from counter.types import Scope
+from tests.support.add_stream import AddStream, line, open_stream
+from tests.support.keys import hand_out
+from tests.support.waiting import eventually
+from tests.support.wire import Wire, wired
+
+PATH = "/v1/namespaces/default/batch/add"
+
+
+@pytest.fixture
+async def wire(fast_dir: Path) -> AsyncIterator[Wire]:
+    async with wired(fast_dir) as each:
+        yield each
+
+
+@pytest.fixture
+def streams(wire: Wire) -> AddStreams:
+    found: AddStreams = wire.app.application.streams
+    return found
+
+
+async def test_each_line_is_answered_when_it_comes(wire: Wire) -> None:
+    async with open_stream(wire.port) as client:
+        # Before the first line: some clients wait for it.
+        assert await client.status() == 200
+        for number in range(5):
+            client.send(line(number, delta=number))
+            answer = await client.answer()
+            assert answer is not None
+            assert (answer["delta"], answer["replayed"]) == (number, False)
+            assert await wire.app.rest.count("c") == sum(range(number + 1))
+        client.end()
+        assert await client.answer() is None
+    assert wire.app.application.streams.streams.open == 0
+
+
+async def test_the_connection_is_of_use_afterwards(wire: Wire) -> None:
+    async with open_stream(wire.port) as client:
+        client.send(line(1))
+        client.end()
+        assert await client.status() == 200
+        assert len(await client.answers()) == 1
+        client.http.start_next_cycle()
+        await client.begin()
+        client.send(line(1))
+        client.end()
+        assert await client.status() == 200
+        assert [each["replayed"] for each in await client.answers()] == [True]
+
+
+async def test_lines_come_in_any_pieces(wire: Wire) -> None:
+    """Many at once, bytes one by one, empty ones between, the last without an end."""
+    data = b"\n \r\n".join([line(number) for number in range(3 * limits.BATCH_ITEMS_MAX)])
+    async with open_stream(wire.port) as client:
+        client.send(data[: len(data) // 2])
+        for at in range(len(data) // 2, len(data) // 2 + 500):
+            client.send(data[at : at + 1])
+        client.send(data[len(data) // 2 + 500 :].rstrip())
+        client.end()
+        assert await client.status() == 200
+        answers = await client.answers()
+    assert len(answers) == 3 * limits.BATCH_ITEMS_MAX
+    assert await wire.app.rest.count("c") == len(answers)
+
+
+async def test_a_bad_line_spoils_only_itself(wire: Wire) -> None:
+    long = (
+        b'{"counter": "c", "delta": 1, "x": "' + b"x" * limits.ADD_STREAM_LINE_BYTES_MAX + b'"}\n'
+    )
+    async with open_stream(wire.port) as client:
+        client.send(line(1), b"nonsense\n", line(2), b'{"counter": "c", "delta": 1}\n')
+        client.send(line(1), line(3, delta=2**63), b"{} {}\n", line(1, counter="d"))
+        # Whether a long line comes at once or in parts makes no difference.
+        client.send(long, line(4))
+        for at in range(0, len(long), 5_000):
+            client.send(long[at : at + 5_000])
+        client.send(line(5))
+        client.end()
+        await client.status()
+        answers = await client.answers()
+    codes = [each.get("code") or each["replayed"] for each in answers]
+    assert codes == [
+        *(False, "invalid_body", False, "token_missing", True, "invalid_body", "invalid_body"),
+        *(False, "invalid_body", False, "invalid_body", False),
+    ]
+    assert "items.1:" in answers[1]["detail"]
+    for index in (8, 10):
+        assert f"items.{index} has more than 16384 bytes" in answers[index]["detail"]
+    assert await wire.app.rest.count("c") == 4
+
+
+async def test_a_line_of_nothing_but_space_is_too_long_too(wire: Wire) -> None:
+    """Of a long line only the beginning is kept: no part of it may count."""
+    async with open_stream(wire.port) as client:
+        for _ in range(5):
+            client.send(b" " * 5_000)
+            await client.writer.drain()
+        client.send(line(1), line(2))
+        client.end()
+        await client.status()
+        answers = await client.answers()
+    assert [each.get("code") for each in answers] == ["invalid_body", None]
+    assert await wire.app.rest.count("c") == 1
+
+
+async def test_sent_again_they_count_once(wire: Wire) -> None:
+    for replayed in (False, True):
+        async with open_stream(wire.port) as client:
+            client.send(*(line(number, counter=f"c{number % 3}") for number in range(100)))
+            client.end()
+            await client.status()
+            answers = await client.answers()
+        assert [each["replayed"] for each in answers] == [replayed] * 100
+        assert [each["counter"] for each in answers] == [f"c{n % 3}" for n in range(100)]
+    assert await wire.app.rest.count("c0") == 34
+
+
+async def test_what_waits_for_100_continue_gets_it(wire: Wire) -> None:
+    async with open_stream(wire.port, ("expect", "100-continue")) as client:
+        first = await client.event()
+        assert first.status_code == 100
+        client.send(line(1))
+        client.end()
+        assert await client.status() == 200
+        assert len(await client.answers()) == 1
+
+
+async def test_a_body_with_a_length_is_one_batch(wire: Wire) -> None:
+    body = b"".join(line(number) for number in range(limits.BATCH_ITEMS_MAX + 1))
+    headers = {"content-type": "application/x-ndjson"}
+    answer = await wire.app.http.post(PATH, content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "items has 1001 items; 1 to 1000 are allowed" in answer.json()["detail"]
+
+
+async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
+    """TCP slows a client down: nothing is held but what the bounds say, and nothing is lost."""
+    count = 20_000
+    async with wired(fast_dir, socket_bytes=64 * 1024) as wire, open_stream(wire.port) as client:
+        streams = wire.app.application.streams
+        held = 0
+
+        async def is_full() -> bool:
+            nonlocal held
+            held = max(held, *(len(each._data) for each in streams._bodies), 0)
+            (protocol,) = wire.connections
+            held = max(held, len(protocol.cycle.body))
+            return bool(protocol.flow.read_paused and protocol.flow.write_paused)
+
+        async def send() -> None:
+            for at in range(0, count, 500):
+                client.send(*(line(number) for number in range(at, at + 500)))
+                await client.writer.drain()
+            client.end()
+
+        assert await client.status() == 200
+        sending = asyncio.create_task(send())
+        await eventually(is_full, "a full stream")
+        assert 0 < await wire.app.rest.count("c") < count
+        answers = await client.answers()
+        await sending
+        assert len(answers) == count
+        assert held <= limits.ADD_STREAM_BYTES_MAX + 512 * 1024
+        assert await wire.app.rest.count("c") == count
+
+
+@pytest.fixture
+def waits(wire: Wire) -> Iterator[list[float]]:
+    """How long a stream waited for what, in seconds; the clock advances by it at once."""
+    waited: list[float] = []
+
+    async def pause(event: asyncio.Event, seconds: float) -> bool:
+        if seconds < limits.ADD_STREAM_SILENCE_US / SECOND:
+            waited.append(seconds)
+            wire.app.clock.advance(int(seconds * SECOND))
+            return event.is_set()
+        await event.wait()
+        return True
+
+    with patch.object(add_stream, "pause", pause):
+        yield waited
+
+
+async def test_it_waits_for_its_rate(wire: Wire, waits: list[float]) -> None:
+    """A request would be rejected; a stream comes later."""
+    path = "/v1/namespaces/slow"
+    made = await wire.app.http.put(path, json={"counter_type": "ACCURATE", "adds_per_s": 100})
+    assert made.status_code == 201, made.text
+    async with open_stream(wire.port, namespace="slow") as client:
+        await client.status()
+        for at in range(0, 500, 100):
+            client.send(*(line(number) for number in range(at, at + 100)))
+            for _ in range(100):
+                assert (await client.answer() or {})["replayed"] is False
+        client.end()
+        assert await client.answer() is None
+    assert 3 <= sum(waits) <= 6
+
+
+async def test_it_waits_until_the_load_lets_it_in(wire: Wire, waits: list[float]) -> None:
+    load: Load = wire.service.load
+    async with open_stream(wire.port) as client:
+        await client.status()
+        refusals = chain([OverloadedError("full")] * 2, repeat(None))
+        with patch.object(load, "refuses", lambda: next(refusals)):
+            client.send(line(1))
+            assert (await client.answer() or {})["replayed"] is False
+    assert waits == [0.05, 0.05]
+
+
+async def test_what_is_rejected_is_added_later(wire: Wire, waits: list[float]) -> None:
+    """As the resolutions of late tokens are, past their rate."""
+    add_events = CounterService.add_events
+    rejected = [RateLimitedError("wait", retry_after_us=1), OverloadedError("wait")]
+
+    async def add_some(*given: Any) -> list[Any]:
+        service, namespace, events = given
+        if rejected:
+            some = events[:-1]
+            done = await add_events(service, namespace, some) if some else []
+            return [*done, rejected.pop()]
+        found: list[Any] = await add_events(*given)
+        return found
+
+    with patch.object(CounterService, "add_events", add_some):
+        async with open_stream(wire.port) as client:
+            client.send(line(1), line(2), line(3))
+            client.end()
+            answers = await client.answers()
+    assert [each["replayed"] for each in answers] == [False] * 3
+    assert waits == [0.05, 0.05]
+    assert await wire.app.rest.count("c") == 3
+
+
+async def test_a_slow_one_is_no_request_that_does_not_arrive(wire: Wire) -> None:
+    async with open_stream(wire.port) as client:
+        await client.status()
+        (protocol,) = wire.connections
+        protocol.check(asyncio.get_running_loop().time() + 3_600)
+        client.send(line(1))
+        assert (await client.answer() or {})["replayed"] is False
+
+
+async def test_a_silent_one_ends(wire: Wire, streams: AddStreams) -> None:
+    streams.silence_us = 1
+    async with open_stream(wire.port) as client:
+        await client.status()
+        answers = await asyncio.gather(client.answer(), ended(client))
+    assert answers[0] is not None
+    assert answers[0]["code"] == "stream_ended"
+    assert "no line came for 1us; an empty one keeps a stream open" in answers[0]["detail"]
+
+
+async def ended(client: AddStream) -> None:
+    """End the request as a client that got to know of the end."""
+    await asyncio.sleep(0)
+    client.end()
+
+
+async def test_a_shutdown_says_what_was_not_added(wire: Wire, streams: AddStreams) -> None:
+    async with open_stream(wire.port) as client:
+        client.send(line(1))
+        await client.status()
+        assert (await client.answer() or {})["replayed"] is False
+        wire.app.application.drain()
+        last = await client.answer()
+        assert last is not None
+        assert (last["code"], last["applied"], last["retry"]) == (
+            "stream_ended",
+            None,
+            "same_token",
+        )
+        assert "shutting down; the 1 lines before this are answered" in last["detail"]
+        client.send(line(2))
+        client.end()
+        assert await client.answer() is None
+    async with open_stream(wire.port) as client:
+        client.end()
+        assert await client.status() == 503
+    assert await wire.app.rest.count("c") == 1
+    assert streams.streams.open == 0
+
+
+async def test_a_revoked_key_ends_it(fast_dir: Path) -> None:
+    async with wired(fast_dir) as wire:
+        key = await hand_out(wire.app, Scope.WRITE, "default")
+        async with open_stream(wire.port, *key.items()) as client:
+            client.send(line(1))
+            assert await client.status() == 200
+            assert (await client.answer() or {})["replayed"] is False
+            with patch.object(wire.app.application.keys, "find", return_value=None):
+                client.send(line(2))
+                last = await client.answer()
+                client.end()
+                assert await client.answer() is None
+        assert last is not None
+        assert last["code"] == "stream_ended"
+        assert "the 1 lines before this are answered" in last["detail"]
+
+
+async def test_who_is_gone_leaves_nothing(wire: Wire, streams: AddStreams) -> None:
+    async with open_stream(wire.port) as client:
+        client.send(line(1), line(2)[:-2])
+        await client.status()
+        await client.answer()
+
+    async def is_over() -> bool:
+        return not streams.streams.open and not wire.connections
+
+    await eventually(is_over, "the end of the stream")
+    assert not streams._bodies
+    assert await wire.app.rest.count("c") == 1
+
+
+async def test_no_more_are_begun_than_there_may_be(wire: Wire, streams: AddStreams) -> None:
+    streams.streams.most = 1
+    async with open_stream(wire.port) as first:
+        assert await first.status() == 200
+        async with open_stream(wire.port) as second:
+            second.end()
+            assert await second.status() == 503
