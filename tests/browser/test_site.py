@@ -188,3 +188,25 @@ def test_it_is_searched_and_copied_from_without_a_network(visit: Visits, address
         page.get_by_role("textbox", name="Search").click()
         page.keyboard.type("token_too_old")
         expect(page.locator(".md-search-result__link").first).to_be_visible()
+
+
+def test_the_search_finds_the_page_for_a_common_word(visit: Visits, address: str) -> None:
+    pages = {
+        "docker": "how-to/deploy",
+        "grafana": "how-to/scrape-counts",
+        "reset": "http",
+        "javascript": "reference/typescript",
+        "flask": "how-to/count-in-web-applications",
+        "django": "how-to/count-in-web-applications",
+        "gunicorn": "how-to/count-in-web-applications",
+        "fastapi": "how-to/count-in-web-applications",
+        "uvicorn": "how-to/count-in-web-applications",
+        "celery": "how-to/count-in-celery-tasks",
+    }
+    with visit(address) as at:
+        for word, page in pages.items():
+            at.page.goto(f"{address}/index.html")
+            at.page.get_by_role("textbox", name="Search").click()
+            at.page.keyboard.type(word)
+            found = at.page.locator(f'.md-search-result__link[href*="/{page}.html"]')
+            expect(found.first, word).to_be_visible()

@@ -1,11 +1,32 @@
 // Requests to the service. Paths are relative, so that the page works behind a proxy with a path prefix.
 
-let key = null; // In memory only: never in storage, never in a URL.
+// In memory; in the session storage of the tab only if asked; never in a URL.
+const KEPT = "counter.key";
+let key = kept();
 let whenRefused = () => {};
 let aheadMs = 0; // How far the service's clock is ahead of this one.
 
 export const hasKey = () => key !== null;
-export const setKey = (text) => (key = text || null);
+export const keyId = () => key?.split("_")[1] ?? null;
+
+export function setKey(text, keep = false) {
+  key = text || null;
+  try {
+    if (key && keep) sessionStorage.setItem(KEPT, key);
+    else sessionStorage.removeItem(KEPT);
+  } catch {
+    // The browser allows no storage: it stays in memory.
+  }
+}
+
+function kept() {
+  try {
+    return sessionStorage.getItem(KEPT);
+  } catch {
+    return null;
+  }
+}
+
 export const onRefused = (act) => (whenRefused = act);
 export const now = () => Date.now() + aheadMs;
 export const noteClock = (instant) => (aheadMs = Date.parse(instant) - Date.now());
@@ -16,6 +37,9 @@ export class Problem extends Error {
     this.body = body;
   }
 }
+
+// Whether the same request would be rejected again.
+export const isFinal = ({ status }) => status >= 400 && status < 500 && status !== 429;
 
 const NO_ANSWER = {
   code: "no_answer", title: "The service does not answer", status: 0, retry: "same_token", applied: null,
@@ -42,7 +66,10 @@ const headers = () => (key === null ? {} : { Authorization: `Bearer ${key}` });
 async function problemOf(answer) {
   const found = await answer.json().catch(() => null);
   const body = typeof found?.code === "string" ? found : foreign(answer.status);
-  if (answer.status === 401) whenRefused(body);
+  if (answer.status === 401) {
+    if (body.code === "key_invalid") setKey(key); // It is not kept for the next load.
+    whenRefused(body);
+  }
   return new Problem(body);
 }
 
@@ -84,7 +111,7 @@ export async function listen(path, signal, hear) {
       if (signal.aborted) return;
       const problem = error instanceof Problem ? error.body : NO_ANSWER;
       hear("problem", problem);
-      if (problem.status >= 400 && problem.status < 500 && problem.status !== 429) return;
+      if (isFinal(problem)) return;
       wait = Math.min(wait * 2, 5000);
     }
     await new Promise((done) => setTimeout(done, wait));

@@ -4,6 +4,7 @@ import { h, say } from "./dom.js";
 import { problemBox } from "./problems.js";
 import { counterView } from "./counter.js";
 import { healthView } from "./health.js";
+import { keysView } from "./keys.js";
 import { labView } from "./lab.js";
 import { namespacesView, namespaceView } from "./namespaces.js";
 
@@ -14,6 +15,7 @@ let shown = 0;
 const ROUTES = [
   [/^#\/$/, "counters", "Counters", namespacesView],
   [/^#\/health$/, "health", "Health", healthView],
+  [/^#\/keys$/, "keys", "API keys", keysView],
   [/^#\/lab$/, "lab", "Retry lab", labView],
   [/^#\/ns\/([^/]+)$/, "counters", "$1", namespaceView],
   [/^#\/ns\/([^/]+)\/c\/([^/]+)$/, "counters", "$2", counterView],
@@ -87,12 +89,15 @@ function keys() {
     document.getElementById("ask-forget").hidden = !hasKey();
     if (!dialog.open) dialog.showModal();
   };
+  const keep = document.getElementById("ask-keep");
+  const paint = () => (document.getElementById("key").textContent = hasKey() ? "API key ✓" : "API key");
   const use = (text) => {
-    setKey(text);
+    setKey(text, keep.checked);
     input.value = "";
+    if (!text) keep.checked = false;
     dialog.close();
-    say(text ? "The key is in use." : "The key is forgotten.");
-    document.getElementById("key").textContent = hasKey() ? "API key ✓" : "API key";
+    say(text ? "The key is in use." : "You are signed out: the key is forgotten.");
+    paint();
     show();
   };
   form.addEventListener("submit", (event) => {
@@ -106,6 +111,7 @@ function keys() {
   document.getElementById("key").addEventListener("click", () => ask());
   document.getElementById("ask-close").addEventListener("click", () => dialog.close());
   document.getElementById("ask-forget").addEventListener("click", () => use(null));
+  paint();
   onRefused((problem) => ask(`${problem.title}. ${hasKey() ? "The current key was rejected." : "This service requires one."}`));
 }
 

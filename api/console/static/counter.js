@@ -1,10 +1,11 @@
 // One counter: its count, live; its history; its recent events.
-import { counterPath, exchange, get, listen, noteClock, now, Problem } from "./api.js";
+import { counterPath, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
 import { historyChart } from "./chart.js";
-import { code, grouped, h, micros, say, seconds, signed, table, time } from "./dom.js";
+import { repeat, whileVisible } from "./live.js";
+import { age, code, grouped, h, micros, say, seconds, signed, table, time } from "./dom.js";
 import { problemBox } from "./problems.js";
 
-const SPANS = [["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
+const SPANS = [["15 min", 900, 15], ["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
 const EVENTS = 20;
 const SILENCE_MS = 15000; // A stream sends the count at least every five seconds.
 const ACCURACY = {
@@ -76,7 +77,7 @@ function countPart(first, path, signal, changed) {
     state.className = `state ${kind}`;
   };
   take(first);
-  listen(`${path}/live`, signal, (kind, data) => {
+  const hear = (kind, data) => {
     if (kind === "count") {
       heard = performance.now();
       trouble.replaceChildren();
@@ -86,7 +87,8 @@ function countPart(first, path, signal, changed) {
       tellState("Not live", "off");
       trouble.replaceChildren(problemBox(data));
     }
-  });
+  };
+  whileVisible((visible) => listen(`${path}/live`, visible, hear), signal);
   const timer = setInterval(() => {
     paint();
     if (state.textContent === "Live" && performance.now() - heard > SILENCE_MS) tellState("Not live", "off");
@@ -108,6 +110,7 @@ async function historyPart(path, settings, signal) {
   let chosen = SPANS[0];
   let drawn = new AbortController();
   let drawnFor = null;
+  let plan;
   const load = async () => {
     const [name, span, step] = chosen;
     try {
@@ -126,18 +129,17 @@ async function historyPart(path, settings, signal) {
       // The count shows the failure already: keep the chart.
       if (error.body.code === "no_answer" && drawnFor === name) return;
       drawnFor = null;
-      box.replaceChildren(problemBox(error.body, load));
+      box.replaceChildren(problemBox(error.body, () => load().then(plan)));
+      if (isFinal(error.body)) return null;
     }
   };
   const choose = (each, buttons) => {
     chosen = each;
     buttons.forEach((button, place) => button.setAttribute("aria-pressed", SPANS[place] === each));
-    return load();
+    return load().then(plan);
   };
   const buttons = SPANS.map((each) => h("button", { type: "button", "aria-pressed": each === chosen ? "true" : "false", onclick: () => choose(each, buttons) }, each[0]));
-  const timer = setInterval(() => box.querySelector("details[open]") || load(), 10000);
-  signal.addEventListener("abort", () => clearInterval(timer));
-  await load();
+  plan = repeat(async () => (box.querySelector("details[open]") ? undefined : load()), 10000, signal, await load());
   return h("section", { "aria-labelledby": "history" },
     h("div", { class: "row between" }, h("h2", { id: "history" }, "History"), h("div", { class: "choice", role: "group", "aria-label": "Span of the history" }, buttons)),
     box,
@@ -174,8 +176,9 @@ async function eventsPart(path, signal, refresh) {
 function eventsTable(events, next) {
   const rows = events.map((each) => h("tr", {},
     h("td", {}, time(each.event_time)),
+    h("td", { class: "fine" }, age(each.event_time)),
     h("td", { class: "number" }, each.clear ? "clear" : signed(each.delta)),
     h("td", {}, h("code", { class: "token" }, each.event_id), each.event_item_key ? ` item ${each.event_item_key}` : "")));
-  return h("div", {}, table("The latest events", ["Time", { text: "Change", number: true }, "Token"], rows),
+  return h("div", {}, table("The latest events", ["Time", "Age", { text: "Change", number: true }, "Token"], rows),
     next ? h("p", { class: "fine" }, `The latest ${events.length}; all of them by `, code("GET …/events"), ".") : null);
 }

@@ -39,6 +39,66 @@ export function time(instant) {
   return h("time", { datetime: instant, title: instant }, text);
 }
 
+// A rate, without its unit.
+export function rate(value) {
+  const size = Math.abs(value);
+  if (size < 0.005) return "0";
+  const text = size < 0.1 ? size.toFixed(2) : size < 100 ? size.toFixed(1) : grouped(Math.round(size));
+  return (value < 0 ? "\u2212" : "") + text;
+}
+
+// How long ago an instant was, kept up to date, with all of it where they point at it.
+export function age(instant) {
+  const made = h("time", { datetime: instant, title: instant, class: "age" });
+  tellAge(made);
+  return made;
+}
+
+function tellAge(element) {
+  const s = (Date.now() - Date.parse(element.dateTime)) / 1000;
+  const text = s < -5 ? `in ${seconds(-s)}` : s < 5 ? "just now" : `${s < 60 ? `${Math.round(s)} s` : seconds(s)} ago`;
+  if (element.textContent !== text) element.textContent = text;
+}
+
+setInterval(() => document.hidden || document.querySelectorAll("time.age").forEach(tellAge), 5000);
+
+// A modal dialog with a form: *submit* is called with the form, and its Problem is shown.
+export function dialog(title, parts, action, submit) {
+  const wrong = h("p", { class: "wrong", role: "alert" });
+  const button = h("button", { type: "submit" }, action);
+  const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), parts, wrong,
+    h("div", { class: "row" }, button, h("button", { type: "button", class: "quiet", onclick: () => box.close() }, "Cancel")));
+  const box = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (button.disabled) return;
+    button.disabled = true;
+    wrong.textContent = "";
+    try {
+      await submit(form, box);
+    } catch (error) {
+      if (!error.body) throw error;
+      wrong.textContent = `${error.body.title}: ${error.body.detail}`;
+    } finally {
+      button.disabled = false;
+    }
+  });
+  const opener = document.activeElement;
+  box.addEventListener("close", () => {
+    box.remove();
+    if (opener?.isConnected) opener.focus();
+  });
+  document.getElementById("main").append(box);
+  box.showModal();
+  return { box, form, button, wrong };
+}
+
+// Radio buttons, each [value, text]; the first is chosen.
+export function choices(legend, name, options) {
+  return h("fieldset", {}, h("legend", {}, legend), options.map(([value, about], place) =>
+    h("label", { class: "option" }, h("input", { type: "radio", name, value, checked: place === 0 }), h("span", {}, h("strong", {}, value), " ", h("span", { class: "fine" }, about)))));
+}
+
 const UNITS = { us: 1, ms: 1e3, s: 1e6, m: 60e6, h: 3600e6, d: 86400e6 };
 
 // "1h30m" in microseconds.
@@ -60,7 +120,7 @@ export function table(caption, heads, rows, options = {}) {
   return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption },
     h("table", { class: options.class },
       h("caption", { class: "unseen" }, caption),
-      h("thead", {}, h("tr", {}, heads.map((each) => h("th", { scope: "col", class: each.number ? "number" : null }, each.text ?? each)))),
+      h("thead", {}, h("tr", {}, heads.map((each) => h("th", { scope: "col", class: each.number ? "number" : each.wide ? "wide" : null }, each.text ?? each)))),
       h("tbody", {}, rows)));
 }
 

@@ -1,7 +1,8 @@
 // Health of the service: outcomes of adds while this page is open, and the progress of the rollup.
-import { get, Problem } from "./api.js";
+import { get, isFinal, Problem } from "./api.js";
 import { ratesChart } from "./chart.js";
 import { grouped, h, seconds, table, time } from "./dom.js";
+import { repeat } from "./live.js";
 import { problemBox } from "./problems.js";
 
 const EVERY_MS = 2000;
@@ -69,15 +70,16 @@ async function outcomesPart(signal) {
       chart = ratesChart(LINES, () => rates(samples), signal);
       plot.replaceChildren(chart.box);
     } catch (error) {
-      if (!signal.aborted && error instanceof Problem) trouble.replaceChildren(problemBox(error.body));
+      if (signal.aborted) return;
+      if (!(error instanceof Problem)) throw error;
+      trouble.replaceChildren(problemBox(error.body));
+      if (isFinal(error.body)) return null;
     }
   };
-  const first = setTimeout(look, EVERY_MS / 4);
-  const timer = setInterval(look, EVERY_MS);
-  signal.addEventListener("abort", () => (clearTimeout(first), clearInterval(timer)));
+  repeat(look, EVERY_MS, signal, EVERY_MS / 4);
   return h("section", { "aria-labelledby": "outcomes" },
     h("h2", { id: "outcomes" }, "Outcomes of adds"),
-    h("figure", {}, h("figcaption", {}, "Adds and clears a second, sampled by this page every two seconds while it is open, ten minutes at most."), plot),
+    h("figure", {}, h("figcaption", {}, "Adds and clears a second, sampled by this page every two seconds while it is visible, ten minutes at most."), plot),
     trouble,
     h("h3", {}, "Since the process began"), sums);
 }
@@ -93,6 +95,7 @@ function rates(samples) {
 export async function shardsPart(namespace, signal) {
   const box = h("div");
   const old = h("p", { class: "warn", hidden: true }, "No answer now; this is the last known state.");
+  let plan;
   const load = async () => {
     try {
       const found = await get(`v1/namespaces/${encodeURIComponent(namespace)}/shards`, signal);
@@ -102,12 +105,11 @@ export async function shardsPart(namespace, signal) {
       if (signal.aborted) return;
       if (!(error instanceof Problem)) throw error;
       old.hidden = !(error.body.code === "no_answer" && box.querySelector("table"));
-      if (old.hidden) box.replaceChildren(problemBox(error.body, load));
+      if (old.hidden) box.replaceChildren(problemBox(error.body, () => load().then(plan)));
+      if (isFinal(error.body)) return null;
     }
   };
-  await load();
-  const timer = setInterval(() => box.contains(document.activeElement) || load(), 5000);
-  signal.addEventListener("abort", () => clearInterval(timer));
+  plan = repeat(async () => (box.contains(document.activeElement) ? undefined : load()), 5000, signal, await load());
   return h("section", {}, h("h2", {}, "Rollup of ", h("span", { class: "name" }, namespace)), old, box);
 }
 

@@ -1,10 +1,14 @@
 // All namespaces; and one, with its settings, its counters and its rollup.
 import { counterPath, exchange, get, Problem } from "./api.js";
-import { code, grouped, h, say, table, time } from "./dom.js";
+import { age, choices, code, dialog, grouped, h, rate, say, table, time } from "./dom.js";
 import { shardsPart } from "./health.js";
+import { keyed, live, Sparkline } from "./live.js";
 import { problemBox } from "./problems.js";
 
 const PAGE = 50;
+const EVERY_MS = 5000;
+const BUSY = 10;
+const BUSY_NAMESPACES = 8; // Each is a request every five seconds.
 const FEW = 12; // So few need no search.
 const ABOUT = {
   ACCURATE: "Every read is exact.",
@@ -19,12 +23,73 @@ const badge = (type) => h("span", { class: `badge ${type.toLowerCase()}`, title:
 export async function namespacesView(place, signal) {
   const { namespaces } = await get("v1/namespaces", signal);
   place.append(
-    h("h1", {}, "Namespaces"),
+    h("h1", {}, "Counters"),
     h("p", { class: "lead" }, "A namespace is a set of counters with common settings. ",
       h("a", { href: "#/lab" }, "New here? The retry lab shows in a minute what this service is for.")),
+    h("div", { class: "row between" }, h("h2", {}, "Namespaces"), h("button", { type: "button", id: "new-namespace", class: "quiet", onclick: create }, "New namespace")),
     namespaces.length
       ? choice(namespaces)
-      : h("p", { class: "empty" }, "There is no namespace that you can see. Create one with ", code("PUT /v1/namespaces/{name}"), "."));
+      : h("p", { class: "empty" }, "There is no namespace that you can see. Create one, or use another API key."));
+  const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
+  if (kept.length) place.querySelector(".lead").after(await busiest(kept, signal));
+}
+
+// The busiest counters of the namespaces, the busiest first.
+async function busiest(namespaces, signal) {
+  const watched = namespaces.slice(0, BUSY_NAMESPACES).map((each) => each.namespace);
+  const [body, rows] = [h("tbody"), new Map()];
+  const none = h("p", { class: "empty" }, "No counter was added to in the last ten seconds.");
+  const made = (each) => {
+    const [perS, count] = [h("td", { class: "number" }), h("td", { class: "number" })];
+    const line = new Sparkline(`Adds per second of ${each.counter}`);
+    const row = h("tr", {}, h("th", { scope: "row" }, h("a", { href: ofCounter(each.namespace, each.counter) }, each.counter), h("div", { class: "fine narrow" }, each.namespace)),
+      h("td", { class: "wide" }, h("a", { class: "plain", href: ofNamespace(each.namespace) }, each.namespace)), h("td", {}, line.element), perS, count);
+    const update = (now) => {
+      line.push(now.adds_per_s);
+      perS.textContent = rate(now.adds_per_s);
+      count.textContent = grouped(now.count);
+    };
+    return { row, update };
+  };
+  const load = async () => {
+    const found = await Promise.all(watched.map((each) => get(`v1/namespaces/${encodeURIComponent(each)}/busiest?limit=${BUSY}`, signal).catch((error) => {
+      if (error.body?.status === 404) return { namespace: each, counters: [] }; // Deleted meanwhile.
+      throw error;
+    })));
+    const all = found.flatMap(({ namespace, counters: some }) => some.map((each) => ({ namespace, ...each })));
+    all.sort((a, b) => b.adds_per_s - a.adds_per_s);
+    keyed(body, rows, all.slice(0, BUSY), (each) => `${each.namespace}/${each.counter}`, made);
+    none.hidden = rows.size > 0;
+    list.hidden = !none.hidden;
+  };
+  const list = table("Busiest counters", ["Counter", { text: "Namespace", wide: true }, "Trend", { text: "Adds/s", number: true }, { text: "Count", number: true }], []);
+  list.querySelector("tbody").replaceWith(body);
+  const trouble = h("div");
+  try {
+    await load();
+  } catch (error) {
+    if (signal.aborted || !(error instanceof Problem)) throw error;
+    trouble.append(problemBox(error.body));
+  }
+  return h("section", {},
+    h("div", { class: "row between" }, h("h2", {}, "Busiest counters"), live(async () => (await load(), trouble.replaceChildren()), EVERY_MS, signal)),
+    list, none, trouble,
+    namespaces.length > watched.length ? h("p", { class: "fine" }, `Of the first ${watched.length} of ${namespaces.length} namespaces.`) : null);
+}
+
+function create() {
+  const name = h("input", { id: "new-name", type: "text", required: true, maxlength: 63, pattern: "[a-z][a-z0-9_\\-]*", autocomplete: "off", spellcheck: "false", "aria-describedby": "new-about" });
+  dialog("New namespace", [
+    h("label", { for: "new-name" }, "Name"), name,
+    h("p", { class: "fine", id: "new-about" }, "Lower-case letters, digits, _ and -, beginning with a letter. The name and the type cannot be changed later."),
+    choices("Type of its counters", "type", Object.entries(ABOUT)),
+  ], "Create", async (form, box) => {
+    const made = await exchange("PUT", `v1/namespaces/${encodeURIComponent(name.value)}`, { counter_type: form.elements.type.value });
+    if (made.status !== 201) throw new Problem({ title: "Not created", detail: `there is a namespace “${name.value}” already` });
+    box.close();
+    location.hash = ofNamespace(name.value);
+    say([`The namespace ${name.value} is created.`, ...(made.body.warnings ?? [])].join(" "));
+  });
 }
 
 // One answer contains all of them, so they are filtered and paged here.
@@ -67,7 +132,7 @@ function card(each) {
   return h("li", {},
     h("a", { class: "card", href: ofNamespace(each.namespace) },
       h("strong", {}, each.namespace), badge(each.counter_type),
-      h("span", { class: "fine" }, ABOUT[each.counter_type])));
+      h("span", { class: "fine" }, ABOUT[each.counter_type], each.created_at ? [" Created ", age(each.created_at), "."] : null)));
 }
 
 export async function namespaceView(place, signal, name) {
@@ -79,7 +144,7 @@ export async function namespaceView(place, signal, name) {
     search(name),
     rough
       ? h("p", { class: "empty" }, "A BEST_EFFORT namespace has no list of its counters: look one up by its exact name.")
-      : await listing(name, signal),
+      : await listing(found, signal),
     h("section", {}, h("h2", {}, "Settings"), settings(found)));
   if (!rough) place.append(await shardsPart(name, signal));
 }
@@ -101,25 +166,34 @@ function search(namespace) {
     h("div", { class: "row" }, input, h("button", { type: "submit" }, "Show")));
 }
 
-async function listing(namespace, signal) {
+async function listing(settings, signal) {
+  const { namespace } = settings;
+  // Exact where every read is; elsewhere as it is rolled up.
+  const counted = settings.counter_type === "ACCURATE" ? { counts: "true", max_staleness: "0s" } : { counts: "true" };
   const box = h("section", { "aria-labelledby": "counters" });
   const body = h("div");
   const prefix = h("input", { id: "prefix", type: "text", autocomplete: "off", spellcheck: "false", maxlength: 256 });
+  const largest = h("input", { id: "largest", type: "checkbox", onchange: () => load(prefix.value, [null]) });
   // The prefix and the pages that led here, this one last, kept for a return to this view.
-  const began = history.state?.listing ?? { asked: "", trail: [null] };
+  const began = history.state?.listing ?? { asked: "", trail: [null], isLargest: false };
   prefix.value = began.asked;
+  largest.checked = began.isLargest;
   let turn = 0; // Only the answer to the latest request is shown.
+  let drawn = null; // What the page shows: how to ask for it again, and to update it.
   const load = async (asked, trail) => {
     const mine = ++turn;
-    const query = new URLSearchParams({ limit: PAGE });
+    const query = new URLSearchParams({ limit: PAGE, ...counted });
+    if (largest.checked) query.set("order", "-count");
     if (asked) query.set("prefix", asked);
     if (trail.at(-1)) query.set("page", trail.at(-1));
     let shown;
     try {
       const found = await get(`v1/namespaces/${namespace}/counters?${query}`, signal);
-      shown = [await counters(namespace, found, asked, signal), pager(found, trail, (to) => load(asked, to))];
       if (mine !== turn) return;
-      history.replaceState({ listing: { asked, trail } }, "");
+      const list = counters(namespace, found, asked);
+      drawn = { query, update: list.update };
+      shown = [list.element, pager(found, trail, (to) => load(asked, to))];
+      history.replaceState({ listing: { asked, trail, isLargest: largest.checked } }, "");
       say(`${found.counters.length} counters, page ${trail.length}`);
     } catch (error) {
       if (signal.aborted || mine !== turn) return;
@@ -132,10 +206,16 @@ async function listing(namespace, signal) {
     event.preventDefault();
     load(prefix.value, [null]);
   };
+  const refresh = async () => {
+    const asked = drawn;
+    if (!asked) return;
+    const found = await get(`v1/namespaces/${namespace}/counters?${asked.query}`, signal);
+    if (asked === drawn) asked.update(found);
+  };
   box.append(
-    h("h2", { id: "counters" }, "Counters"),
+    h("div", { class: "row between" }, h("h2", { id: "counters" }, "Counters"), live(refresh, EVERY_MS, signal)),
     h("form", { class: "filter", onsubmit: filter }, h("label", { for: "prefix" }, "Names that begin with"),
-      h("div", { class: "row" }, prefix, h("button", { type: "submit", class: "quiet" }, "List"))),
+      h("div", { class: "row" }, prefix, h("button", { type: "submit", class: "quiet" }, "List"), h("label", { class: "option" }, largest, "Largest count first"))),
     body);
   await load(began.asked, began.trail);
   return box;
@@ -148,26 +228,39 @@ function replace(body, shown) {
   if (pressed) (body.querySelector(`#${pressed}:enabled`) ?? body.querySelector("button:enabled"))?.focus();
 }
 
-async function counters(namespace, found, asked, signal) {
+// A table of counters with their counts, and a function that updates it from a newer answer.
+function counters(namespace, found, asked) {
+  const nothing = { update: () => {} };
   if (!found.counters.length) {
-    if (asked) return h("p", { class: "empty" }, `No counter’s name begins with “${asked}”.`);
-    return h("p", { class: "empty" }, "No counter here yet. The first add to a name creates it: ", code(`POST /${counterPath(namespace, "likes")}/add`));
+    if (asked) return { ...nothing, element: h("p", { class: "empty" }, `No counter’s name begins with “${asked}”.`) };
+    return { ...nothing, element: h("p", { class: "empty" }, "No counter here yet. The first add to a name creates it: ", code(`POST /${counterPath(namespace, "likes")}/add`)) };
   }
-  let counts = [];
-  try {
-    const answer = await fetchCounts(namespace, found.counters, signal);
-    counts = answer.results;
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-  }
-  const rows = found.counters.map((name, place) =>
-    h("tr", {}, h("th", { scope: "row" }, h("a", { href: ofCounter(namespace, name) }, name)),
-      h("td", { class: "number" }, counts[place]?.count === undefined ? "–" : grouped(counts[place].count))));
-  return table(`Counters of ${namespace}`, ["Counter", { text: "Count", number: true }], rows);
+  const [body, rows] = [h("tbody"), new Map()];
+  const update = ({ counts }) => keyed(body, rows, counts, (each) => each.counter, (each) => counterRow(namespace, each));
+  update(found);
+  const element = table(`Counters of ${namespace}`, ["Counter", { text: "Count", number: true }, { text: "Change/s", number: true }, { text: "Trend", wide: true }], []);
+  element.querySelector("tbody").replaceWith(body);
+  return { element, update };
 }
 
-async function fetchCounts(namespace, names, signal) {
-  return (await exchange("POST", `v1/namespaces/${namespace}/batch/get`, { counters: names }, signal)).body;
+// Rates are those between two answers, by their instants.
+function counterRow(namespace, { counter }) {
+  const [perS, count] = [h("td", { class: "number" }, "–"), h("td", { class: "number" })];
+  const line = new Sparkline(`Change per second of ${counter}`);
+  const row = h("tr", {}, h("th", { scope: "row" }, h("a", { href: ofCounter(namespace, counter) }, counter)), count, perS, h("td", { class: "wide" }, line.element));
+  let before = null;
+  const update = (now) => {
+    const passed = before && (Date.parse(now.as_of) - Date.parse(before.as_of)) / 1000;
+    if (before && passed <= 0) return;
+    if (before) {
+      const change = Number(BigInt(now.count) - BigInt(before.count)) / passed;
+      line.push(change);
+      perS.textContent = rate(change);
+    }
+    before = now;
+    count.textContent = grouped(now.count);
+  };
+  return { row, update };
 }
 
 function pager(found, trail, load) {
