@@ -5,14 +5,24 @@ It imports nothing of the server, so commands that call a running service start 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
-from typing import Final
+from typing import Any, Final
 
-from cyclopts import App
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+from rich.console import Console
+from rich.text import Text
 
 from counter import __version__
-from counter.cli.terminal import EXIT_UNREAD, OutputError, read_no_more, remark
+from counter.cli.contexts import fill_from_context
+from counter.cli.terminal import EXIT_UNREAD, OutputError, printable, read_no_more, remark
 
 _INTERRUPTED: Final = "130 if it was interrupted"
 #: Exit codes that several commands have.
@@ -28,18 +38,60 @@ _CODES: Final[Mapping[str, str]] = {
         f" counts it at most once, is printed; {_INTERRUPTED}, likewise."
     ),
     "planned": "0, with warnings too; 2 if a value cannot be read or is past its bound.",
+    "contexts": (
+        "0; 1 if there is no such context; 2 if the file of the contexts cannot be read or written."
+    ),
     "keyed": (
         "0; 1 if there is no such key, or it is not possible for this key; 2 if a value cannot be"
         f" read or is past its bound, or the keys cannot be reached; {_INTERRUPTED}."
     ),
 }
 _GROUPS: Final[Mapping[str, str]] = {
-    "namespace": "Namespaces: sets of counters with their settings.",
-    "token": "Tokens: they identify an add when it is sent again.",
-    "key": "API keys: scopes, namespaces and rates.",
-    "plan": "Capacity planning: tokens, events, a server, a cluster.",
-    "schema": "The tables in Cassandra.",
-    "config": "The settings.",
+    "namespace": "Create, show, change and delete namespaces.",
+    "token": "Make tokens, and find out what became of one.",
+    "key": "Create, list, rotate and revoke API keys.",
+    "plan": "Plan capacity: tokens, events, a server, a cluster.",
+    "context": "Keep services by name, with their API keys.",
+    "schema": "Create or update the tables in PostgreSQL or Cassandra.",
+    "config": "Print the effective settings.",
+}
+#: The panels of ``counter --help`` with their commands, in the order in which they are shown.
+_PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
+    (Group("Count", sort_key=1), ("add", "get", "clear", "delete", "token")),
+    (Group("Look", sort_key=2), ("list", "watch", "top", "history", "events")),
+    (Group("Move", sort_key=3), ("export", "import", "backup", "restore")),
+    (
+        Group("Run", sort_key=4),
+        ("serve", "rollup", "schema", "namespace", "key", "context", "completion"),
+    ),
+    (Group("Check", sort_key=5), ("doctor", "config", "audit", "recount", "plan")),
+)
+#: What others call a command: the error names the command.
+_SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
+    "add": ("incr", "inc"),
+    "clear": ("reset",),
+    "delete": ("del", "rm"),
+    "list": ("ls",),
+    "context list": ("ls",),
+    "context remove": ("delete", "rm"),
+    "key list": ("ls",),
+    "key revoke": ("delete", "remove", "rm"),
+    "namespace change": ("set", "update"),
+    "namespace create": ("add", "new"),
+    "namespace delete": ("remove", "rm"),
+    "namespace list": ("ls",),
+    "token new": ("create", "make"),
+}
+#: Flags of ``namespace create`` that ``namespace change`` does not have.
+_FIXED: Final = ("--counter-type", "--dataset", "--rollup-window", "--shards")
+#: The positional arguments of commands that need not have all of them.
+_ARGUMENTS: Final[Mapping[str, str]] = {
+    "add": "NAME [DELTA]",
+    "get": "NAME...",
+    "list": "[PREFIX]",
+    "token new": "[COUNT]",
+    "context show": "[NAME]",
+    "token resolve": "TOKEN [NAME [DELTA]]",
 }
 #: The commands of each group, by ``module:function`` in ``counter.cli.commands``: what each does,
 #: indented examples, and its exit codes.
@@ -69,10 +121,29 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter clear views
         {adds}
         """,
-        "watch:watch": """
-        Show a count as it changes, how fast, and the changes of the last 40 seconds.
+        "counters:delete": """
+        Delete a counter, once: its count and its name.
 
-        Without a terminal it prints a line for each change: time, count, change.
+        Tokens keep their answers. A later add counts from 0, and lists it again. On a terminal it
+        asks, unless --yes is given.
+          counter delete views
+          counter delete views --yes
+        {adds}
+        """,
+        "counters:list_": """
+        Print counters with their counts, by name or the largest first.
+
+        By count, all counters with the prefix are read: at most 10,000 may have it.
+          counter list
+          counter list eu/ --by count --limit 20
+          counter list --limit 0 --json
+        {reads}
+        """,
+        "watch:watch": """
+        Show a count as it changes.
+
+        On a terminal: the count, its rate, and the changes of the last 40 seconds. Elsewhere a line
+        for each change: time, count, change.
           counter watch views
           counter watch views --for 1m --json
           counter watch views --count 1
@@ -80,8 +151,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         a value cannot be read, or the service cannot be reached or does not know now;
         {interrupted}.
         """,
-        "top:top": """
-        Show the counters that are added to the most just now, or the highest.
+        "watch:top": """
+        Show the busiest counters, or the highest.
 
         By adds, the service reports the last seconds; if it could not read all counters that
         changed, a note says so. By count, every counter is read.
@@ -91,45 +162,48 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {reads}
         """,
         "history:history": """
-        Print the count at the end of each step of time, and its change.
+        Print how a count changed over time.
 
-        Without --from it shows the last hour, as far as the rollup has come.
+        A line has the end of a step of time, the count then, and its change; empty steps are one
+        line. Without --from it shows the last hour, as far as the rollup has come.
           counter history views
           counter history views --from 24h --step 1h --plot
-          counter history views --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z --csv
+          counter history views --from 2026-01-01 --to 2026-02-01 --csv
         {reads}
         """,
         "history:events": """
-        Print the adds and clears of a counter, latest first, with their tokens.
+        Print a counter's adds and clears, latest first.
           counter events views
           counter events views --from 1h --limit 0 --json
         {reads}
         """,
         "transfer:export": """
-        Write the exact counts of a namespace to a file: NDJSON, with a checksum.
+        Write the exact counts of a namespace to a file.
 
-        Each count has the instant it is exact as of. If no client adds meanwhile, all counts are of
-        the same moment.
+        The file is NDJSON with a checksum. Each count has the instant it is exact as of. If no
+        client adds meanwhile, all counts are of the same moment.
           counter export counts.ndjson --namespace videos
           counter export - --prefix eu/ | gzip > counts.ndjson.gz
         0 if the file is whole; 1 if the service rejects it; 2 if it fails; {interrupted}: the
         same command goes on where it was.
         """,
         "transfer:import_": """
-        Count the lines of a file, each exactly once, however often this is run.
+        Count the lines of a file, each exactly once.
 
-        The file is what counter export wrote; or NDJSON of objects with counter and count; or CSV
-        with these two columns.
+        Run it again as often as you like. The file is what counter export wrote; or NDJSON of
+        objects with counter and count; or CSV with these two columns.
           counter import counts.ndjson --namespace videos --verify
+          counter import counts.ndjson -n videos --create
           counter import redis.csv --add
         0 if all lines are counted; 1 if it is refused, or --verify finds a difference; 2 if it
         cannot be done, and nothing is counted; 4 if it failed half-way, and {interrupted}: the same
         command goes on where it was.
         """,
         "recount:recount": """
-        Recount a counter from its events, and report whether that changed its count.
+        Recount a counter from its events.
 
-        Counts normally need no recount. counter audit checks all of them.
+        It reports whether that changed the count. Counts normally need no recount. counter audit
+        checks all of them.
           counter recount views
           counter recount views --json
         0 if the count was right; 1 if it was not, and now is, or if the service refuses; 2 if it
@@ -137,8 +211,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         all the same.
         """,
         "doctor:doctor": """
-        Check settings, clock, disk, store, cache and keys, and report problems with their fixes. It
-        changes nothing.
+        Report what is wrong with a deployment, and the fixes.
+
+        It checks settings, clock, disk, store, cache and keys, and changes nothing.
 
         Give it the flags, the environment and the directory of the process that it is about. It may
         run beside it. With --url it looks at a running service as well.
@@ -156,31 +231,37 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         0; 2 if it knows no such shell.
         """,
         "serve:serve": """
-        Serve the REST API: with SQLite in one process, or over Cassandra in as many as you like.
+        Serve the REST API.
 
-        Settings come from these flags, else from the environment (COUNTER_PORT, COUNTER_DATA, ...),
+        With SQLite one process serves; with PostgreSQL or Cassandra any number do. Settings come
+        from these flags, else from the environment (COUNTER_PORT, COUNTER_DATA, ...),
         else from a TOML file (--config, or ./counter.toml).
           counter serve
           counter serve --port 9000 --data /srv/counter
-          counter serve --store cassandra --contact-points db1,db2 --cache memcached://cache1
+          counter serve --store cassandra --contact-points db1 --cache memcached://c1
         0 after SIGTERM or SIGINT, 2 if it cannot start.
         """,
         "serve:rollup": """
-        Roll up what API processes wrote to Cassandra; any number of workers share the work.
-          counter rollup --store cassandra --contact-points db1,db2 --cache memcached://cache1
+        Roll up events in PostgreSQL or Cassandra.
+
+        Any number of these workers share the work; counter serve with SQLite rolls up by itself.
+          counter rollup --store cassandra --contact-points db1 --cache memcached://c1
         0 after SIGTERM or SIGINT, 1 if it could not end in order, 2 if it cannot start.
         """,
         "audit:audit": """
-        Recompute counts from the event log and compare them with the stored totals.
+        Compare the stored totals with the event log.
 
-        Cassandra may be in use meanwhile; a data directory must not be served by any process.
+        PostgreSQL and Cassandra may be in use meanwhile; a data directory must not be served by any
+        process.
           counter audit --all --data ./data
           counter audit --namespace videos --counter views --repair
         0 if all is right; 1 if something is wrong, or cannot be judged now; 3 if all damage is
         repaired; 2 if it cannot run; {interrupted}.
         """,
         "backup:backup": """
-        Copy the data directory to a new directory, as of one moment; it may be in use.
+        Copy the data directory, which may be in use.
+
+        The copy is of one moment.
           counter backup /backups/monday --data ./data
         0 if the copy is whole, checked and on disk; 2, and nothing is left, if not; {interrupted},
         and nothing is left.
@@ -197,14 +278,15 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Create a namespace.
 
         Values that are left out follow the service's settings.
-          counter namespace create videos --counter-type EVENTUAL
-          counter namespace create orders --counter-type ACCURATE --accept-limit 1m
+          counter namespace create orders
+          counter namespace create videos --counter-type eventual --accept-limit 1m
         0; 1 if there is one of the name already, or it may not be seen; 2 if a value cannot be
         read, or the service cannot be reached or does not know now; {interrupted}.
         """,
         "namespace:change": """
-        Change the changeable settings of a namespace; others stay as they are.
+        Change settings of a namespace; others stay as they are.
           counter namespace change videos --cache-ttl 5s
+          counter namespace change orders --event-rules rules.toml
         {reads}
         """,
         "namespace:list_": """
@@ -218,9 +300,10 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {reads}
         """,
         "namespace:delete": """
-        Delete a namespace with its counters, events and tokens, permanently.
+        Delete a namespace with all that it has, permanently.
 
-        It asks for the name once more, unless --yes is given.
+        Its counters, events and tokens are gone. It asks for the name once more, unless --yes is
+        given.
           counter namespace delete videos
           counter namespace delete videos --yes
         0; 1 if there is no such namespace, or its name was not repeated, or it may not be seen; 2
@@ -238,12 +321,14 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {reads}
         """,
         "token:show": """
-        Show a token's time and age, and whether it is still accepted.
+        Show a token's age, and whether it is still accepted.
           counter token show 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z
         {reads}
         """,
         "token:derive": """
-        Print the token for a step of a larger operation: the same on every machine.
+        Print the token for a step of a larger operation.
+
+        It is the same on every machine.
           counter token derive key:order-123 stock
         0; 2 if a value cannot be read.
         """,
@@ -280,10 +365,44 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {keyed}
         """,
     },
+    "context": {
+        "context:add": """
+        Add a context: a service, with its namespace and API key, under a name.
+
+        The contexts are in ~/.config/counter (or in $XDG_CONFIG_HOME/counter), in a file that only
+        you may read.
+          counter context add prod --url https://counts.example --api-key-file prod.key
+          counter context add local --url http://127.0.0.1:8080 --namespace videos
+        0; 1 if there is one of the name already; 2 if a value cannot be read, or the file of the
+        contexts cannot be read or written.
+        """,
+        "context:list_": """
+        Show all contexts.
+          counter context list
+        {contexts}
+        """,
+        "context:use": """
+        Make a context the current one: commands ask its service.
+
+        It is used if neither --context, --url, COUNTER_CONTEXT nor COUNTER_URL names a service.
+          counter context use prod
+        {contexts}
+        """,
+        "context:show": """
+        Show a context, and of its API key only the id.
+          counter context show prod
+        {contexts}
+        """,
+        "context:remove": """
+        Remove a context, with its API key.
+          counter context remove prod
+        {contexts}
+        """,
+    },
     "plan": {
         "plan:dedup": """
         Plan the store that recognizes repeated tokens.
-          counter plan dedup --rate 80/s --caller 10s --retry 90s --network 30s --clock 5s
+          counter plan dedup --rate 80/s --caller 10s --retry 90s --clock 5s
         {planned}
         """,
         "plan:storage": """
@@ -292,7 +411,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {planned}
         """,
         "plan:postgresql": """
-        Plan one PostgreSQL server: its disk and connections, and when it is not enough.
+        Plan one PostgreSQL server: its disk and connections.
           counter plan postgresql --adds 2000/s --counters 1e6
         {planned}
         """,
@@ -305,19 +424,21 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "schema": {
         "serve:apply": """
-        Create or update the schema; it is safe to run repeatedly and concurrently.
-          counter schema apply --store cassandra --contact-points db1 --replication dc1:3
+        Create or update the schema; safe to run repeatedly.
+          counter schema apply --store cassandra --contact-points db --replication 3
         0 if all is there, 2 if it cannot be done; {interrupted}.
         """,
         "backup:restored": """
-        Prepare a restored database, or restored keyspaces: no id or token is issued twice.
+        Prepare a restored database, or restored keyspaces.
+
+        After that no id or token is issued twice.
           counter schema restored --store cassandra --contact-points db1
         0 if it is done, 2 if it cannot be; {interrupted}.
         """,
     },
     "config": {
         "serve:check": """
-        Print the effective settings in TOML, with the source of each.
+        Print the effective settings, with the source of each.
           counter config check --config counter.toml
           counter config check --json
         0 if they are right, 2 with every error if not.
@@ -337,20 +458,69 @@ def _help_of(text: str) -> str:
     return f"{what}\n\nFor example:\n{examples}\n\nExit codes: {codes.format_map(_CODES)}"
 
 
+def _error_of(error: CycloptsError) -> Text:
+    """Format an error of the words of a command as all other errors are."""
+    words = " ".join(["counter", *(error.command_chain or ())])
+    lines = (_what_is_wrong(error, words), f"{words} --help shows how it is used")
+    return Text("\n".join(f"counter: {printable(each)}" for each in lines))
+
+
+def _what_is_wrong(error: CycloptsError, words: str) -> str:
+    """Return what is wrong with the words after the command *words*."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name
+        return f"{error.keyword} needs a value" if error.keyword else f"{name} is missing"
+    if isinstance(error, UnusedCliTokensError):
+        return f"{' '.join(error.unused_tokens or ())[:80]!r} is more than the command takes"
+    if isinstance(error, UnknownOptionError) and words == "counter namespace change":
+        name = (error.token.keyword or error.token.value).partition("=")[0]
+        if name in _FIXED:
+            return (
+                f"{name} is fixed when a namespace is created: create another namespace with it,"
+                " and count there from now on (counter namespace create)"
+            )
+    return str(error)
+
+
+def _place_of(name: str) -> dict[str, Any]:
+    """Return the panel of a command in ``counter --help``, and its place there."""
+    for panel, names in _PANELS:
+        if name in names:
+            return {"group": panel, "sort_key": names.index(name)}
+    raise KeyError(f"{name}: add it to a panel of _PANELS")
+
+
+def _usage_of(words: str) -> dict[str, Any]:
+    """Return the usage line of a command, if the names of its parameters do not show it."""
+    if words not in _ARGUMENTS:
+        return {}
+    return {"usage": f"Usage: counter {words} [OPTIONS] {_ARGUMENTS[words]}"}
+
+
 app = App(
     name="counter",
     help="A distributed counter service: every acknowledged add counts exactly once.",
     help_format="plaintext",
+    error_formatter=_error_of,
+    # The lines of an error are not wrapped.
+    error_console=Console(stderr=True, soft_wrap=True),
+    group_commands=Group("Options", sort_key=len(_PANELS) + 1),
     version=__version__,
+    config=(fill_from_context,),
 )
 for _group, _commands in _COMMANDS.items():
-    _of = App(name=_group, help=_GROUPS[_group]) if _group else app
+    _of = app
     if _group:
+        _place = _place_of(_group)
+        _of = App(name=_group, help=_GROUPS[_group], group_commands="Commands", **_place)
         app.command(_of)
     for _path, _text in _commands.items():
         # A function may not be named list or import.
         _name = _path.partition(":")[2].rstrip("_")
-        _of.command(f"counter.cli.commands.{_path}", name=_name, help=_help_of(_text))
+        _words = f"{_group} {_name}".strip()
+        _more = _usage_of(_words) | ({} if _group else _place_of(_name))
+        _more["synonym"] = _SYNONYMS.get(_words, ())
+        _of.command(f"counter.cli.commands.{_path}", name=_name, help=_help_of(_text), **_more)
 
 
 def main() -> None:

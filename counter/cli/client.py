@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeGuard
 
 from cyclopts import Parameter
 
+from counter.cli.contexts import CONTEXT_VARIABLE, load_contexts
 from counter.cli.terminal import (
     EXIT_CANNOT_START,
     EXIT_INTERRUPTED,
@@ -34,10 +36,12 @@ from counter_client import (
     CounterClient,
     Key,
     Options,
+    Sending,
     Token,
     Unfinished,
     UnknownOutcomeError,
     UnreachableError,
+    Watch,
 )
 from counter_client.errors import (
     BadRequestError,
@@ -63,10 +67,43 @@ _ATTEMPT_S_MAX: Final = 5.0
 _HINTS: Final[Mapping[str, str]] = {
     "namespace_unknown": "counter namespace list shows what there is; counter namespace create"
     " makes one",
+    "scope_insufficient": "an operator makes such a key: counter key create --namespace {namespace}"
+    " --scope {scope}",
     "key_missing": f"put it into the environment as {KEY_VARIABLE}, or name its file with"
     " --api-key-file",
-    "key_invalid": f"it came from --api-key-file, or else from {KEY_VARIABLE} in the environment",
+    "key_invalid": "it came from --api-key-file, else from the context, else from"
+    f" {KEY_VARIABLE} in the environment",
 }
+#: What the service says of requests, in terms of the command line.
+SERVICE_PHRASES: Final[Mapping[str, str]] = {
+    "; create it with PUT /v1/namespaces/{name}": "",
+    ": send Authorization: Bearer <key>; counter key create makes one": "; counter key create"
+    " makes one",
+    "the Authorization header holds no key that is valid now": "the API key is not valid now",
+    "; send Authorization: Bearer <key>": "",
+    "read the count by GET": "read it with counter get",
+    "POST /v1/tokens": "counter token new --served",
+    "idempotency_token.token is": "the token has the nonce",
+    "idempotency_token.generation_time is": "the token's time is",
+    "generation_time is": "the token's time is",
+    "an Idempotency-Key that": "a key that",
+    "the body has at least": "the request has at least",
+    "If-Match: there is no": "there is no",
+    " is not after from ": " is not after --from ",
+}
+#: Arguments of commands, by the fields of requests; other fields are flags of the same name.
+_ARGUMENTS: Final[Mapping[str, str]] = {
+    "counter": "NAME",
+    "delta": "DELTA",
+    "prefix": "PREFIX",
+    "Idempotency-Key": "--key",
+}
+#: Settings of namespaces and of reads that are flags of the same name, wherever a message has them.
+FLAG_FIELDS: Final = (
+    *("accept_limit", "future_limit", "payload_check", "key_ttl", "cache_ttl", "requests_per_s"),
+    *("adds_per_s", "event_rules", "counter_type", "rollup_window", "max_staleness"),
+)
+_FLAG_FIELD: Final = re.compile(rf"(namespace's )?(?<![-'\w.])({'|'.join(FLAG_FIELDS)})\b(?!\.\w)")
 
 
 @Parameter(name="*", group="Service")
@@ -77,30 +114,39 @@ class PlaceFlags:
     url: Annotated[
         str,
         flag(
-            "The service; several URLs, separated by commas, are tried in order",
-            env_var="COUNTER_URL",
+            "Its URL; several are tried in order: URL,URL", "URL", alias="-u", env_var="COUNTER_URL"
         ),
     ] = _DEFAULT_URL
+    timeout: Annotated[str, flag("The time limit, including retries", "DURATION")] = "10s"
     api_key_file: Annotated[
-        Path | None, flag(f"A file with the API key [{KEY_VARIABLE} in the environment]")
+        Path | None, flag(f"A file with the API key [{KEY_VARIABLE} in the environment]", "FILE")
     ] = None
     tls_ca: Annotated[
-        Path | None, flag("The authority of the service's certificate [the usual ones]")
+        Path | None, flag("The authority of its certificate [the usual ones]", "FILE")
     ] = None
-    tls_cert: Annotated[Path | None, flag("This client's certificate, if it needs one")] = None
-    tls_key: Annotated[Path | None, flag("The key of that certificate")] = None
-    timeout: Annotated[str, flag("The time limit, including retries")] = "10s"
+    tls_cert: Annotated[Path | None, flag("This client's certificate", "FILE")] = None
+    tls_key: Annotated[Path | None, flag("The key of this client's certificate", "FILE")] = None
+    context: Annotated[
+        str | None,
+        flag(
+            "The context that names it, in place of a URL; '' for none [the current one]",
+            "NAME",
+            env_var=CONTEXT_VARIABLE,
+        ),
+    ] = None
 
     def words(self) -> list[str]:
-        """Return these flags as words of a command line, without those that the environment or
-        the defaults supply."""
+        """Return these flags as words of a command line, without those that the environment, the
+        context or the defaults supply."""
+        known = load_contexts().named(self.context).flags() if self.context else {}
         given: list[str] = []
         for each in fields(self):
-            value = getattr(self, each.name)
-            if value is None or each.name == "timeout":
+            name, value = f"--{each.name.replace('_', '-')}", getattr(self, each.name)
+            if not value or each.name == "timeout" or str(value) == known.get(name):
                 continue
-            if value != each.default or f"COUNTER_{each.name.upper()}" in os.environ:
-                given += [f"--{each.name.replace('_', '-')}", str(value)]
+            is_default = value == each.default and name not in known
+            if not is_default or f"COUNTER_{each.name.upper()}" in os.environ:
+                given += [name, str(value)]
         return given
 
 
@@ -110,7 +156,7 @@ class ServiceFlags(PlaceFlags):
     """The same, and the namespace."""
 
     namespace: Annotated[
-        str, flag("The namespace of the counters", env_var="COUNTER_NAMESPACE")
+        str, flag("The namespace", "NAME", alias="-n", env_var="COUNTER_NAMESPACE")
     ] = "default"
 
 
@@ -123,18 +169,22 @@ def duration_us(name: str, text: str) -> int:
     return parsed(name, text, parse_iso_duration)
 
 
-def options_of(flags: PlaceFlags) -> Options:
-    """Return the client's options; it reports once on standard error if no service answers.
+def options_of(flags: PlaceFlags, attempts: Attempts | None = None) -> Options:
+    """Return the client's options; it reports once on standard error if no service answers, and
+    notes its *attempts*.
 
     Raises StartupError.
     """
+    attempts = attempts or Attempts(flags.timeout)
     timeout_s = duration_us("timeout", flags.timeout) / SECOND
     if timeout_s <= 0:
         raise StartupError("--timeout: it is 0; give a duration, such as 10s")
     return Options(
         deadline_s=timeout_s,
         attempt_timeout_s=min(_ATTEMPT_S_MAX, timeout_s),
-        on_attempt=_Remarks(flags.timeout).attempt,
+        wait_for_ready=False,
+        before_attempt=attempts.begin,
+        on_attempt=attempts.end,
         tls_ca=_path(flags.tls_ca),
         tls_cert=_path(flags.tls_cert),
         tls_key=_path(flags.tls_key),
@@ -145,27 +195,43 @@ def _path(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-class _Remarks:
-    """Reports why a command waits for long."""
+class Attempts:
+    """Report why a command waits for long, and note whether anything may have been sent."""
 
     def __init__(self, timeout: str) -> None:
         self._timeout = timeout
         self._has_reported = False
+        #: Whether an attempt had a connection, or is in flight.
+        self.may_be_sent = False
 
-    def attempt(self, attempt: Attempt) -> None:
-        if attempt.status is None and not self._has_reported:
+    def begin(self, attempt: Sending) -> Watch:
+        """Note that *attempt* is in flight until it ends without a connection."""
+        was_sent, self.may_be_sent = self.may_be_sent, True
+
+        def ended(attempt: Attempt | None) -> None:
+            self.may_be_sent = was_sent or attempt is None or attempt.sent
+
+        return Watch(ended=ended)
+
+    def end(self, attempt: Attempt) -> None:
+        """Report an attempt without an answer, once."""
+        # A read whose connection is refused is not tried again.
+        if attempt.status is None and attempt.number > 0 and not self._has_reported:
             self._has_reported = True
             remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
 
 
 @contextmanager
-def opened(flags: ServiceFlags, options: Options | None = None) -> Iterator[CounterClient]:
-    """Return a client of the service, with :func:`options_of` *flags* unless *options* are given.
+def opened(
+    flags: ServiceFlags, options: Options | None = None, api_key: str | None = None
+) -> Iterator[CounterClient]:
+    """Return a client of the service, with :func:`options_of` *flags* and :func:`key_of` *flags*
+    unless they are given.
 
     Raises StartupError, and InvalidParameterError for values that no client accepts.
     """
     options = options or options_of(flags)
-    key = key_of(flags.api_key_file)
+    key = api_key or key_of(flags)
     with CounterClient(urls_of(flags), flags.namespace, api_key=key, options=options) as client:
         yield client
 
@@ -175,10 +241,22 @@ def urls_of(flags: PlaceFlags) -> list[str]:
     return [each.strip() for each in flags.url.split(",") if each.strip()]
 
 
-def key_of(file: Path | None) -> str | None:
-    """Return the API key of *file* or the environment. Raises StartupError, never with the key."""
-    if file is None:
-        return os.environ.get(KEY_VARIABLE) or None
+def key_of(flags: PlaceFlags) -> str | None:
+    """Return the API key: of its file, else of the context, else of the environment. Raises
+    StartupError, never with the key."""
+    if flags.api_key_file is not None:
+        return key_in(flags.api_key_file)
+    context = load_contexts().named(flags.context) if flags.context else None
+    if context is not None and context.url != flags.url:
+        raise StartupError(
+            f"the URL of context {flags.context!r} is {context.url}, and not {flags.url}: its key"
+            " is sent nowhere else; run the command again"
+        )
+    return (context and context.api_key) or os.environ.get(KEY_VARIABLE) or None
+
+
+def key_in(file: Path) -> str:
+    """Return the content of *file*, an API key. Raises StartupError, never with the key."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -209,7 +287,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
         report_unfinished(error.unfinished, flags or DEFAULT_SERVICE, why=why_unknown(error))
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
-        fail(said(error), exit_code(error))
+        fail(said(error, flags), exit_code(error))
     except OutputError as error:
         # The work is done; only printing the result failed.
         read_no_more()
@@ -238,18 +316,67 @@ def exit_code(error: CounterError) -> int:
     )
 
 
-def said(error: CounterError) -> str:
-    """Return the text of *error*, with the fix for a command line."""
+def said(error: CounterError, flags: ServiceFlags | None = None) -> str:
+    """Return the text of *error* of a command with *flags*, and the fix, in terms of the command
+    line."""
+    listed = error.fields.get("errors")
+    wrong = [each for each in listed if "field" in each] if _is_list(listed) else [error.fields]
+    # The detail has the first of several errors.
+    texts = [error.detail, *(f"{each['field']}: {_why(each)}" for each in wrong[1:])]
+    fields_of = [str(each.get("field", "")) for each in wrong] or [""]
+    detail = "\n".join(map(_of_field, texts, fields_of))
     hint = _HINTS.get(str(error.fields.get("code", error.code)))
     if hint is None and isinstance(error, UnreachableError):
-        hint = "start one with counter serve, or say where it is with --url or COUNTER_URL"
-    return error.detail if hint is None else f"{error.detail}\n{hint}"
+        hint = (
+            "start one with counter serve, or say where it is with --url, COUNTER_URL or --context"
+        )
+    if hint is None:
+        return detail
+    flags = flags or DEFAULT_SERVICE
+    hint = hint.format(namespace=shlex.quote(flags.namespace), scope=error.fields.get("scope"))
+    # All errors with a hint may be because another service was meant.
+    used = f"\ncontext {flags.context!r} was used: {flags.url}" if flags.context else ""
+    return f"{detail}\n{hint}{used}"
+
+
+def _is_list(errors: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(errors, list) and all(isinstance(each, Mapping) for each in errors)
+
+
+def _why(error: Mapping[str, Any]) -> str:
+    value = error.get("value")
+    return str(error.get("message")) + ("" if value is None else f" (it is {value})")
+
+
+def _of_field(detail: str, field: str) -> str:
+    """Return *detail* in words of the command line; if it begins with *field*, with its flag."""
+    if detail.startswith(field) and re.fullmatch(r"[a-z_]+|Idempotency-Key", field):
+        flag_name = _ARGUMENTS.get(field, _flag_name(field))
+        return flag_name + in_words(detail.removeprefix(field))
+    return in_words(detail)
+
+
+def in_words(detail: str) -> str:
+    """Return what the service says with its advice as commands and flags, and not as requests."""
+    for phrase, words in SERVICE_PHRASES.items():
+        detail = detail.replace(phrase, words)
+    return _FLAG_FIELD.sub(_flag_of, detail)
+
+
+def _flag_of(found: re.Match[str]) -> str:
+    of_namespace, field = found.groups()
+    # That it is set is said, and not to set it.
+    return f"{of_namespace}{field.replace('_', ' ')}" if of_namespace else _flag_name(field)
+
+
+def _flag_name(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 def why_unknown(error: UnknownOutcomeError) -> str:
     """Return the cause of the last attempt's failure."""
     cause = error.__cause__
-    return cause.detail if isinstance(cause, CounterError) else error.detail
+    return in_words((cause if isinstance(cause, CounterError) else error).detail)
 
 
 def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
@@ -265,12 +392,13 @@ def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) 
 def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
     """Return the command that sends the same request again, quoted for a shell."""
     known = replace(flags, namespace=unfinished.namespace)
-    if unfinished.operation not in ("add", "add-and-get", "clear"):
+    if unfinished.operation not in ("add", "add-and-get", "clear", "delete"):
         where = known.words()
         return shlex.join(["counter", "token", "resolve", str(unfinished), *where])
     [(counter, delta)] = unfinished.items
-    command = "clear" if unfinished.operation == "clear" else "add"
-    what = [counter] if command == "clear" else [counter, str(delta)]
+    is_add = unfinished.operation not in ("clear", "delete")
+    command = "add" if is_add else unfinished.operation
+    what = [counter, str(delta)] if is_add else [counter]
     with_get = ["--get"] if unfinished.operation == "add-and-get" else []
     key = unfinished.token_text.removeprefix("key:")
     is_key = key != unfinished.token_text

@@ -108,9 +108,15 @@ def _fail(message: str) -> NoReturn:
     raise SystemExit(EXIT_CANNOT_START)
 
 
-def flag(what: str, **more: Any) -> Parameter:
-    """Return the description of a flag or an argument: what it is, without the final dot."""
-    return Parameter(help=f"{what}.", negative="", **more)
+def flag(what: str, word: str | None = None, **more: Any) -> Parameter:
+    """Return the description of a flag or an argument: what it is, without the final dot, and the
+    word for its value in the help."""
+    return Parameter(help=f"{what}.", metavar=word, negative="", show_default=default_shown, **more)
+
+
+def default_shown(value: object) -> str | None:
+    """Return the default of a flag for its help; None for one that says nothing."""
+    return None if value is None or value in (False, (), "") else str(value)
 
 
 #: The flag of commands that print one answer, and of those that print several.

@@ -33,6 +33,8 @@ def data(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def damage(data: Path, sql: str) -> None:
+    """Change what the service counted, as a bug in it would: with right checksums of the pages."""
+    (data / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(data / "counter.db")) as connection, connection:
         assert connection.execute(sql).rowcount == 1
 
@@ -169,3 +171,18 @@ def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repair
         code, found = told(flags, capsys)
         assert (code, found["mismatches"], found["repaired"]) == (3, [], [name])
     assert told(flags, capsys)[0] == 0
+
+
+def test_a_database_with_a_flipped_bit_is_not_audited(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An event with a flipped bit is another event: the counts would agree with it."""
+    assert run(["--all", f"--data={data}"]) == 0
+    database, at = data / "counter.db", 5 * 4_096 - 10
+    whole = database.read_bytes()
+    database.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    capsys.readouterr()
+    assert run(["--all", f"--data={data}"]) == 2
+    assert "counter.db is damaged: what is in page 5 is not what was" in capsys.readouterr().err
+    database.write_bytes(whole)
+    assert run(["--all", f"--data={data}"]) == 0

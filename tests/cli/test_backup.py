@@ -148,7 +148,9 @@ def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]
     assert run(["backup", "copy", "--data=data"]) == 2
     assert "copy is there already" in capsys.readouterr().err
     assert run(["restore", "copy", "--data=data"]) == 2
-    assert "data is not empty: it holds counter.db, keys.sqlite3" in capsys.readouterr().err
+    assert (
+        "data is not empty: it holds counter.db, counter.db-sums, keys" in capsys.readouterr().err
+    )
     (place / "empty").mkdir()
     (place / "empty" / "lock").touch()
     assert run(["restore", "copy", "--data=empty"]) == 0
@@ -305,6 +307,7 @@ def test_a_backup_without_keys_is_restored_where_that_is_said(place: Path) -> No
 
 def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
     """As the upgrade finds it, and as the upgrade leaves it."""
+    (place / "data" / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
         connection.execute("ALTER TABLE tokens DROP COLUMN time")
         connection.execute("PRAGMA user_version = 1")
@@ -312,13 +315,14 @@ def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
         assert run(["backup", f"new-{number}", f"--data={of}"]) == 0
         restored = f"restored-{number}"
         assert run(["restore", f"new-{number}", f"--data={restored}", "--without-keys"]) == 0
-    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(3,)]
+    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(4,)]
 
 
 def test_a_database_of_a_newer_program_is_not_restored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor could this one serve it."""
+    (place / "data" / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
         connection.execute("PRAGMA user_version = 99")
     assert run(["backup", "new", "--data=data"]) == 0

@@ -12,11 +12,14 @@ from cyclopts import App
 
 from counter.cli.app import app
 from counter.security.keys import id_in
+from scripts.docs_commands import commands_page
 
 #: They print nothing, or a script; what is served logs JSON with --log-format.
 NO_JSON = {"serve", "rollup", "completion", "namespace delete"}
+NO_JSON |= {"context add", "context use", "context remove"}
 #: They end when they are told to, or at once.
 NO_INTERRUPT = {"serve", "rollup", "completion", "config check", "token derive"}
+NO_INTERRUPT |= {f"context {each}" for each in ("add", "list", "use", "show", "remove")}
 
 
 def commands(of: App, *path: str) -> Iterator[tuple[str, App]]:
@@ -38,11 +41,101 @@ def test_all_commands_are_looked_at() -> None:
     assert {"serve", "key create", "schema restored", "export", "import", "doctor"} <= set(ALL)
 
 
+def test_the_first_help_has_each_command_once_in_five_groups(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = helped(capsys)
+    assert re.findall(r"^╭─ (\w+)", text, re.MULTILINE) == [
+        *("Count", "Look", "Move", "Run", "Check", "Options")
+    ]
+    shown = re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)
+    assert sorted(shown) == sorted({name.partition(" ")[0] for name in ALL})
+    # Each in one line.
+    assert len(shown) == len(re.findall(r"^│ (?!-)", text, re.MULTILINE))
+
+
+def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What ``--help`` prints of a command."""
+    app([*words, "--help"], result_action="return_value")
+    return capsys.readouterr().out
+
+
+def test_the_help_of_an_add_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    text = helped(capsys, "add")
+    assert text.startswith("Usage: counter add [OPTIONS] NAME [DELTA]\n")
+    assert len(text.splitlines()) <= 42
+    assert re.findall(r"^╭─ (\w+)", text, re.MULTILINE) == ["Arguments", "Parameters", "Service"]
+    assert "--url -u URL" in text
+    assert "--namespace -n NAME" in text
+
+
+def test_a_command_beside_the_store_has_the_flags_that_it_needs_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression: the help of key create had five panels, of which retries and buckets were two."""
+    beside = ("key create", "key list", "audit", "backup", "restore", "schema restored")
+    for name in beside:
+        text = helped(capsys, *name.split())
+        panels = re.findall(r"^╭─ ([\w ]+) ─", text, re.MULTILINE)
+        assert panels[-2:] == ["Store", "Other settings"], name
+        assert set(panels[:-2]) <= {"Arguments", "Parameters"}
+        store = text.partition("╭─ Store")[2].partition("╰")[0]
+        assert re.findall(r"^│ (--[a-z-]+)", store, re.MULTILINE) == [
+            *("--config", "--store", "--data", "--contact-points", "--keyspace")
+        ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_its_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: STR and INT said nothing of what to write."""
+    assert re.findall(r"\b(STR|INT|PATH)\b", helped(capsys, *name.split())) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["add"], "NAME is missing\n"),
+        (["get"], "NAME is missing: give the name of a counter, or of several\n"),
+        (["context", "add", "a"], "--url is missing\n"),
+        (["get", "c", "--namespace"], "--namespace needs a value\n"),
+        (["add", "c", "1", "2", "3"], "'2 3' is more than the command takes\n"),
+        (["add", "c", "--gte"], "--gte is not a flag of this command"),
+        (["ad", "c"], 'Unknown command "ad". Did you mean "add"?'),
+        (["incr", "c"], 'Unknown command "incr". Did you mean "add"?'),
+        (["ls"], 'Unknown command "ls". Did you mean "list"?'),
+        (["reset", "c"], 'Unknown command "reset". Did you mean "clear"?'),
+        (["rm", "c"], 'Unknown command "rm". Did you mean "delete"?'),
+        (["namespace", "rm", "n"], 'Unknown command "rm". Did you mean "delete"?'),
+        (["context", "ls"], 'Unknown command "ls". Did you mean "list"?'),
+        (["key", "rm", "k"], 'Unknown command "rm". Did you mean "revoke"?'),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
+)
+def test_an_error_of_its_words_is_written_as_all_others_are(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(words)
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err.startswith(f"counter: {why}")) == ("", True), err
+
+
+def test_the_reference_has_each_usage_once_and_no_empty_panel() -> None:
+    text = commands_page()
+    assert "\ncounter add [OPTIONS] NAME [DELTA]\n" in text
+    assert "\ncounter token resolve [OPTIONS] TOKEN [NAME [DELTA]]\n" in text
+    assert re.findall(r"\*\*(?:Store|Other settings|Log|Dataset|Rollup|Serve)\*\*", text) == []
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_its_help_has_examples_that_hold_and_its_exit_codes(name: str) -> None:
     text = ALL[name].help or ""
     examples = examples_of(name)
     assert examples, text
+    # A line that is folded cannot be copied; of a token every character is needed.
+    lines = [line for line in text.splitlines() if line.startswith("  ") and "@" not in line]
+    assert [line for line in lines if len(line) > 80] == []
     for words in examples:
         app.parse_args(words, print_error=False, exit_on_error=False)
     codes = text.partition("Exit codes: ")[2]

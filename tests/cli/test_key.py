@@ -209,7 +209,7 @@ def test_a_file_of_a_later_version_is_left_alone(shell: KeyShell) -> None:
     with closing(sqlite3.connect("data/keys.sqlite3")) as connection:
         connection.execute("PRAGMA user_version = 9")
     assert shell.run("list") == (2, "")
-    assert "has version 9, and this program knows 1: use the newer program" in shell.err
+    assert "has version 9, and this program knows 2: use the newer program" in shell.err
 
 
 def test_a_directory_that_cannot_be_made_is_named(shell: KeyShell) -> None:

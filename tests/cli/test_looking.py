@@ -1,15 +1,16 @@
 """The commands that look at counters: watch, top, history and events."""
 
+import asyncio
 import io
 import time
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
 from counter.cli.drawing import Screen
-from counter_client import Count, CounterClient, UnexpectedAnswerError
+from counter_client import Count, CounterClient, Point, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.server import Server
 
@@ -46,23 +47,48 @@ def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> Non
     assert "accurate as of" in screen.getvalue()
 
 
-def test_a_watch_ends_when_its_time_is_over(shell: Shell, name: str) -> None:
-    assert len(shell.documents("watch", name, "--for", "300ms")) == 1
+def test_a_watch_ends_when_its_time_is_over(shell: Shell) -> None:
+    limits: list[tuple[float | None, asyncio.Timeout]] = []
+    works = asyncio.timeout
+
+    def limited(seconds: float | None) -> asyncio.Timeout:
+        """Time does not pass by itself."""
+        limits.append((seconds, works(None)))
+        return limits[0][1]
+
+    class Waiting(Elsewhere):
+        """Its second count never comes, and the time is over."""
+
+        async def live(self, counter: str) -> AsyncGenerator[Count]:
+            yield Count(counter, 1, datetime.now(UTC), "accurate")
+            limits[0][1].reschedule(asyncio.get_running_loop().time())
+            await asyncio.Event().wait()
+
+    with (
+        patch("counter.cli.commands.watch.AsyncCounterClient", Waiting),
+        patch("counter.cli.commands.watch.asyncio.timeout", limited),
+    ):
+        assert len(shell.documents("watch", "c", "--for", "1m")) == 1
+    assert [seconds for seconds, _ in limits] == [60.0]
+
+
+class Elsewhere:
+    """A client of a service in whose place another one answers."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    async def __aenter__(self) -> "Elsewhere":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 def test_a_watch_ends_with_what_will_not_get_better(shell: Shell, name: str) -> None:
     """Regression: it asked again at once, and again, as fast as it could."""
     asked: list[str] = []
 
-    class Elsewhere:
-        """A client of a service in whose place somebody else answers after the first count."""
-
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        async def __aenter__(self) -> "Elsewhere":
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
+    class Wrong(Elsewhere):
+        """Its second answer is no count."""
 
         async def live(self, counter: str) -> AsyncGenerator[Count]:
             asked.append(counter)
@@ -72,8 +98,8 @@ def test_a_watch_ends_with_what_will_not_get_better(shell: Shell, name: str) -> 
             error.retry = "never"
             raise error
 
-    with patch("counter.cli.commands.watch.AsyncCounterClient", Elsewhere):
-        code, _ = shell.run("watch", name, "--for", "5s")
+    with patch("counter.cli.commands.watch.AsyncCounterClient", Wrong):
+        code, _ = shell.run("watch", name)
     assert (code, asked) == (2, [name])
     assert "a page" in shell.err
 
@@ -101,11 +127,11 @@ def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:
     assert names("--by", "count") == ["COUNTER", "high", "busy"]
     (cut,) = shell.documents("top", *where, "--by", "count", "--read", "1")
     assert cut == {"complete": False, "read": 1, "counters": [{"counter": "busy", "count": 3}]}
-    assert "only the first 1 counters by name were read" in shell.err
+    assert "only the first 1 counter by name were read" in shell.err
 
 
 def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
-    with patch("counter.cli.commands.top.time.sleep", side_effect=[None, KeyboardInterrupt()]):
+    with patch("counter.cli.commands.watch.time.sleep", side_effect=[None, KeyboardInterrupt()]):
         code, out = shell.run("top", "--live", "--json")
     assert (code, len(out.splitlines())) == (130, 2)
 
@@ -129,11 +155,36 @@ def test_a_history_is_a_table_csv_json_and_a_plot(
     head, *rows = shell.said(*wanted).splitlines()
     assert head.split() == ["UP", "TO", "COUNT", "CHANGE"]
     assert rows[-1].split()[-2] == "7"
+    assert f"counter: later adds are not rolled up yet; counter get {name} counts them" in shell.err
     drawn = shell.said(*wanted, "--plot")
     assert drawn.startswith("7 \u2524")
     assert "\u2588" in drawn
     assert shell.said("history", name, "--from", "100ms", "--step", "200ms", *where) == ""
     assert f"nothing of {name} is rolled up in that time" in shell.err
+
+
+def test_steps_without_a_change_are_one_line(shell: Shell) -> None:
+    """Regression: one add in an hour was a line among sixty."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    changes = [0, 0, 0, 5, 0, -2, 0, 0, 0]
+    points = [
+        Point(begin + timedelta(minutes=at), sum(changes[: at + 1]), change)
+        for at, change in enumerate(changes)
+    ]
+    with patch.object(CounterClient, "history", return_value=iter(points)):
+        lines = shell.said("history", "c").splitlines()
+    assert [line.split(maxsplit=2)[-1].split() for line in lines[1:]] == [
+        ["0", "+0"],
+        ["steps", "without", "a", "change"],
+        ["5", "+5"],
+        ["5", "+0"],
+        ["3", "-2"],
+        ["steps", "without", "a", "change"],
+        ["3", "+0"],
+    ]
+    assert [line[2] for line in lines if line.startswith("…")] == ["2", "2"]
+    with patch.object(CounterClient, "history", return_value=iter(points)):
+        assert len(shell.documents("history", "c")) == len(points)
 
 
 def test_events_are_shown_latest_first_with_tokens_to_ask_with(shell: Shell, name: str) -> None:

@@ -4,15 +4,18 @@ import io
 import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import pytest
 
+from counter.cli.client import in_words
 from counter_client import Token, Unfinished, UnreachableError
+from counter_client.retrying import Send
 from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
 from tests.support.server import Server
@@ -21,6 +24,8 @@ COMMANDS = [
     ["add"],
     ["get"],
     ["clear"],
+    ["delete"],
+    ["list"],
     ["watch"],
     ["top"],
     ["history"],
@@ -128,33 +133,53 @@ def test_what_is_not_there_ends_with_1(words: list[str], shell: Shell) -> None:
 def test_an_add_that_reached_no_service_is_not_counted(shell: Shell) -> None:
     """Ends with 2: it may be given again as it was. One that was given its token may have been
     sent by another call, and ends with 4."""
-    nobody = ["--url", "http://127.0.0.1:9", "--timeout", "10ms"]
-    assert shell.run("add", "c", *nobody) == (2, "")
-    assert "nothing was sent: it is not counted" in shell.err
-    assert shell.run("add", "c", "--key", "k", *nobody) == (4, "")
+    nobody = ["--url", "http://127.0.0.1:9"]
+    with time_in_hand():
+        assert shell.run("add", "c", *nobody) == (2, "")
+        assert "nothing was sent: it is not counted" in shell.err
+        assert shell.run("add", "c", "--key", "k", *nobody) == (4, "")
     assert shell.err.splitlines()[-1] == "counter add c 1 --key k --url http://127.0.0.1:9"
 
 
 @contextmanager
+def time_in_hand() -> Iterator[Callable[[float], None]]:
+    """The clock of clients passes only while they sleep, which takes no time; and by as many
+    seconds as the result is called with."""
+    now_s = 0.0
+
+    def go_on(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=go_on)
+    with patch("counter_client.sync.time", clock):
+        yield go_on
+
+
+@contextmanager
 def answers_lost(instead: BaseException | None = None) -> Iterator[None]:
-    """Requests arrive, and nobody hears of it; or *instead* is raised meanwhile."""
+    """Requests arrive, and no client hears of it within its time; or *instead* is raised
+    meanwhile."""
     works = SyncTransport.send
 
-    def sends(transport: SyncTransport, send: Any) -> UnreachableError:
-        works(transport, send)
-        if instead is not None:
-            raise instead
-        return UnreachableError("the answer is lost")
+    with time_in_hand() as go_on:
 
-    with patch.object(SyncTransport, "send", sends):
-        yield
+        def sends(transport: SyncTransport, send: Send) -> UnreachableError:
+            works(transport, send)
+            if instead is not None:
+                raise instead
+            go_on(send.timeout_s)
+            return UnreachableError("the answer is lost")
+
+        with patch.object(SyncTransport, "send", sends):
+            yield
 
 
 def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
     shell: Shell, service: Server, name: str
 ) -> None:
     with answers_lost():
-        code, out = shell.run("add", name, "-2", "--get", "--timeout", "20ms")
+        code, out = shell.run("add", name, "-2", "--get")
         assert (code, out) == (4, "")
         assert "it is unknown whether it is counted: the answer is lost" in shell.err
     command = shlex.split(shell.err.splitlines()[-1])
@@ -166,7 +191,7 @@ def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
 
 def test_a_script_reads_it_on_standard_output(shell: Shell, name: str) -> None:
     with answers_lost():
-        code, out = shell.run("clear", name, "--json", "--timeout", "20ms")
+        code, out = shell.run("clear", name, "--json")
     assert code == 4
     told = json.loads(out)
     assert (told["applied"], told["counter"]) == (None, name)
@@ -178,6 +203,13 @@ def test_an_add_that_is_interrupted_can_be_finished_too(shell: Shell, name: str)
         assert shell.run("add", name)[0] == 130
     command = shlex.split(shell.err.splitlines()[-1])
     assert shell.said(*command[1:]).endswith("was counted before, and is not again")
+
+
+def test_an_interrupted_add_that_was_never_sent_is_said_not_to_count(shell: Shell) -> None:
+    """Regression: it was said to be unknown."""
+    with patch("counter_client.sync.time.sleep", side_effect=KeyboardInterrupt):
+        assert shell.run("add", "c", "--url", "http://127.0.0.1:9")[0] == 130
+    assert shell.err.endswith("counter: interrupted; nothing was sent: it is not counted\n")
 
 
 def test_a_clock_that_is_behind_is_helped_once(shell: Shell, name: str) -> None:
@@ -256,7 +288,7 @@ def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
     assert "exists already" in shell.err
     (changed,) = shell.documents("namespace", "change", made, "--cache-ttl", "3s")
     assert (changed["cache_ttl"], changed["shards"]) == ("3s", 2)
-    assert f"counter: warning: {changed.pop('warnings')[0]}" in shell.err
+    assert f"counter: warning: {in_words(changed.pop('warnings')[0])}" in shell.err
     assert shell.documents("namespace", "show", made) == [changed]
     assert changed in shell.documents("namespace", "list")
     assert made in shell.said("namespace", "list")
@@ -265,6 +297,46 @@ def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
     shell.said("namespace", "create", made, "--counter-type", "EVENTUAL")
     gone = {"namespace": made, "deleted": True}
     assert shell.documents("namespace", "delete", made, "--yes") == [gone]
+
+
+def test_a_namespace_is_accurate_unless_it_is_said_in_any_case(shell: Shell) -> None:
+    """Regression: the type had to be given, in capitals."""
+    for given, kind in (
+        ([], "ACCURATE"),
+        (["--counter-type", "Eventual"], "EVENTUAL"),
+        (["--counter-type", "best-effort"], "BEST_EFFORT"),
+    ):
+        (made,) = shell.documents("namespace", "create", f"made-{uuid4().hex}", *given)
+        assert made["counter_type"] == kind
+    assert shell.run("namespace", "create", "made", "--counter-type", "exact")[0] == 2
+    assert shell.err.startswith("counter: --counter-type: ")
+
+
+def test_advice_is_a_command_and_no_request(shell: Shell) -> None:
+    """Regression: it said PUT /v1/namespaces/{name}."""
+    assert shell.run("get", "c", "--namespace", "nowhere")[0] == 1
+    assert "/v1/" not in shell.err
+    assert shell.run("history", "c", "--step", "1us")[0] == 2
+    assert shell.err.startswith("counter: --step is 1us; ")
+
+
+def test_event_rules_are_read_from_a_file(shell: Shell, tmp_path: Path) -> None:
+    rule = {"type": "order.paid", "counter": "orders.{subject}", "delta": "data.quantity"}
+    toml = "[[event_rules]]\n" + "".join(f'{name} = "{text}"\n' for name, text in rule.items())
+    made = f"made-{uuid4().hex}"
+    shell.said("namespace", "create", made, "--counter-type", "ACCURATE")
+    for name, text in (("r.toml", toml), ("r.json", json.dumps({"event_rules": [rule]}))):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        flags = ("--event-rules", str(tmp_path / name))
+        (changed,) = shell.documents("namespace", "change", made, *flags)
+        assert changed["event_rules"] == [rule]
+    for name, wrong in (("none.toml", None), ("bad.toml", "="), ("x.json", "[]"), ("y.toml", "")):
+        if wrong is not None:
+            (tmp_path / name).write_text(wrong, encoding="utf-8")
+        flags = ("--event-rules", str(tmp_path / name))
+        assert shell.run("namespace", "change", made, *flags)[0] == 2
+        assert name in shell.err
+        assert "[[event_rules]] in TOML" in shell.err
 
 
 def test_a_namespace_is_deleted_by_its_name_twice(
@@ -276,6 +348,44 @@ def test_a_namespace_is_deleted_by_its_name_twice(
         monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
         assert shell.run("namespace", "delete", made)[0] == code
         assert "is deleted with its counters, events and tokens, for ever" in shell.err
+
+
+def test_a_counter_is_deleted_when_that_is_confirmed(
+    shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.said("add", name, "5")
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert shell.run("delete", name)[0] == 2
+    assert shell.said("get", name) == "5"
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert shell.said("delete", name) == f"{name}: deleted"
+    assert f"{name} is set to 0" in shell.err
+    assert shell.said("list", name) == "COUNTER  COUNT"
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    token = str(Token.new())
+    assert shell.said("delete", name, "--yes", "--token", token) == f"{name}: deleted"
+    assert shell.said("delete", name, "--yes", "--token", token) == f"{name}: was deleted before"
+    assert shell.said("add", name, "2", "--get") == "2"
+
+
+def test_counters_are_listed_with_their_counts(shell: Shell, name: str) -> None:
+    for place, count in (("a", "5"), ("b", "70"), ("c", "-1")):
+        shell.said("add", f"{name}/{place}", count)
+    assert shell.said("list", f"{name}/").splitlines()[1:] == [
+        f"{name}/a      5",
+        f"{name}/b     70",
+        f"{name}/c     -1",
+    ]
+    found = shell.documents("list", f"{name}/", "--by", "count", "--limit", "2")
+    assert [(each["counter"], each["count"]) for each in found] == [
+        (f"{name}/b", 70),
+        (f"{name}/a", 5),
+    ]
+    assert "there are more than 2: --limit 0 for all of them" in shell.err
+    shell.said("clear", f"{name}/b")
+    assert len(shell.documents("list", f"{name}/", "--limit", "0")) == 3
+    assert shell.run("list", "--by", "size")[0] == 2
+    assert shell.run("list", "--limit", "-1")[0] == 2
 
 
 class Terminal(io.StringIO):

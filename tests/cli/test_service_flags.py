@@ -13,11 +13,12 @@ import pytest
 from cyclopts import App
 
 from counter.__main__ import main
-from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened
+from counter.cli.app import app as counter
+from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened, options_of
 from counter.cli.terminal import print_out
 from counter.config.report import load
 from counter.errors import StartupError
-from counter_client import Token, Unfinished, UnknownOutcomeError
+from counter_client import Attempt, Token, Unfinished, UnknownOutcomeError
 from counter_client.errors import (
     BadRequestError,
     CounterError,
@@ -65,7 +66,7 @@ def test_flags_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_a_client_reads_is_no_mistake_of_a_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COUNTER_URL", "COUNTER_NAMESPACE", "COUNTER_API_KEY"):
+    for name in ("COUNTER_URL", "COUNTER_NAMESPACE", "COUNTER_API_KEY", "COUNTER_CONTEXT"):
         monkeypatch.setenv(name, "x")
     assert load({}).warnings == ()
 
@@ -110,15 +111,29 @@ def test_what_no_client_can_have_ends_with_2(
     assert err.startswith("counter: ")
 
 
-def test_no_answer_is_reported_at_once_and_again_at_the_end(
+def test_a_read_whose_connection_is_refused_is_not_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as end, ended(NOBODY), opened(NOBODY) as client:
+    """Regression: it was, until --timeout had passed."""
+    flags = replace(NOBODY, timeout="1h")
+    with pytest.raises(SystemExit) as end, ended(flags), opened(flags) as client:
         client.get("c")
     assert end.value.code == 2
-    first, *_, last = capsys.readouterr().err.splitlines()
-    assert first == "counter: http://127.0.0.1:9 does not answer; trying again for 20ms"
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("counter: http://127.0.0.1:9 does not answer: ConnectError")
     assert "start one with counter serve, or say where it is with --url" in last
+
+
+def test_the_second_attempt_without_an_answer_is_reported_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = options_of(NOBODY).on_attempt
+    assert report is not None
+    said = []
+    for number in range(3):
+        report(Attempt("POST", "add", NOBODY.url, number, False, None, 0.0))
+        said.append(capsys.readouterr().err)
+    assert said == ["", f"counter: {NOBODY.url} does not answer; trying again for 20ms\n", ""]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +155,17 @@ def test_no_answer_is_reported_at_once_and_again_at_the_end(
 )
 def test_each_error_has_its_exit_code(error: CounterError, code: int) -> None:
     assert exit_code(error) == code == end_of(error)
+
+
+def test_a_scope_that_is_too_low_is_answered_by_the_command_that_makes_a_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression: it was no command that runs."""
+    assert end_of(ScopeInsufficientError("n", scope="write"), ServiceFlags(namespace="shop")) == 1
+    _, hint = capsys.readouterr().err.splitlines()
+    command = hint.partition("such a key: counter ")[2].split()
+    assert command == ["key", "create", "--namespace", "shop", "--scope", "write"]
+    counter.parse_args(command, print_error=False, exit_on_error=False)
 
 
 def test_what_is_no_answer_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,10 +267,11 @@ def test_it_says_what_the_environment_would_say_otherwise(
     [
         (unfinished("add-and-get", ("a b", 1)), ["add", "a b", "1", "--get", "--token", TOKEN]),
         (unfinished("clear", ("c", 0)), ["clear", "c", "--token", TOKEN]),
+        (unfinished("delete", ("c", 0)), ["delete", "c", "--token", TOKEN]),
         (unfinished("add", ("c", 1), token="key:o 1"), ["add", "c", "1", "--key", "o 1"]),
         (unfinished("add", ("c", 1), token="key:-o"), ["add", "c", "1", "--key=-o"]),
     ],
-    ids=["add-and-get", "clear", "key", "a key like a flag"],
+    ids=["add-and-get", "clear", "delete", "key", "a key like a flag"],
 )
 def test_the_command_is_ready_for_a_shell(what: Unfinished, words: Sequence[str]) -> None:
     given = shlex.split(finishing(what, ServiceFlags()))

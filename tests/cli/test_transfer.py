@@ -285,6 +285,18 @@ def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
     assert "'b' is 42, and 2 in the file" in capsys.readouterr().err
 
 
+def test_a_missing_namespace_is_created_if_it_is_asked_for(
+    service: Server, exported: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run again, it finds the namespace, and counts nothing twice."""
+    Path("in.ndjson").write_bytes(exported)
+    assert run("import", "in.ndjson", "-n", "new-one") == 1
+    assert "counter import --create makes it" in capsys.readouterr().err
+    for _ in range(2):
+        assert run("import", "in.ndjson", "-n", "new-one", "--create", "--verify") == 0
+    assert capsys.readouterr().err.count("did not exist: created, ACCURATE") == 1
+
+
 def test_where_no_retry_is_safe_nothing_is_moved(
     service: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

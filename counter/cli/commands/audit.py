@@ -21,7 +21,7 @@ from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
 from counter.durations import format_duration, parse_iso_duration
-from counter.errors import NamespaceUnknownError, StartupError, UnavailableError
+from counter.errors import DamagedError, NamespaceUnknownError, StartupError, UnavailableError
 from counter.ops.audit import (
     Auditor,
     Pace,
@@ -34,7 +34,7 @@ from counter.ops.audit import (
     sample_of,
 )
 from counter.ports import Clock, Store
-from counter.quantities import parse_rate
+from counter.quantities import parse_rate, plural
 from counter.security.audit_log import AdminLog, os_user
 from counter.storage import clock_of, open_store
 from counter.storage.shared.startup_retry import StartupRetry
@@ -59,20 +59,22 @@ class AuditFlags:
 
     namespace: Annotated[
         tuple[str, ...],
-        flag("A namespace; again for more [all]", consume_multiple=False),
+        flag("A namespace; again for more [all]", "NAME", alias="-n", consume_multiple=False),
     ] = ()
     counter: Annotated[
         tuple[str, ...],
-        flag("A counter of the one namespace; again for more", consume_multiple=False),
+        flag("A counter of the one namespace; again for more", "NAME", consume_multiple=False),
     ] = ()
-    prefix: Annotated[str, flag("Only counters with this prefix")] = ""
-    sample: Annotated[int, flag("A random sample of this many counters per namespace")] = 1_000
-    all: Annotated[bool, flag("All of them")] = False
+    prefix: Annotated[str, flag("Only counters with this prefix", "TEXT")] = ""
+    sample: Annotated[
+        int, flag("A random sample of this many counters per namespace", "NUMBER")
+    ] = 1_000
+    all: Annotated[bool, flag("All of them; a deleted one only by --counter")] = False
     last: Annotated[
         str | None,
-        flag("Compare only events of the last, say, 24h [all that are kept]"),
+        flag("Compare only events of the last, say, 24h [all that are kept]", "DURATION"),
     ] = None
-    rate: Annotated[str, flag("Counters per second; 0/s for any number")] = "200/s"
+    rate: Annotated[str, flag("Counters per second; 0/s for any number", "RATE")] = "200/s"
     repair: Annotated[bool, flag("Recount wrong counters")] = False
     trust_settled: Annotated[
         bool,
@@ -155,9 +157,10 @@ class _Audit:
             await self.auditor.repair(namespace, wrong, self.resolver)
         due_us = closes_at(namespace, self.clock.now_us())
         wait_us = due_us - self.clock.now_us()
+        read = plural(len(wrong), "counter reads", "counters read")
         remark(
-            f"{namespace.name}: {len(wrong):,} counters read right from now on; they are recounted"
-            f" in {format_duration(wait_us // limits.SECOND * limits.SECOND + limits.SECOND)}"
+            f"{namespace.name}: {read} right from now on; recounted in"
+            f" {format_duration(wait_us // limits.SECOND * limits.SECOND + limits.SECOND)}"
         )
         left = [each.counter for each in wrong]
         with progress(f"repairing {namespace.name}", len(left)) as bar:
@@ -196,7 +199,8 @@ def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> No
 
 async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int | None) -> int:
     clock = clock_of(settings)
-    store = open_store(settings, clock)
+    # Events that are damaged would be compared with counts of the same damage.
+    store = open_store(settings, clock, checks_all=True)
     async with AsyncExitStack() as stack:
         await _open(store, settings)
         stack.push_async_callback(store.close)
@@ -233,6 +237,8 @@ async def _open(store: Store, settings: Settings) -> None:
         )
     try:
         await store.open()
+    except DamagedError:
+        raise
     except (StartupError, UnavailableError) as error:
         raise StartupError(
             f"{error}\na process that serves audits its counters by itself (--audit-interval), and"

@@ -19,7 +19,7 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.errors import StartupError
 from counter.ops import backup as backups
-from counter.quantities import format_bytes, parse_size
+from counter.quantities import format_bytes, parse_size, plural
 from counter.security.audit_log import Act, AdminLog, os_user
 from counter.storage.shared.startup_retry import StartupRetry
 
@@ -28,7 +28,7 @@ def backup(
     destination: Annotated[Path, flag("A directory that does not exist yet")],
     flags: StoreFlags | None = None,
     *,
-    rate: Annotated[str, flag("Bytes to copy per second; 0/s for any number")] = "64MiB/s",
+    rate: Annotated[str, flag("Bytes to copy per second; 0/s for any number", "RATE")] = "64MiB/s",
     json: Json = False,
 ) -> None:
     """Copy a data directory; see ``counter backup --help``."""
@@ -45,10 +45,9 @@ def backup(
                 wal_bytes_max=settings.wal_bytes_max,
             )
         did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
-        files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
         print_answer(
             f"{destination} holds {settings.data} as of {made.begun_at}: {format_bytes(made.size)}"
-            f" in {files} and {backups.MANIFEST}",
+            f" in {plural(len(made.files), 'file')} and {backups.MANIFEST}",
             {**did, "bytes": made.size, "files": len(made.files)},
             json=json,
         )

@@ -1,22 +1,26 @@
-"""Run ``counter add``, ``counter clear`` and ``counter get``."""
+"""Run ``counter add``, ``get``, ``list``, ``clear`` and ``delete``."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
 from counter.cli.client import (
     DEFAULT_SERVICE,
     EXIT_NOT_DONE,
     EXIT_UNKNOWN,
+    Attempts,
     ServiceFlags,
     credential_of,
     ended,
     fail,
     finishing,
     opened,
+    options_of,
     report_unfinished,
     said,
     why_unknown,
@@ -26,6 +30,7 @@ from counter.cli.terminal import (
     JsonLines,
     flag,
     json_line,
+    print_error,
     print_out,
     remark,
     table,
@@ -43,11 +48,11 @@ Name = Annotated[str, flag("The counter; after -- if it begins with a dash")]
 _Delta = Annotated[str, flag("How much to add; may be negative", allow_leading_hyphen=True)]
 _GivenToken = Annotated[
     str | None,
-    flag("The token of an earlier attempt, to finish it [a new one]"),
+    flag("The token of an earlier attempt, to finish it [a new one]", "TOKEN"),
 ]
 _GivenKey = Annotated[
     str | None,
-    flag("An existing id, such as order-123, instead of a token"),
+    flag("An existing id, such as order-123, instead of a token", "KEY"),
 ]
 
 
@@ -97,21 +102,52 @@ def clear(
 ) -> None:
     """Set to 0, once."""
     with ended(service):
+        _end(service, "clear", name, _given(token, key), "cleared", json=json)
+
+
+def delete(
+    name: Name,
+    /,
+    service: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    yes: Annotated[bool, flag("Do not ask")] = False,
+    token: _GivenToken = None,
+    key: _GivenKey = None,
+    json: JsonLines = False,
+) -> None:
+    """Delete, once."""
+    with ended(service):
         given = _given(token, key)
-        chosen, cleared = _once(
-            service,
-            "clear",
-            (name, 0),
-            given,
-            lambda client, chosen: client.clear(name, token=chosen),
-            json=json,
-        )
-        if json:
-            print_out(
-                json_line({"namespace": service.namespace, **asdict(cleared), "token": chosen})
-            )
-        else:
-            print_out(f"{name}: {'was cleared before' if cleared.replayed else 'cleared'}")
+        checked_name(name)
+        if not yes and sys.stdin.isatty():
+            print_error(f"{name} is set to 0, and listed no more. To go on, y: ", end="")
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                fail("nothing was deleted", EXIT_NOT_DONE)
+        _end(service, "delete", name, given, "deleted", json=json)
+
+
+def _end(
+    service: ServiceFlags,
+    operation: str,
+    name: str,
+    given: Credential | None,
+    done: str,
+    *,
+    json: bool,
+) -> None:
+    """Clear or delete a counter, and print that it is *done*."""
+    chosen, answer = _once(
+        service,
+        operation,
+        (name, 0),
+        given,
+        lambda client, chosen: getattr(client, operation)(name, token=chosen),
+        json=json,
+    )
+    if json:
+        print_out(json_line({"namespace": service.namespace, **asdict(answer), "token": chosen}))
+    else:
+        print_out(f"{name}: {f'was {done} before' if answer.replayed else done}")
 
 
 def _warn(added: Added, service: ServiceFlags) -> None:
@@ -136,6 +172,8 @@ def _given(token: str | None, key: str | None) -> Credential | None:
 
 def delta_of(text: str) -> int:
     """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
+    if text.startswith("--"):
+        raise StartupError(f"{text[:40]} is not a flag of this command")
     if _INTEGER.fullmatch(text) is None:
         raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")
     return check_delta(int(text))
@@ -161,7 +199,8 @@ def _once(
     def unfinished() -> Unfinished:
         return Unfinished(operation, service.namespace, (item,), str(chosen))
 
-    with opened(service) as client:
+    attempts = Attempts(service.timeout)
+    with opened(service, options_of(service, attempts)) as client:
         try:
             try:
                 return str(chosen), send(client, chosen)
@@ -175,13 +214,15 @@ def _once(
         except UnknownOutcomeError as error:
             if given is None and not error.sent:
                 cause = error.__cause__
-                why = said(cause) if isinstance(cause, CounterError) else error.detail
+                why = said(cause, service) if isinstance(cause, CounterError) else error.detail
                 fail(f"{why}\nnothing was sent: it is not counted", EXIT_NOT_DONE)
             report_unfinished(unfinished(), service, why=why_unknown(error))
             if json:
                 print_out(json_line(_unknown(unfinished(), service)))
             raise SystemExit(EXIT_UNKNOWN) from None
         except KeyboardInterrupt:
+            if given is None and not attempts.may_be_sent:
+                fail("interrupted; nothing was sent: it is not counted", EXIT_INTERRUPTED)
             report_unfinished(unfinished(), service, why="it was interrupted")
             raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -191,7 +232,7 @@ def _unknown(unfinished: Unfinished, service: ServiceFlags) -> dict[str, Any]:
     return {
         "namespace": unfinished.namespace,
         "counter": counter,
-        **({} if unfinished.operation == "clear" else {"delta": delta}),
+        **({} if unfinished.operation in ("clear", "delete") else {"delta": delta}),
         "applied": None,
         "token": unfinished.token_text,
         "finish": finishing(unfinished, service),
@@ -206,14 +247,14 @@ def get(
     *names: Annotated[str, flag("The counters; after -- if one begins with a dash")],
     service: ServiceFlags = DEFAULT_SERVICE,
     max_staleness: Annotated[
-        str | None, flag("How old a count may be: 5s; 0s for none [the namespace's]")
+        str | None, flag("How old a count may be: 5s; 0s for none [the namespace's]", "DURATION")
     ] = None,
     json: JsonLines = False,
 ) -> None:
     """Print counts."""
     with ended(service), opened(service) as client:
         if not names:
-            raise StartupError("NAMES: give the name of a counter, or of several")
+            raise StartupError("NAME is missing: give the name of a counter, or of several")
         if len(names) == 1:
             counts = [client.get(names[0], max_staleness=max_staleness)]
         else:
@@ -228,3 +269,37 @@ def get(
             print_out(str(counts[0].count))
         else:
             print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))
+
+
+def list_(
+    prefix: Annotated[str | None, flag("What the names begin with", "PREFIX")] = None,
+    /,
+    service: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    by: Annotated[str, flag("name; or count, the largest first", "name|count")] = "name",
+    limit: Annotated[int, flag("At most so many counters; 0 for all", "NUMBER")] = 100,
+    max_staleness: Annotated[
+        str, flag("How old a count may be; a long time for what is rolled up", "DURATION")
+    ] = "0s",
+    json: JsonLines = False,
+) -> None:
+    """Print counters with their counts."""
+    with ended(service), opened(service) as client:
+        if by not in ("name", "count"):
+            raise StartupError(f"--by: {by[:40]!r} is neither name nor count")
+        if limit < 0:
+            raise StartupError(f"--limit: it is {limit}; it must be 0, for all, or more")
+        counts = client.counts(
+            prefix,
+            largest_first=by == "count",
+            max_staleness=max_staleness,
+            limit=limit + 1 if limit else None,
+        )
+        found = list(islice(counts, limit or None))
+        if json:
+            for each in found:
+                print_out(json_line({"namespace": service.namespace, **asdict(each)}))
+        else:
+            print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in found]))
+        if next(counts, None) is not None:
+            remark(f"there are more than {limit}: --limit 0 for all of them")

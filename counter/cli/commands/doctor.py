@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,11 +25,16 @@ def doctor(
     *,
     url: Annotated[
         str | None,
-        flag("A running service to check, too; several separated by commas", env_var="COUNTER_URL"),
+        flag(
+            "A running service to check, too; several separated by commas",
+            "URL",
+            alias="-u",
+            env_var="COUNTER_URL",
+        ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        flag("A file with an API key for it [COUNTER_API_KEY in the environment]"),
+        flag("A file with an API key for it [COUNTER_API_KEY in the environment]", "FILE"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -56,12 +61,13 @@ def doctor(
 
 def _of_services(urls: str, api_key_file: Path | None) -> Iterator[Finding]:
     # Only this takes the client.
-    from counter.cli.client import key_of
+    from counter.cli.client import PlaceFlags, in_words, key_of
     from counter.ops.service_check import check_service
 
-    api_key = key_of(api_key_file)
+    api_key = key_of(PlaceFlags(api_key_file=api_key_file))
     for each in filter(None, urls.split(",")):
-        yield from check_service(each.strip(), api_key, __version__)
+        for found in check_service(each.strip(), api_key, __version__):
+            yield replace(found, detail=in_words(found.detail))
 
 
 def _table(found: Sequence[Finding], wrong: int, warnings: int) -> str:

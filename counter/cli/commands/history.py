@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Annotated, Final
 
 from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, ended, opened
@@ -30,9 +31,9 @@ _PLOT_ROWS: Final = 12
 _PLOT_COLUMNS_MAX: Final = 120
 _From = Annotated[
     str | None,
-    flag("The start: an instant, or how long ago, like 24h", name="--from"),
+    flag("The start: an instant, or how long ago, like 24h", "TIME", name="--from"),
 ]
-_To = Annotated[str | None, flag("The end, exclusive [now]", name="--to")]
+_To = Annotated[str | None, flag("The end, exclusive [now]", "TIME", name="--to")]
 
 
 def history(
@@ -42,7 +43,9 @@ def history(
     *,
     start: _From = None,
     end: _To = None,
-    step: Annotated[str | None, flag("The length of a step: 1m [for about 60 steps]")] = None,
+    step: Annotated[
+        str | None, flag("The length of a step: 1m [for about 60 steps]", "DURATION")
+    ] = None,
     csv: Annotated[bool, flag("Print CSV")] = False,
     plot: Annotated[bool, flag("Draw the counts")] = False,
     json: JsonLines = False,
@@ -60,11 +63,10 @@ def history(
                 print_out(json_line(asdict(each)))
         elif not points:
             remark(f"nothing of {name} is rolled up in that time; counter get {name} has its count")
-        elif plot:
-            print_out(_drawn(points))
         else:
-            rows = [(second(each.time), each.count, signed(each.delta)) for each in points]
-            print_out(table(("UP TO", "COUNT", "CHANGE"), rows))
+            print_out(_drawn(points) if plot else _table(points))
+            if until is None:
+                remark(f"later adds are not rolled up yet; counter get {name} counts them")
 
 
 def events(
@@ -74,7 +76,7 @@ def events(
     *,
     start: _From = None,
     end: _To = None,
-    limit: Annotated[int, flag("The maximum number; 0 for all")] = 100,
+    limit: Annotated[int, flag("The maximum number; 0 for all", "NUMBER")] = 100,
     json: JsonLines = False,
 ) -> None:
     """Print the adds and clears themselves, latest first."""
@@ -105,6 +107,24 @@ def events(
 def _span(start: str | None, end: str | None) -> tuple[datetime | None, datetime | None]:
     now = datetime.now(UTC)
     return moment_of("from", start, now), moment_of("to", end, now)
+
+
+def _table(points: Sequence[Point]) -> str:
+    """Return a table of *points*; steps without a change, between the first and the last one, are
+    one line."""
+    rows = [(second(each.time), each.count, signed(each.delta)) for each in points]
+    head, *lines = table(("UP TO", "COUNT", "CHANGE"), rows).splitlines()
+    shown = [head]
+    inner = range(1, len(points) - 1)
+    for is_empty, run in groupby(
+        range(len(points)), key=lambda at: at in inner and points[at].delta == 0
+    ):
+        steps = list(run)
+        if is_empty and len(steps) > 1:
+            shown.append(f"… {len(steps)} steps without a change")
+        else:
+            shown += [lines[at] for at in steps]
+    return "\n".join(shown)
 
 
 def _csv_line(point: Point) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
@@ -28,7 +28,16 @@ from counter.errors import NotFoundError, PreconditionFailedError, StartupError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
 from counter.quantities import format_number, parse_rate
 from counter.security.audit_log import AdminLog, os_user
-from counter.security.key_admin import LIMITS, Issued, KeyAdmin, Rights, check_rights
+from counter.security.key_admin import (
+    LIMITS,
+    Issued,
+    KeyAdmin,
+    Rights,
+    check_rights,
+    key_document,
+    key_state,
+    rights_of,
+)
 from counter.security.keys import RING_AGE_MAX_US
 from counter.storage import clock_of, opened_keys
 from counter.types import ApiKey, Scope
@@ -56,22 +65,28 @@ class NewKey:
         flag(
             "A namespace, or the beginning of several and a *: 'team-*'; '*' for all. Give it"
             " again for more",
+            "NAME",
+            alias="-n",
             consume_multiple=False,
         ),
     ]
-    scope: Annotated[str, flag("read, write, or admin; each allows what those before it do")]
-    label: Annotated[str | None, flag("A label for people")] = None
-    expires: Annotated[str | None, flag("How long it is valid: 90d [for ever]")] = None
+    scope: Annotated[
+        str, flag("read, write, or admin; each allows what those before it do", "read|write|admin")
+    ]
+    label: Annotated[str | None, flag("A label for people", "TEXT")] = None
+    expires: Annotated[str | None, flag("How long it is valid: 90d [for ever]", "DURATION")] = None
     requests: Annotated[
-        str | None, flag("Requests it may make, of each process: 100/s; 0/s for any number")
+        str | None, flag("Requests it may make, of each process: 100/s; 0/s for any number", "RATE")
     ] = None
-    adds: Annotated[str | None, flag("Adds it may make, each item of a batch counted: 1000/s")] = (
-        None
-    )
+    adds: Annotated[
+        str | None, flag("Adds it may make, each item of a batch counted: 1000/s", "RATE")
+    ] = None
     reservations: Annotated[
-        str | None, flag("Keys of Idempotency-Key that it may reserve: 10/s")
+        str | None, flag("Keys of Idempotency-Key that it may reserve: 10/s", "RATE")
     ] = None
-    resolutions: Annotated[str | None, flag("Late tokens that it may have resolved: 10/s")] = None
+    resolutions: Annotated[
+        str | None, flag("Late tokens that it may have resolved: 10/s", "RATE")
+    ] = None
 
 
 def create(new: NewKey, store: StoreFlags | None = None, *, json: Json = False) -> None:
@@ -85,7 +100,7 @@ def create(new: NewKey, store: StoreFlags | None = None, *, json: Json = False) 
             async with log.act("key.create", os_user()) as act:
                 issued = await admin.create(rights)
                 act.to |= {"key": issued.key.id}
-                act.after |= _rights_of(issued.key)
+                act.after |= rights_of(issued.key)
                 return issued
 
         issued = _run(settings, work)
@@ -109,7 +124,7 @@ def list_(store: StoreFlags | None = None, *, json: Json = False) -> None:
         keys = _run(settings, work)
         now_us = SystemClock().now_us()
         if json:
-            _show_json({"keys": [_document(each, now_us) for each in keys]})
+            _show_json({"keys": [key_document(each, now_us) for each in keys]})
         elif keys:
             print_out(table(_COLUMNS, [_row(each, now_us) for each in keys]))
         else:
@@ -121,7 +136,7 @@ def rotate(
     store: StoreFlags | None = None,
     *,
     grace: Annotated[
-        str, flag("How long the old key is still valid; 0s revokes it at once")
+        str, flag("How long the old key is still valid; 0s revokes it at once", "DURATION")
     ] = "1h",
     json: Json = False,
 ) -> None:
@@ -160,7 +175,7 @@ def revoke(key: _Which, store: StoreFlags | None = None, *, json: Json = False) 
 
         revoked, is_new = _run(settings, work)
         if json:
-            _show_json(_document(revoked, SystemClock().now_us()))
+            _show_json(key_document(revoked, SystemClock().now_us()))
         if is_new:
             remark(
                 f"key {revoked.id} is revoked: every process rejects it within two seconds, or,"
@@ -228,7 +243,7 @@ def _show_issued(
     """Print only the key to standard output, so that scripts can capture it; the rest goes to
     standard error."""
     if json:
-        body = {"key": issued.text, **_document(issued.key, issued.key.created_at_us)}
+        body = {"key": issued.text, **key_document(issued.key, issued.key.created_at_us)}
         _show_json(body if replaced is None else {**body, "replaces": replaced})
     else:
         print_out(issued.text)
@@ -238,36 +253,6 @@ def _show_issued(
 
 def _show_json(body: object) -> None:
     print_out(json_line(body, indent=2))
-
-
-def _document(key: ApiKey, now_us: int) -> dict[str, Any]:
-    """Return the public part of *key*."""
-    times = ("created_at", "expires_at", "revoked_at", "last_used")
-    return {
-        "id": key.id,
-        "label": key.label,
-        **_rights_of(key),
-        **{name: _time(getattr(key, f"{name}_us")) for name in times},
-        "replaced_by": key.replaced_by,
-        "state": _state(key, now_us),
-    }
-
-
-def _rights_of(key: ApiKey) -> dict[str, Any]:
-    rates = {name: getattr(key, f"{name}_per_s") for name in LIMITS}
-    return {
-        "namespaces": list(key.namespaces),
-        "scope": key.scope.name.lower(),
-        "limits": {f"{name}_per_s": rate for name, rate in rates.items() if rate is not None},
-    }
-
-
-def _state(key: ApiKey, now_us: int) -> str:
-    if key.revoked_at_us is not None:
-        return "revoked"
-    if not key.is_valid_at(now_us):
-        return "expired"
-    return "valid" if key.replaced_by is None else "replaced"
 
 
 def _time(time_us: int | None) -> str | None:
@@ -281,7 +266,7 @@ def _row(key: ApiKey, now_us: int) -> Sequence[str]:
         for name, rate in rates
         if rate is not None
     )
-    state = _state(key, now_us)
+    state = key_state(key, now_us)
     if key.replaced_by is not None and state != "replaced":
         state += ", replaced"
     return (

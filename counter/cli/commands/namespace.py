@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from json import loads as json_of
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from counter.cli.client import EXIT_NO, PlaceFlags, ServiceFlags, ended, fail, opened
+from counter.cli.client import (
+    EXIT_NO,
+    PlaceFlags,
+    ServiceFlags,
+    ended,
+    fail,
+    in_words,
+    opened,
+)
 from counter.cli.terminal import (
     JsonLines,
     flag,
@@ -33,16 +44,25 @@ class ChangeFlags:
     """The changeable settings of a namespace; what is left out stays as it is."""
 
     accept_limit: Annotated[
-        str | None, flag("How old a token may be before it is resolved: 5s")
+        str | None, flag("How old a token may be before it is resolved: 5s", "DURATION")
     ] = None
-    future_limit: Annotated[str | None, flag("How far ahead a token's time may be: 5s")] = None
-    payload_check: Annotated[str | None, flag("off, guard or strict")] = None
-    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered: 1d")] = None
-    cache_ttl: Annotated[str | None, flag("How long a count may come from the cache: 10s")] = None
+    future_limit: Annotated[
+        str | None, flag("How far ahead a token's time may be: 5s", "DURATION")
+    ] = None
+    payload_check: Annotated[str | None, flag("off, guard or strict", "off|guard|strict")] = None
+    key_ttl: Annotated[
+        str | None, flag("How long an arbitrary key is remembered: 1d", "DURATION")
+    ] = None
+    cache_ttl: Annotated[
+        str | None, flag("How long a count may come from the cache: 10s", "DURATION")
+    ] = None
     requests_per_s: Annotated[
-        int | None, flag("Requests per second to each process; 0 for any number")
+        int | None, flag("Requests per second to each process; 0 for any number", "NUMBER")
     ] = None
-    adds_per_s: Annotated[int | None, flag("Adds per second, likewise")] = None
+    adds_per_s: Annotated[int | None, flag("Adds per second, likewise", "NUMBER")] = None
+    event_rules: Annotated[
+        Path | None, flag("A TOML or JSON file with event_rules, which count CloudEvents", "FILE")
+    ] = None
 
 
 @Parameter(name="*", group="Settings")
@@ -50,16 +70,20 @@ class ChangeFlags:
 class CreateFlags(ChangeFlags):
     """The same, and the settings that are fixed for its lifetime."""
 
-    counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT; fixed, as the next are")]
-    dataset: Annotated[str | None, flag("The dataset, whose retention it has")] = None
-    rollup_window: Annotated[str | None, flag("The length of a rollup window: 10s")] = None
-    shards: Annotated[int | None, flag("The shards that rollup workers share")] = None
+    counter_type: Annotated[
+        str, flag("accurate, eventual or best_effort; fixed, as the next are", "TYPE")
+    ] = "accurate"
+    dataset: Annotated[str | None, flag("The dataset, whose retention it has", "NAME")] = None
+    rollup_window: Annotated[str | None, flag("The length of a rollup window: 10s", "DURATION")] = (
+        None
+    )
+    shards: Annotated[int | None, flag("The shards that rollup workers share", "NUMBER")] = None
 
 
 def create(
     name: _Which,
     /,
-    settings: CreateFlags,
+    settings: CreateFlags | None = None,
     place: PlaceFlags | None = None,
     *,
     json: JsonLines = False,
@@ -68,7 +92,7 @@ def create(
     service = _of(place, name)
     with ended(service), opened(service) as client:
         try:
-            made = client.create_namespace(**_given(settings))
+            made = client.create_namespace(**_given(settings or CreateFlags()))
         except PreconditionFailedError:
             fail(
                 f"namespace {name!r} exists already; counter namespace change changes its settings",
@@ -153,7 +177,26 @@ def _of(place: PlaceFlags | None, name: str) -> ServiceFlags:
 
 def _given(settings: ChangeFlags) -> dict[str, Any]:
     """Return the given settings in the API's form."""
-    return {k: v for k, v in asdict(settings).items() if v is not None}
+    given = {k: v for k, v in asdict(settings).items() if v is not None}
+    if "counter_type" in given:
+        given["counter_type"] = given["counter_type"].upper().replace("-", "_")
+    if settings.event_rules is not None:
+        given["event_rules"] = _rules_in(settings.event_rules)
+    return given
+
+
+def _rules_in(path: Path) -> Any:
+    """Return the rules of a file, which the service checks. Raises StartupError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json_of(text) if path.suffix == ".json" else tomllib.loads(text)
+        return document["event_rules"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = "it has no event_rules" if isinstance(error, KeyError | TypeError) else error
+        raise StartupError(
+            f"--event-rules {str(path)!r}: {why}; write [[event_rules]] in TOML, or"
+            ' {"event_rules": [...]} in a file whose name ends in .json'
+        ) from error
 
 
 def _show(settings: dict[str, Any], *, json: bool) -> None:
@@ -170,4 +213,4 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
             )
         )
     for each in warnings:
-        remark(f"warning: {each}")
+        remark(f"warning: {in_words(each)}")

@@ -68,17 +68,20 @@ class _Kind:
     unit: str = ""
 
 
-_US: Final = _Kind(parse_iso_duration, "_us")
-_RETENTION: Final = _Kind(
-    lambda text: None if text == UNLIMITED else parse_iso_duration(text), "_us"
-)
-_PER_S: Final = _Kind(parse_rate, "_per_s")
-_BYTES: Final = _Kind(parse_size, "_bytes")
-_SHARE: Final = _Kind(parse_share)
-_COUNT: Final = _Kind(parse_count)
-_EVENTS: Final = _Kind(lambda text: Fraction(parse_count(text)))
-_TYPE: Final = _Kind(_one_of(CounterType))
-_CHECK: Final = _Kind(_one_of(PayloadCheck))
+#: How the value of a flag is parsed, by the word for it in the help.
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "DURATION": _Kind(parse_iso_duration, "_us"),
+    "DURATION|unlimited": _Kind(
+        lambda text: None if text == UNLIMITED else parse_iso_duration(text), "_us"
+    ),
+    "RATE": _Kind(parse_rate, "_per_s"),
+    "SIZE": _Kind(parse_size, "_bytes"),
+    "SHARE": _Kind(parse_share),
+    "NUMBER": _Kind(parse_count),
+    "EVENTS": _Kind(lambda text: Fraction(parse_count(text))),
+    "TYPE": _Kind(_one_of(CounterType)),
+    "off|guard|strict": _Kind(_one_of(PayloadCheck)),
+}
 
 
 @Parameter(name="*")
@@ -86,17 +89,23 @@ _CHECK: Final = _Kind(_one_of(PayloadCheck))
 class DedupFlags:
     """Durations are written like 10s or PT10S, rates like 80/s, shares like 20%."""
 
-    rate: Annotated[str, flag("The rate of tokens: 80/s"), _PER_S]
-    caller: Annotated[str, flag("How long a caller may wait before it sends"), _US] = "0s"
-    retry: Annotated[str, flag("How long it may retry"), _US] = "0s"
-    network: Annotated[str, flag("How long a message may be in flight"), _US] = "0s"
-    clock: Annotated[str, flag("How far two clocks may be apart"), _US] = "0s"
-    ttl: Annotated[str | None, flag("How long tokens are kept [the sum of these four]"), _US] = None
-    margin: Annotated[str, flag("The share of further tokens at peaks"), _SHARE] = "0%"
-    duplicates: Annotated[str, flag("Repetitions, as a share of the rate"), _SHARE] = "0%"
-    incident: Annotated[str, flag("How long an incident with many repetitions lasts"), _US] = "0s"
-    record_size: Annotated[str, flag("The stored size of a token"), _BYTES] = "200B"
-    bits: Annotated[str, flag("How many random bits a token has"), _COUNT] = str(planner.TOKEN_BITS)
+    rate: Annotated[str, flag("The rate of tokens: 80/s", "RATE")]
+    caller: Annotated[str, flag("How long a caller may wait before it sends", "DURATION")] = "0s"
+    retry: Annotated[str, flag("How long it may retry", "DURATION")] = "0s"
+    network: Annotated[str, flag("How long a message may be in flight", "DURATION")] = "0s"
+    clock: Annotated[str, flag("How far two clocks may be apart", "DURATION")] = "0s"
+    ttl: Annotated[
+        str | None, flag("How long tokens are kept [the sum of these four]", "DURATION")
+    ] = None
+    margin: Annotated[str, flag("The share of further tokens at peaks", "SHARE")] = "0%"
+    duplicates: Annotated[str, flag("Repetitions, as a share of the rate", "SHARE")] = "0%"
+    incident: Annotated[
+        str, flag("How long an incident with many repetitions lasts", "DURATION")
+    ] = "0s"
+    record_size: Annotated[str, flag("The stored size of a token", "SIZE")] = "200B"
+    bits: Annotated[str, flag("How many random bits a token has", "NUMBER")] = str(
+        planner.TOKEN_BITS
+    )
     json: Json = False
 
 
@@ -105,14 +114,13 @@ class DedupFlags:
 class StorageFlags:
     """Durations are written like 7d or P7D."""
 
-    retention: Annotated[str, flag("How long events are kept, or unlimited"), _RETENTION] = "7d"
-    read_interval: Annotated[str, flag("The span of time that a read covers"), _US] = "PT24H"
-    events_per_day: Annotated[str, flag("Events of the one counter"), _EVENTS]
-    event_size: Annotated[str, flag("The size of an event on disk"), _BYTES] = "64B"
+    retention: Annotated[str, flag("How long events are kept", "DURATION|unlimited")] = "7d"
+    read_interval: Annotated[str, flag("The span of time that a read covers", "DURATION")] = "PT24H"
+    events_per_day: Annotated[str, flag("Events of the one counter", "EVENTS")]
+    event_size: Annotated[str, flag("The size of an event on disk", "SIZE")] = "64B"
     accept_limit: Annotated[
         str | None,
-        flag("How old an event may be when it is written [10m; 0s if unlimited]"),
-        _US,
+        flag("How old an event may be when it is written [10m; 0s if unlimited]", "DURATION"),
     ] = None
     json: Json = False
 
@@ -122,44 +130,60 @@ class StorageFlags:
 class ClusterFlags:
     """The load; the settings of its namespaces; the behavior of its clients."""
 
-    adds: Annotated[str, flag("The peak rate of single adds: 75000/s"), _PER_S]
-    counters: Annotated[str, flag("Counters in use: 1e6"), _COUNT]
-    gets: Annotated[str, flag("Gets of cached counts"), _PER_S] = "0/s"
-    rates: Annotated[str | None, flag("A file of measured rates [a small machine's]")] = None
-    load: Annotated[str, flag("The share of its rate at which each part is used"), _SHARE] = "70%"
-
-    retention: Annotated[str, flag("How long events are kept"), _US] = "7d"
-    slice: Annotated[str | None, flag("The span of one event table [by retention]"), _US] = None
-    time_bucket: Annotated[str | None, flag("The span of a partition [1h, or the slice]"), _US] = (
+    adds: Annotated[str, flag("The peak rate of single adds: 75000/s", "RATE")]
+    counters: Annotated[str, flag("Counters in use: 1e6", "NUMBER")]
+    gets: Annotated[str, flag("Gets of cached counts", "RATE")] = "0/s"
+    rates: Annotated[str | None, flag("A file of measured rates [a small machine's]", "FILE")] = (
         None
     )
-    event_buckets: Annotated[str, flag("Partitions that share a time bucket"), _COUNT] = "1"
-    replication: Annotated[str, flag("Copies of the data"), _COUNT] = "3"
-    write_timeout: Annotated[str, flag("How long a write may take"), _US] = "2s"
-    clock_skew_max: Annotated[str, flag("How far a process's clock may be off"), _US] = "500ms"
-    event_size: Annotated[str, flag("The size of an event on disk, per copy"), _BYTES] = "64B"
-    row_size: Annotated[str, flag("The size of a rolled-up window on disk, per copy"), _BYTES] = (
+    load: Annotated[str, flag("The share of its rate at which each part is used", "SHARE")] = "70%"
+
+    retention: Annotated[str, flag("How long events are kept", "DURATION")] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]", "DURATION")] = (
+        None
+    )
+    time_bucket: Annotated[
+        str | None, flag("The span of a partition [1h, or the slice]", "DURATION")
+    ] = None
+    event_buckets: Annotated[str, flag("Partitions that share a time bucket", "NUMBER")] = "1"
+    replication: Annotated[str, flag("Copies of the data", "NUMBER")] = "3"
+    write_timeout: Annotated[str, flag("How long a write may take", "DURATION")] = "2s"
+    clock_skew_max: Annotated[str, flag("How far a process's clock may be off", "DURATION")] = (
+        "500ms"
+    )
+    event_size: Annotated[str, flag("The size of an event on disk, per copy", "SIZE")] = "64B"
+    row_size: Annotated[str, flag("The size of a rolled-up window on disk, per copy", "SIZE")] = (
         "64B"
     )
-    disk: Annotated[str, flag("The disk of a Cassandra node"), _BYTES] = "1TB"
-    disk_use: Annotated[str, flag("How much of it may be filled"), _SHARE] = "50%"
-    memory: Annotated[str, flag("The memory of a memcached"), _BYTES] = "1GiB"
+    disk: Annotated[str, flag("The disk of a Cassandra node", "SIZE")] = "1TB"
+    disk_use: Annotated[str, flag("How much of it may be filled", "SHARE")] = "50%"
+    memory: Annotated[str, flag("The memory of a memcached", "SIZE")] = "1GiB"
 
-    counter_type: Annotated[
-        str, flag("ACCURATE, EVENTUAL or BEST_EFFORT"), _Kind(_one_of(CounterType))
-    ] = "EVENTUAL"
-    rollup_window: Annotated[str, flag("The length of a rollup window"), _US] = "10s"
-    accept_limit: Annotated[str, flag("How old a token may be before it is resolved"), _US] = "5s"
-    future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]"), _US] = None
-    shards: Annotated[str, flag("Shards that rollup workers share"), _COUNT] = "16"
-    payload_check: Annotated[str, flag("off, guard or strict"), _CHECK] = "guard"
-    key_ttl: Annotated[str | None, flag("How long an arbitrary key is remembered [1d]"), _US] = None
-    lease_time: Annotated[str, flag("How long a silent worker keeps its shards"), _US] = "10s"
+    counter_type: Annotated[str, flag("ACCURATE, EVENTUAL or BEST_EFFORT", "TYPE")] = "EVENTUAL"
+    rollup_window: Annotated[str, flag("The length of a rollup window", "DURATION")] = "10s"
+    accept_limit: Annotated[
+        str, flag("How old a token may be before it is resolved", "DURATION")
+    ] = "5s"
+    future_limit: Annotated[str | None, flag("How far ahead a token may be [5s]", "DURATION")] = (
+        None
+    )
+    shards: Annotated[str, flag("Shards that rollup workers share", "NUMBER")] = "16"
+    payload_check: Annotated[str, flag("off, guard or strict", "off|guard|strict")] = "guard"
+    key_ttl: Annotated[
+        str | None, flag("How long an arbitrary key is remembered [1d]", "DURATION")
+    ] = None
+    lease_time: Annotated[str, flag("How long a silent worker keeps its shards", "DURATION")] = (
+        "10s"
+    )
 
-    retry: Annotated[str | None, flag("How long clients retry an add"), _US] = None
-    client_clock: Annotated[str | None, flag("How far clients' clocks may be off"), _US] = None
-    max_staleness: Annotated[str | None, flag("How old a count may be by default"), _US] = None
-    hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s"), _PER_S] = None
+    retry: Annotated[str | None, flag("How long clients retry an add", "DURATION")] = None
+    client_clock: Annotated[str | None, flag("How far clients' clocks may be off", "DURATION")] = (
+        None
+    )
+    max_staleness: Annotated[str | None, flag("How old a count may be by default", "DURATION")] = (
+        None
+    )
+    hottest: Annotated[str | None, flag("Adds of the busiest counter: 100/s", "RATE")] = None
     json: Json = False
 
 
@@ -168,25 +192,28 @@ class ClusterFlags:
 class PostgresqlFlags:
     """The load, and the server."""
 
-    adds: Annotated[str, flag("The peak rate of single adds: 2000/s"), _PER_S]
-    counters: Annotated[str, flag("Counters in use: 1e6"), _COUNT]
-    gets: Annotated[str, flag("Gets of cached counts"), _PER_S] = "0/s"
+    adds: Annotated[str, flag("The peak rate of single adds: 2000/s", "RATE")]
+    counters: Annotated[str, flag("Counters in use: 1e6", "NUMBER")]
+    gets: Annotated[str, flag("Gets of cached counts", "RATE")] = "0/s"
     server_adds: Annotated[
-        str, flag("Events that one server takes [a small, busy machine's]"), _Kind(parse_rate)
+        str,
+        flag("Events that one server takes [a small, busy machine's]", "RATE"),
     ] = f"{POSTGRESQL_ADDS_PER_S}/s"
-    load: Annotated[str, flag("The share of its rate at which each part is used"), _SHARE] = "50%"
-    retention: Annotated[str, flag("How long events are kept"), _US] = "7d"
-    slice: Annotated[str | None, flag("The span of one event table [by retention]"), _US] = None
-    rollup_window: Annotated[str, flag("The length of a rollup window"), _US] = "10s"
-    event_size: Annotated[str, flag("The size of an event with its index"), _BYTES] = (
+    load: Annotated[str, flag("The share of its rate at which each part is used", "SHARE")] = "50%"
+    retention: Annotated[str, flag("How long events are kept", "DURATION")] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]", "DURATION")] = (
+        None
+    )
+    rollup_window: Annotated[str, flag("The length of a rollup window", "DURATION")] = "10s"
+    event_size: Annotated[str, flag("The size of an event with its index", "SIZE")] = (
         f"{POSTGRESQL_EVENT_BYTES}B"
     )
-    row_size: Annotated[str, flag("The size of a rolled-up window"), _BYTES] = (
+    row_size: Annotated[str, flag("The size of a rolled-up window", "SIZE")] = (
         f"{POSTGRESQL_ROW_BYTES}B"
     )
-    disk: Annotated[str, flag("The server's disk"), _BYTES] = "1TB"
-    disk_use: Annotated[str, flag("How much of it may be filled"), _SHARE] = "70%"
-    connections: Annotated[str, flag("postgresql_connections of a process"), _COUNT] = "8"
+    disk: Annotated[str, flag("The server's disk", "SIZE")] = "1TB"
+    disk_use: Annotated[str, flag("How much of it may be filled", "SHARE")] = "70%"
+    connections: Annotated[str, flag("postgresql_connections of a process", "NUMBER")] = "8"
     json: Json = False
 
 
@@ -239,7 +266,7 @@ def postgresql(flags: PostgresqlFlags) -> None:
     processes are needed, and why."""
     with exit_on_error():
         values = _values(flags)
-        values["server_per_s"] = values.pop("server_adds")
+        values["server_per_s"] = values.pop("server_adds_per_s")
         need = ServerNeed(**values | {"slice_us": _slice_us(values)})
         plan = plan_postgresql(need)
         text = "\n\n".join(_sections(plan.steps))
@@ -258,14 +285,16 @@ def _values(
     problems: list[str] = []
     for name, hint in get_type_hints(type(flags), include_extras=True).items():
         text = getattr(flags, name)
-        for kind in getattr(hint, "__metadata__", ()):
-            if isinstance(kind, _Kind):
-                try:
-                    value = None if text is None else kind.parse(text)
-                except ValueError as error:
-                    problems.append(f"--{name.replace('_', '-')}: {error}")
-                else:
-                    values[f"{name.removesuffix('_size')}{kind.unit}"] = value
+        for parameter in getattr(hint, "__metadata__", ()):
+            kind = _KINDS.get(parameter.metavar)
+            if kind is None:
+                continue
+            try:
+                value = None if text is None else kind.parse(text)
+            except ValueError as error:
+                problems.append(f"--{name.replace('_', '-')}: {error}")
+            else:
+                values[f"{name.removesuffix('_size')}{kind.unit}"] = value
     if problems:
         raise StartupError("\n".join(problems))
     return values

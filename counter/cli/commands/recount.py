@@ -18,6 +18,7 @@ from counter.cli.client import (
 from counter.cli.drawing import progress
 from counter.cli.terminal import Json, flag, instant, print_answer
 from counter.durations import format_duration, parse_duration
+from counter.quantities import plural
 from counter_client import CounterClient, Point
 
 _ASK_EVERY_S: Final = 0.5
@@ -61,8 +62,8 @@ def recount(
         }
         verdict = "it was right" if is_right else f"it was {before.count}, which was wrong"
         text = (
-            f"{windows} windows of {counter!r} were recounted from their events: as of {as_of} its"
-            f" count is {count}, and {verdict}"
+            f"{plural(windows, 'window')} of {counter!r} recounted from the events: as of {as_of}"
+            f" its count is {count}, and {verdict}"
         )
         print_answer(text, document, json=json)
         if not is_right:
@@ -85,14 +86,14 @@ def _wait(client: CounterClient, counter: str, windows: int, step: str) -> None:
     """Wait until the rollup has passed this moment: then the recount is done."""
     asked_at = client.get(counter, max_staleness="0s").as_of
     until_s = time.monotonic() + _WAIT_S
-    with progress(f"waiting for the rollup of {windows} windows", None):
+    with progress(f"waiting for the rollup of {plural(windows, 'window')}", None):
         while time.monotonic() < until_s:
             latest = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
             if latest is not None and latest.time > asked_at:
                 return
             time.sleep(_ASK_EVERY_S)
     fail(
-        f"{windows} windows of {counter!r} are to be recounted, and were not in {_WAIT_S:g} s:"
-        " is a rollup worker running? counter doctor reports it",
+        f"{plural(windows, 'window')} of {counter!r} to be recounted, and not done in {_WAIT_S:g}"
+        " s: is a rollup worker running? counter doctor reports it",
         EXIT_UNKNOWN,
     )

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags, given, ready
+from counter.cli.flags import RollupFlags, SchemaFlags, ServeFlags, given, ready
 from counter.cli.terminal import Json, exit_on_error, print_answer
 from counter.config.report import document_of, effective, load
 from counter.config.settings import Settings
@@ -64,7 +64,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
         raise SystemExit(run(settings))
 
 
-def apply(flags: StoreFlags | None = None, *, json: Json = False) -> None:
+def apply(flags: SchemaFlags | None = None, *, json: Json = False) -> None:
     """Create or update the schema of PostgreSQL or Cassandra."""
     with exit_on_error():
         settings = ready(flags).settings

@@ -15,6 +15,7 @@ from counter.cli.client import (
     duration_us,
     ended,
     fail,
+    in_words,
     opened,
 )
 from counter.cli.commands.counters import delta_of
@@ -67,7 +68,7 @@ def show(
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
     accept_limit: Annotated[
-        str | None, flag("How old it may be [asks the service for the namespace's]")
+        str | None, flag("How old it may be [asks the service for the namespace's]", "DURATION")
     ] = None,
     json: JsonLines = False,
 ) -> None:
@@ -217,7 +218,7 @@ def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> Non
     elif resolved.applied:
         print_out("counted: once, however often it was sent")
     if not resolved.applied:
-        fail(f"not counted, and it never will be: {resolved.detail}", EXIT_NO)
+        fail(f"not counted, and it never will be: {in_words(resolved.detail)}", EXIT_NO)
 
 
 def _token(text: str) -> Token:

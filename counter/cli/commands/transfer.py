@@ -32,8 +32,13 @@ from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
 from counter.ops.importing import CountsFile, Horizon, Importer, LaterError, LedgerError, examine
+from counter.quantities import plural
 from counter_client import Count, CounterClient, UnknownOutcomeError
-from counter_client.errors import CounterError
+from counter_client.errors import (
+    CounterError,
+    NamespaceUnknownError,
+    PreconditionFailedError,
+)
 
 #: In place of a file.
 STDOUT: Final = "-"
@@ -46,7 +51,7 @@ def export(
     ],
     flags: ServiceFlags = DEFAULT_SERVICE,
     *,
-    prefix: Annotated[str, flag("Only counters with this prefix")] = "",
+    prefix: Annotated[str, flag("Only counters with this prefix", "TEXT")] = "",
     json: Annotated[bool, flag("Print a summary of the export as JSON")] = False,
 ) -> None:
     """Write the exact counts of a namespace to a file; see ``counter export --help``."""
@@ -70,7 +75,7 @@ def export(
             if part.begin(writer):
                 remark(
                     f"resuming {part.part}, begun at {writer.header['begun_at']}: it has"
-                    f" {writer.lines:,} counters"
+                    f" {plural(writer.lines, 'counter')}"
                 )
             try:
                 trailer = _copied(client, writer)
@@ -128,8 +133,9 @@ def _names(client: CounterClient, writer: ExportWriter) -> Iterator[str]:
 def _summary(trailer: Mapping[str, Any], where: str) -> str:
     if trailer["lines"] == 0:
         return f"there are no counters; {where} has none"
+    counters = plural(trailer["lines"], "counter that comes", "counters that come")
     return (
-        f"{where} has {trailer['lines']:,} counters that come to {trailer['sum']:,}, each exact as"
+        f"{where} has {counters} to {trailer['sum']:,}, each exact as"
         f" of its own instant, from {trailer['first_as_of']} to {trailer['last_as_of']}"
     )
 
@@ -155,10 +161,11 @@ class ImportFlags:
     """How to handle counters that exist, and whether to verify."""
 
     add: Annotated[bool, flag("Count on top of counters that are not 0")] = False
+    create: Annotated[bool, flag("Create the namespace if it does not exist")] = False
     verify: Annotated[bool, flag("Read all counters at the end and compare them")] = False
     id: Annotated[
         str | None,
-        flag("Distinguishes two imports of files with the same content"),
+        flag("Distinguishes two imports of files with the same content", "TEXT"),
     ] = None
     json: Annotated[bool, flag("Print a summary of the import as JSON")] = False
 
@@ -209,8 +216,9 @@ class _Import:
             more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
             listed = "\n".join([*shown, *more])
             fail(
-                f"{number:,} counters of the file are not 0 in the target; nothing was imported:"
-                f"\n{listed}\nto count on top of what is there, give --add",
+                f"{plural(number, 'counter of the file is', 'counters of the file are')} not 0 in"
+                f" the target; nothing was imported:\n{listed}\nto count on top of what is there,"
+                " give --add",
                 EXIT_NO,
             )
 
@@ -249,7 +257,8 @@ class _Import:
                 bar.go_on(len(batch))
 
     def progress(self) -> str:
-        return f"{min(self.done, self.file.lines):,} of {self.file.lines:,} lines are counted"
+        done = min(self.done, self.file.lines)
+        return f"{done:,} of {plural(self.file.lines, 'line is counted', 'lines are counted')}"
 
     def document(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -291,15 +300,34 @@ def import_(
         with progress(f"reading {file}", None) as bar:
             found = examine(file, bar.be_at, what.id)
         with opened(flags) as client:
-            namespace = client.namespace()
+            namespace = _target(client, found.header, create=what.create)
         refuse_best_effort(namespace, "import")
         horizon = _horizon(namespace)
         with opened(_patient(flags)) as client:
             importer = Importer(client, found.id, found.ledger, horizon)
-            _run(_Import(found, what, client, importer))
+            _run(_Import(found, what, client, importer), flags)
 
 
-def _run(run: _Import) -> None:
+def _target(client: CounterClient, header: Mapping[str, Any], *, create: bool) -> Mapping[str, Any]:
+    """Return the settings of the namespace; if it is missing and *create*, make it with the type
+    that the export has in its *header*."""
+    try:
+        return client.namespace()
+    except NamespaceUnknownError as error:
+        if not create:
+            error.detail += "; counter import --create makes it"
+            raise
+    kind = str(header.get("settings", {}).get("counter_type", "ACCURATE"))
+    try:
+        made = client.create_namespace(counter_type=kind)
+    except PreconditionFailedError:
+        # Another import created it meanwhile.
+        return client.namespace()
+    remark(f"namespace {made['namespace']!r} did not exist: created, {kind}")
+    return made
+
+
+def _run(run: _Import, flags: ServiceFlags) -> None:
     again = "run the same command to resume; it counts no line twice"
     try:
         run.run()
@@ -320,13 +348,14 @@ def _run(run: _Import) -> None:
         # Nothing is changed before the first line.
         begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
-        fail(f"{said(error)}\n{run.progress()}; {again}", code)
+        fail(f"{said(error, flags)}\n{run.progress()}; {again}", code)
     print_answer(_said(run), run.document(), json=run.what.json)
     if run.different:
         for each in run.different[:_SHOWN_MAX]:
             remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
         fail(
-            f"{len(run.different):,} counters differ from the file: did a client add to them?",
+            f"{plural(len(run.different), 'counter differs', 'counters differ')} from the file: did"
+            " a client add to them?",
             EXIT_NO,
         )
 
@@ -334,10 +363,13 @@ def _run(run: _Import) -> None:
 def _said(run: _Import) -> str:
     lines = run.file.lines
     if run.before >= lines > 0:
-        text = f"all {lines:,} lines were counted before, as {run.file.ledger!r}; nothing was done"
+        counted = plural(lines, "line was counted", "lines were counted")
+        every = "all " if lines > 1 else ""
+        text = f"{every}{counted} before, as {run.file.ledger!r}; nothing was done"
     else:
         text = (
-            f"{lines:,} lines are counted, which come to {run.file.sum:,}; counter"
+            f"{plural(lines, 'line is counted, which comes', 'lines are counted, which come')} to"
+            f" {run.file.sum:,}; counter"
             f" {run.file.ledger!r} has their number"
         )
     verified = run.what.verify and not run.different
@@ -352,10 +384,10 @@ def _horizon(namespace: Mapping[str, Any]) -> Horizon:
     horizon = Horizon(accept_us, ttl_us)
     if horizon.chain_us <= accept_us:
         fail(
-            f"key_ttl is {format_duration(ttl_us)} and accept_limit is"
+            f"the key TTL of the namespace is {format_duration(ttl_us)}, and its accept limit"
             f" {format_duration(accept_us)}: keys are forgotten too soon to keep two imports of one"
-            f" file apart; give the namespace a key_ttl of {format_duration(3 * accept_us)} at"
-            " least",
+            f" file apart; counter namespace change {namespace['namespace']} --key-ttl"
+            f" {format_duration(3 * accept_us)}",
             EXIT_NO,
         )
     return horizon

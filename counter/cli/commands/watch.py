@@ -1,14 +1,15 @@
-"""Run ``counter watch``, which shows a count as it changes, its rate, and a line of blocks."""
+"""Run ``counter watch`` and ``counter top``, which show how counts change now."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Final
 
 from rich.live import Live
@@ -19,12 +20,14 @@ from counter.cli.client import (
     ServiceFlags,
     duration_us,
     ended,
+    in_words,
     key_of,
+    opened,
     options_of,
     urls_of,
 )
 from counter.cli.commands.counters import Name
-from counter.cli.drawing import Screen, sparkline
+from counter.cli.drawing import Screen, progress, sparkline
 from counter.cli.terminal import (
     JsonLines,
     flag,
@@ -34,16 +37,23 @@ from counter.cli.terminal import (
     remark,
     second,
     signed,
+    table,
 )
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter_client import AsyncCounterClient, Count, CounterError
+from counter.quantities import plural
+from counter_client import AsyncCounterClient, Busiest, Count, CounterClient, CounterError
 from counter_client.errors import UnavailableError
 
 #: Seconds over which the rate is averaged, and seconds that are drawn.
 _RATE_S: Final = 10
 _DRAWN_S: Final = 40
 _REFRESH_S: Final = 0.5
+_ADDS: Final = "adds"
+_COUNT: Final = "count"
+_BUSY_MAX: Final = 100
+#: Counters that are read to find the highest; reading more must be requested.
+_COUNTERS_MAX: Final = 100_000
 
 
 class Course:
@@ -87,9 +97,11 @@ def watch(
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    lasting: Annotated[str | None, flag("The duration: 30s [until Ctrl-C]", name="--for")] = None,
+    lasting: Annotated[
+        str | None, flag("The duration: 30s [until Ctrl-C]", "DURATION", name="--for")
+    ] = None,
     count: Annotated[
-        int | None, flag("The number of counts, including the first one [any]")
+        int | None, flag("The number of counts, including the first one [any]", "NUMBER")
     ] = None,
     json: JsonLines = False,
 ) -> None:
@@ -188,7 +200,7 @@ async def _taken(
     """Show counts; an outage after the first one is waited for."""
     left = count
     trouble = ""
-    options, key = options_of(service), key_of(service.api_key_file)
+    options, key = options_of(service), key_of(service)
     async with AsyncCounterClient(
         urls_of(service), service.namespace, api_key=key, options=options
     ) as client:
@@ -215,5 +227,97 @@ async def _taken(
 def _remarked(error: CounterError, known: str) -> str:
     """Report once why the count is unknown; return the current trouble."""
     if error.detail != known:
-        remark(f"{error.detail}; still trying")
+        remark(f"{in_words(error.detail)}; still trying")
     return error.detail
+
+
+def top(
+    service: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    limit: Annotated[int, flag("How many counters: 1 to 100", "NUMBER")] = 10,
+    by: Annotated[
+        str,
+        flag("adds (per second, recently), or count (reads every counter)", "adds|count"),
+    ] = _ADDS,
+    span: Annotated[str, flag("The span of time of the adds: 1s to 1m", "DURATION")] = "10s",
+    read: Annotated[
+        int, flag("With --by count: the maximum of counters to read; 0 for all", "NUMBER")
+    ] = _COUNTERS_MAX,
+    live: Annotated[bool, flag("Refresh until Ctrl-C")] = False,
+    every: Annotated[str, flag("With --live: the refresh interval", "DURATION")] = "2s",
+    json: JsonLines = False,
+) -> None:
+    """Show the busiest counters."""
+    with ended(service), opened(service) as client:
+        _check_top(limit, by, read)
+        pause_s = duration_us("every", every) / SECOND
+        if by == _COUNT:
+            if live:
+                raise StartupError("--live: every counter would be read at each refresh; omit it")
+            _tell_highest(client, limit, read, json=json)
+        elif not live:
+            _tell_busiest(client.busiest(limit, span=span), json=json)
+        elif json or not (console := Screen()).is_terminal:
+            while True:
+                _tell_busiest(client.busiest(limit, span=span), json=json)
+                time.sleep(pause_s)
+        else:
+            with Live(console=console, auto_refresh=False, screen=True) as screen:
+                while True:
+                    shown = _shown(client.busiest(limit, span=span))
+                    screen.update(Text(shown, no_wrap=True), refresh=True)
+                    time.sleep(pause_s)
+
+
+def _check_top(limit: int, by: str, read: int) -> None:
+    """Raises StartupError for a value that is out of bounds."""
+    if not 1 <= limit <= _BUSY_MAX:
+        raise StartupError(f"--limit: it is {limit}; it must be from 1 to {_BUSY_MAX}")
+    if by not in (_ADDS, _COUNT):
+        raise StartupError(f"--by: {by[:40]!r} is neither {_ADDS} nor {_COUNT}")
+    if read < 0:
+        raise StartupError(f"--read: it is {read}; it must be 0, for all, or more")
+
+
+def _tell_busiest(found: Busiest, *, json: bool) -> None:
+    if json:
+        print_out(json_line(asdict(found)))
+        return
+    print_out(_shown(found))
+    if not found.complete:
+        remark("more counters changed than were examined: busier ones may be missing")
+
+
+def _shown(found: Busiest) -> str:
+    span_s = (found.as_of - found.since).total_seconds()
+    period = f"adds a second, over {span_s:.3g} s until {second(found.as_of)}"
+    if not found.counters:
+        return f"nothing was added in the {span_s:.3g} s until {second(found.as_of)}"
+    rows = [(each.counter, f"{each.adds_per_s:.1f}", each.count) for each in found.counters]
+    return f"{table(('COUNTER', 'ADDS/S', 'COUNT'), rows)}\n{period}"
+
+
+def _tell_highest(client: CounterClient, limit: int, read: int, *, json: bool) -> None:
+    """Print the counters with the highest counts of those that are read."""
+    done = 0
+    with progress("counters", read or None) as bar:
+
+        def seen() -> Iterator[Count]:
+            nonlocal done
+            for each in islice(counts, read or None):
+                done += 1
+                bar.go_on(1)
+                yield each
+
+        counts = client.counts(max_staleness="0s", limit=read + 1 if read else None)
+        highest = heapq.nlargest(limit, seen(), key=lambda each: (each.count, each.counter))
+        is_whole = next(counts, None) is None
+    if json:
+        counters = [{"counter": each.counter, "count": each.count} for each in highest]
+        print_out(json_line({"complete": is_whole, "read": done, "counters": counters}))
+    else:
+        print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in highest]))
+    if not is_whole:
+        remark(
+            f"only the first {plural(done, 'counter')} by name were read: --read 0 for all of them"
+        )

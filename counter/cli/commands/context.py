@@ -1,0 +1,177 @@
+"""Run ``counter context ...``: services by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from counter.cli.client import EXIT_NO, ServiceFlags, ended, fail, key_in, opened
+from counter.cli.contexts import (
+    CONTEXT_VARIABLE,
+    Context,
+    Contexts,
+    checked_context,
+    load_contexts,
+    save_contexts,
+)
+from counter.cli.terminal import JsonLines, flag, json_line, print_out, printable, remark, table
+from counter.errors import StartupError
+from counter.security.keys import id_in
+
+_Which = Annotated[str, flag("The context")]
+_SET = "set"
+
+
+@Parameter(name="*", group="Service")
+@dataclass(frozen=True, kw_only=True)
+class ContextFlags:
+    """What a context holds."""
+
+    url: Annotated[
+        str, flag("The URL of its service; several are tried in order: URL,URL", "URL", alias="-u")
+    ]
+    namespace: Annotated[
+        str | None, flag("The namespace of commands that name none [default]", "NAME", alias="-n")
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        flag("A file with the API key, which is copied; /dev/stdin for standard input", "FILE"),
+    ] = None
+    tls_ca: Annotated[
+        Path | None, flag("The authority of its certificate [the usual ones]", "FILE")
+    ] = None
+    tls_cert: Annotated[Path | None, flag("This client's certificate", "FILE")] = None
+    tls_key: Annotated[Path | None, flag("The key of this client's certificate", "FILE")] = None
+
+
+def add(
+    name: _Which,
+    /,
+    what: ContextFlags,
+    *,
+    override: Annotated[bool, flag("Replace a context of the name", name="--replace")] = False,
+) -> None:
+    """Add a context."""
+    with ended():
+        contexts = load_contexts()
+        if checked_context(name) in contexts.by_name and not override:
+            fail(f"there is a context {name!r} already: --replace replaces it", EXIT_NO)
+        made = Context(
+            what.url,
+            what.namespace,
+            None if what.api_key_file is None else key_in(what.api_key_file).strip(),
+            *(_absolute(each) for each in (what.tls_ca, what.tls_cert, what.tls_key)),
+        )
+        _check(made)
+        save_contexts(replace(contexts, by_name={**contexts.by_name, name: made}))
+        remark(f"context {name!r} is added: counter context use {name} makes it the current one")
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def _check(context: Context) -> None:
+    """Raise InvalidParameterError or StartupError for values that no client accepts."""
+    given = {k: v for k, v in asdict(context).items() if k != "api_key" and v is not None}
+    with opened(ServiceFlags(**given), api_key=context.api_key):
+        pass
+
+
+def list_(*, json: JsonLines = False) -> None:
+    """Show all contexts, never a key."""
+    with ended():
+        contexts = load_contexts()
+        if not contexts.by_name and not json:
+            remark("there are no contexts: counter context add makes one")
+            return
+        shown = [_shown(contexts, name) for name in sorted(contexts.by_name)]
+        if json:
+            for each in shown:
+                print_out(json_line(each))
+            return
+        rows = [
+            (
+                *("*" if each["current"] else "", each["name"], each["url"]),
+                *(each["namespace"] or "-", each["api_key"] or "-"),
+            )
+            for each in shown
+        ]
+        print_out(table(("CURRENT", "NAME", "URL", "NAMESPACE", "API KEY"), rows))
+
+
+def use(name: _Which, /) -> None:
+    """Make a context the current one."""
+    with _of_one(name) as contexts:
+        save_contexts(replace(contexts, current=name))
+        remark(f"context {name!r} is the current one: {contexts.named(name).url}")
+        for variable in ("COUNTER_URL", CONTEXT_VARIABLE):
+            if os.environ.get(variable):
+                remark(f"{variable} of the environment comes before it: unset it")
+
+
+def show(
+    name: Annotated[str | None, flag("The context [the current one]")] = None,
+    /,
+    *,
+    json: JsonLines = False,
+) -> None:
+    """Show a context, without its key."""
+    with ended():
+        contexts = load_contexts()
+        chosen = name or os.environ.get(CONTEXT_VARIABLE) or contexts.current
+        if chosen is None:
+            fail("no context is the current one: counter context use makes one so", EXIT_NO)
+        with _of_one(chosen):
+            shown = _shown(contexts, chosen)
+            if json:
+                print_out(json_line(shown))
+                return
+            width = max(map(len, shown))
+            lines = (
+                f"{key:<{width}}  {printable('-' if value is None else str(value))}"
+                for key, value in shown.items()
+            )
+            print_out("\n".join(lines))
+
+
+def remove(name: _Which, /) -> None:
+    """Remove a context, with its key."""
+    with _of_one(name) as contexts:
+        others = {key: each for key, each in contexts.by_name.items() if key != name}
+        current = None if contexts.current == name else contexts.current
+        save_contexts(Contexts(others, current))
+        remark(f"context {name!r} is removed")
+        if current is None and contexts.current:
+            remark("no context is the current one any more")
+
+
+@contextmanager
+def _of_one(name: str) -> Iterator[Contexts]:
+    """Yield all contexts. Exits with EXIT_NO if there is none of the name."""
+    with ended():
+        contexts = load_contexts()
+        try:
+            contexts.named(name)
+        except StartupError as error:
+            fail(str(error), EXIT_NO)
+        yield contexts
+
+
+def _shown(contexts: Contexts, name: str) -> dict[str, Any]:
+    """Return a context for people; of its key only the id, which is public."""
+    context = contexts.by_name[name]
+    key = context.api_key
+    known = None if key is None else id_in(key)
+    return {
+        "name": name,
+        "current": name == contexts.current,
+        **asdict(context),
+        "api_key": None if key is None else f"{_SET}, id {known}" if known else _SET,
+    }

@@ -1,0 +1,339 @@
+"""Contexts: which service a command asks, with which key, and where that is kept."""
+
+import json
+import os
+import shlex
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from counter.cli.client import ServiceFlags, key_of
+from counter.errors import StartupError
+from tests.cli.shell import Shell
+
+KEY = f"ck_{'a' * 12}_{'b' * 32}"
+OTHER_KEY = f"ck_{'c' * 12}_{'d' * 32}"
+#: A test of a file's mode needs a folder that others may not write.
+FILE = "counter/contexts.json"
+
+
+class Asked:
+    """A service that keeps what it was asked: the namespace and the key of each request."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str | None]] = []
+        self.status = 200
+        asked = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                key = self.headers["Authorization"]
+                found = None if key is None else key.removeprefix("Bearer ")
+                asked.requests.append((self.path.split("/")[3], found))
+                body = asked.answer()
+                self.send_response(asked.status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def answer(self) -> bytes:
+        if self.status != 200:
+            problem = {"status": self.status, "code": "key_invalid", "detail": "no", "type": "t"}
+            return json.dumps({**problem, "applied": None, "retry": "never"}).encode()
+        count = {"counter": "c", "count": 1, "as_of": "2026-01-01T00:00:00Z"}
+        return json.dumps({**count, "accuracy": "accurate"}).encode()
+
+    @contextmanager
+    def running(self) -> Iterator["Asked"]:
+        thread = threading.Thread(target=self.server.serve_forever)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.server.shutdown()
+            thread.join()
+            self.server.server_close()
+
+
+@pytest.fixture
+def prod() -> Iterator[Asked]:
+    with Asked().running() as each:
+        yield each
+
+
+@pytest.fixture
+def other() -> Iterator[Asked]:
+    with Asked().running() as each:
+        yield each
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The config folder of a user without any context, and nothing in the environment."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("URL", "NAMESPACE", "API_KEY", "CONTEXT"):
+        monkeypatch.delenv(f"COUNTER_{name}", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def shell(home: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture
+def known(shell: Shell, home: Path, prod: Asked) -> Shell:
+    """With a context ``prod`` that has a namespace and a key."""
+    (home / "prod.key").write_text(f"{KEY}\n", encoding="utf-8")
+    where = ("--url", prod.url, "--namespace", "shop", "--api-key-file", str(home / "prod.key"))
+    shell.said("context", "add", "prod", *where)
+    return shell
+
+
+def test_a_context_names_the_service_its_namespace_and_its_key(known: Shell, prod: Asked) -> None:
+    assert known.said("get", "c", "--context", "prod") == "1"
+    known.said("context", "use", "prod")
+    assert known.said("get", "c") == "1"
+    assert prod.requests == [("shop", KEY)] * 2
+
+
+def test_a_context_of_the_environment_is_used(
+    known: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
+    known.said("get", "c")
+    assert prod.requests == [("shop", KEY)]
+    assert known.said("context", "show").startswith("name       prod\n")
+
+
+@pytest.mark.parametrize("is_flag", [True, False], ids=["--url", "COUNTER_URL"])
+def test_with_a_url_nothing_of_the_current_context_is_used(
+    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch, is_flag: bool
+) -> None:
+    """Its key would go to another service, and its namespace is of another one."""
+    known.said("context", "use", "prod")
+    if is_flag:
+        known.said("get", "c", "--url", other.url)
+    else:
+        monkeypatch.setenv("COUNTER_URL", other.url)
+        known.said("get", "c")
+    assert (prod.requests, other.requests) == ([], [("default", None)])
+
+
+def test_a_url_beside_a_context_of_the_environment_is_used_alone(
+    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
+    known.said("get", "c", "--url", other.url)
+    assert (prod.requests, other.requests) == ([], [("default", None)])
+
+
+def test_a_context_that_is_given_comes_before_the_whole_environment(
+    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key and the namespace of the environment may be those of its URL."""
+    monkeypatch.setenv("COUNTER_URL", other.url)
+    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
+    monkeypatch.setenv("COUNTER_API_KEY", OTHER_KEY)
+    known.said("get", "c", "--context", "prod")
+    assert (prod.requests, other.requests) == ([("shop", KEY)], [])
+
+
+def test_flags_come_before_the_context_and_so_does_a_namespace_of_the_environment(
+    known: Shell, home: Path, prod: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "other.key").write_text(OTHER_KEY, encoding="utf-8")
+    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
+    known.said("context", "use", "prod")
+    known.said("get", "c")
+    known.said("get", "c", "-n", "music", "--api-key-file", str(home / "other.key"))
+    known.said("get", "c", "-n", "music", "--context", "prod")
+    assert prod.requests == [("videos", KEY), ("music", OTHER_KEY), ("music", KEY)]
+
+
+def test_a_context_without_a_key_takes_that_of_the_environment(
+    shell: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.said("context", "add", "open", "--url", prod.url)
+    monkeypatch.setenv("COUNTER_API_KEY", OTHER_KEY)
+    shell.said("get", "c", "--context", "open")
+    assert prod.requests == [("default", OTHER_KEY)]
+
+
+def test_no_context_is_asked_for_by_an_empty_name(
+    known: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known.said("context", "use", "prod")
+    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
+    known.run("get", "c", "--context", "")
+    assert "http://127.0.0.1:8080" in known.err
+    assert prod.requests == []
+
+
+def test_a_url_and_a_context_that_are_given_alike_are_refused(
+    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert known.run("get", "c", "--context", "prod", "--url", other.url) == (2, "")
+    assert known.err == "counter: --context and --url both name a service: give one of them\n"
+    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
+    monkeypatch.setenv("COUNTER_URL", other.url)
+    assert known.run("get", "c") == (2, "")
+    assert "COUNTER_CONTEXT and COUNTER_URL" in known.err
+    assert prod.requests + other.requests == []
+
+
+def test_the_key_of_a_context_is_given_for_its_url_alone(known: Shell, prod: Asked) -> None:
+    """Also if the context is replaced while a command runs."""
+    assert key_of(ServiceFlags(url=prod.url, context="prod")) == KEY
+    with pytest.raises(StartupError, match="its key is sent nowhere else"):
+        key_of(ServiceFlags(url="http://127.0.0.1:9", context="prod"))
+
+
+def test_a_key_is_never_printed(known: Shell) -> None:
+    known.said("context", "use", "prod")
+    for words in (["list"], ["show"], ["show", "prod"]):
+        for json_flag in ([], ["--json"]):
+            code, out = known.run("context", *words, *json_flag)
+            assert (code, f"set, id {'a' * 12}" in out) == (0, True)
+            assert "b" * 32 not in out + known.err
+    (shown,) = known.documents("context", "list")
+    assert (shown["name"], shown["current"], shown["namespace"]) == ("prod", True, "shop")
+
+
+def test_an_error_names_the_context(known: Shell, prod: Asked) -> None:
+    prod.status = 401
+    assert known.run("get", "c", "--context", "prod")[0] == 2
+    assert known.err.endswith(f"counter: context 'prod' was used: {prod.url}\n")
+    known.said("context", "add", "gone", "--url", "http://127.0.0.1:9")
+    assert known.run("get", "c", "--context", "gone")[0] == 2
+    assert known.err.endswith("counter: context 'gone' was used: http://127.0.0.1:9\n")
+    assert known.run("get", "c", "--context", "never") == (2, "")
+    assert known.err.startswith("counter: there is no context 'never'; those of ")
+
+
+def test_an_unknown_outcome_is_finished_in_the_context(
+    known: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current one may be another when the command is run."""
+    known.said("context", "use", "prod")
+    # A key may have been sent before.
+    with patch("counter_client.sync.time.sleep", side_effect=KeyboardInterrupt):
+        known.said("context", "add", "gone", "--url", "http://127.0.0.1:9", "-n", "shop")
+        assert known.run("add", "c", "--key", "k", "--context", "gone")[0] == 130
+    assert known.err.splitlines()[-1] == "counter add c 1 --key k --context gone"
+    monkeypatch.setenv("COUNTER_CONTEXT", "gone")
+    with patch("counter_client.sync.time.sleep", side_effect=KeyboardInterrupt):
+        known.run("add", "c", "--key", "k", "-n", "music")
+    command = shlex.split(known.err.splitlines()[-1])
+    assert command[-4:] == ["--context", "gone", "--namespace", "music"]
+
+
+def test_contexts_are_added_replaced_and_removed(known: Shell) -> None:
+    assert known.run("context", "add", "prod", "--url", "http://127.0.0.1:9")[0] == 1
+    assert "--replace replaces it" in known.err
+    known.said("context", "add", "prod", "--url", "http://127.0.0.1:9", "--replace")
+    (shown,) = known.documents("context", "show", "prod")
+    assert (shown["url"], shown["api_key"], shown["namespace"]) == (
+        "http://127.0.0.1:9",
+        None,
+        None,
+    )
+    known.said("context", "use", "prod")
+    known.said("context", "remove", "prod")
+    assert "no context is the current one any more" in known.err
+    assert known.said("context", "list") == ""
+    assert "counter context add makes one" in known.err
+    for words in (["show"], ["show", "prod"], ["use", "prod"], ["remove", "prod"]):
+        assert known.run("context", *words) == (1, "")
+
+
+def test_what_no_client_can_have_is_not_kept(shell: Shell, home: Path) -> None:
+    (home / "bad.key").write_text("no key at all\n", encoding="utf-8")
+    for name, words in (
+        ("-x", ["--url", "http://a"]),
+        ("a b", ["--url", "http://a"]),
+        ("x", ["--url", "ftp://a"]),
+        ("x", ["--url", "http://a", "--namespace", "A B"]),
+        ("x", ["--url", "http://a", "--api-key-file", str(home / "bad.key")]),
+        ("x", ["--url", "http://a", "--api-key-file", str(home / "gone.key")]),
+        ("x", ["--url", "https://a", "--tls-ca", str(home / "gone.pem")]),
+        ("x", []),
+    ):
+        assert shell.run("context", "add", *words, "--", name) == (2, ""), (name, words)
+        assert "no key at all" not in shell.err
+    assert not (home / "config" / FILE).exists()
+
+
+def test_only_its_owner_may_read_the_file(known: Shell, home: Path) -> None:
+    path = home / "config" / FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for place, mode in ((path, 0o644), (path.parent, 0o770)):
+        good = stat.S_IMODE(place.stat().st_mode)
+        place.chmod(mode)
+        assert known.run("get", "c", "--context", "prod") == (2, "")
+        assert f"{place} has the mode 0{mode:o}" in known.err
+        assert f"chmod {good:o} {place}" in known.err
+        place.chmod(good)
+    assert known.run("get", "c", "--context", "prod")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"contexts": {}}', '{"contexts": {"a": {"url": 5}}, "current": null}', "\xff"],
+)
+def test_a_file_that_holds_no_contexts_is_an_error_that_names_it(
+    shell: Shell, home: Path, text: str
+) -> None:
+    path = home / "config" / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="latin-1")
+    path.chmod(0o600)
+    assert shell.run("get", "c") == (2, "")
+    assert shell.err == (
+        f"counter: {path} does not hold contexts: mend it, or remove it and add them again\n"
+    )
+    # Help and a URL do without it.
+    assert shell.run("get", "--help")[0] == 0
+    assert shell.run("get", "c", "--url", "http://127.0.0.1:9")[0] == 2
+    assert str(path) not in shell.err
+
+
+def test_what_was_kept_is_kept_if_it_cannot_be_replaced(known: Shell, home: Path) -> None:
+    path = home / "config" / FILE
+    before = path.read_bytes()
+    with patch("counter.cli.contexts.os.replace", side_effect=OSError(28, "No space left")):
+        assert known.run("context", "use", "prod") == (2, "")
+    assert known.err == f"counter: {path} cannot be written: No space left\n"
+    assert (path.read_bytes(), os.listdir(path.parent)) == (before, ["contexts.json"])
+
+
+def test_without_a_home_there_are_no_contexts(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    with patch("counter.cli.contexts.Path.home", side_effect=RuntimeError):
+        assert shell.said("context", "list") == ""
+        assert shell.run("context", "add", "a", "--url", "http://a") == (2, "")
+    assert "set HOME or XDG_CONFIG_HOME" in shell.err
+
+
+def test_the_file_is_in_the_home_directory_otherwise(
+    shell: Shell, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(home))
+    shell.said("context", "add", "a", "--url", "http://a")
+    assert (home / ".config" / FILE).exists()
