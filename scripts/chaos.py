@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -21,6 +22,7 @@ from scripts.demo_process import ServiceError
 from scripts.postgresql_server import postgresql_missing
 from tests.chaos.deployments import CassandraNodes, PostgresqlAlone
 from tests.chaos.run import Verdict, play
+from tests.simulation.observed import COVERED, COVERED_MIN
 
 _TRACE_LINES_MAX: Final = 200
 
@@ -79,6 +81,8 @@ def _report(verdict: Verdict, store: str) -> int:
     broken = ", ".join(f"{what} {number}" for what, number in sorted(verdict.faults.items()))
     print(f"broken {verdict.faults.total()} times: {broken}")
     print(", ".join(f"{number:,} {what}" for what, number in verdict.told.items()))
+    compared = sum((each.compared for each in verdict.plays), Counter())
+    print(", ".join(f"{number:,} items {what}" for what, number in compared.items()))
     for number, problems in verdict.problems.items():
         for problem in problems:
             print(f"WRONG: {problem}")
@@ -89,6 +93,9 @@ def _report(verdict: Verdict, store: str) -> int:
             f"again: ./scripts/chaos --store {store} --seed {verdict.seed}"
             " (what the machine does differs)"
         )
+        return 1
+    if compared[COVERED] < COVERED_MIN * compared.total():
+        print(f"at least {COVERED_MIN:.0%} of all items must be compared with the model")
         return 1
     print(f"seed {verdict.seed}: every acknowledged change counts once, every other at most once")
     return 0

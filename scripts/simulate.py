@@ -6,26 +6,37 @@ The same seed gives the same run. Exits with 1 if a seed failed, or a planted bu
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple
 
 from cyclopts import App, Parameter
 
 from tests.simulation.bugs import Bug, all_bugs
 from tests.simulation.directed import caught_by
+from tests.simulation.observed import COVERED, COVERED_MIN
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
+from tests.simulation.situations import LEAST_PER_1000, SITUATIONS, missed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GUARANTEES: Final = ROOT / "docs" / "guarantees.md"
 _BEGIN: Final = "<!-- the table is written by scripts/simulate --table -->"
-#: Seeds that a process runs before its garbage is collected, and before it is given more.
+LEDGER: Final = ROOT / "proof" / "simulation.md"
+_SUM: Final = "| in all |"
+_SITUATIONS_BEGIN: Final = "<!-- written by scripts/simulate --seeds 1000 --situations -->"
+_SITUATIONS_END: Final = "<!-- end of the situations -->"
+#: Seeds that a process runs. It leaves its garbage behind: to collect it would take a tenth of all
+#: time.
 _AT_A_TIME: Final = 20
 
 app = App(
@@ -36,52 +47,156 @@ app = App(
 )
 
 
+class Part(NamedTuple):
+    """What some seeds came to: the first that failed, if one did, and what ran until then."""
+
+    failed: int | None = None
+    seeds: int = 0
+    operations: int = 0
+    cpu_s: float = 0.0
+    #: How many of them came into each situation.
+    reached: Mapping[str, int] = MappingProxyType({})
+    #: Items of adds that were compared with the model, and those that were not by which reason.
+    compared: Mapping[str, int] = MappingProxyType({})
+
+    def and_then(self, other: Part) -> Part:
+        """Return both."""
+        seeds, operations = self.seeds + other.seeds, self.operations + other.operations
+        reached = Counter(self.reached) + Counter(other.reached)
+        compared = Counter(self.compared) + Counter(other.compared)
+        cpu_s = self.cpu_s + other.cpu_s
+        return Part(other.failed, seeds, operations, cpu_s, dict(reached), dict(compared))
+
+
 @app.default
 def simulate(
     *,
     seeds: Annotated[int, Parameter(help="How many seeds.")] = 100,
     start: Annotated[int, Parameter(help="The first one.")] = 0,
     bug: Annotated[str | None, Parameter(help="A bug to plant; `all` for each in turn.")] = None,
+    situations: Annotated[
+        bool, Parameter(help="Write the situations reached to docs/guarantees.md.")
+    ] = False,
     table: Annotated[bool, Parameter(help="Write what was caught to docs/guarantees.md.")] = False,
     shrinks: Annotated[int, Parameter(help="Runs that shrinking a failure may take.")] = 200,
     jobs: Annotated[int, Parameter(help="Processes that run seeds at once.")] = 1,
+    ledger: Annotated[bool, Parameter(help="Add the run to proof/simulation.md.")] = False,
 ) -> int:
     """Run seeds; show the first failure, shrunk, and how to reproduce it."""
     gc.disable()
     if bug == "all" or table:
         return _catch_all(seeds, start, table=table)
+    commit = _commit()
     began_s = time.monotonic()
-    wrong = next(_failures(range(start, start + seeds), bug, jobs), None)
-    if wrong is not None:
+    ran = Part()
+    for part in _parts(range(start, start + seeds), bug, jobs):
+        ran = ran.and_then(part)
+        if ran.failed is not None:
+            break
+    took_min = (time.monotonic() - began_s) / 60
+    if ledger:
+        before = LEDGER.read_text(encoding="utf-8")
+        LEDGER.write_text(entered(before, commit, start, ran), encoding="utf-8")
+    if ran.failed is not None:
         plant = _planter(bug)
-        print(report(shrink(run_seed(wrong, plant), plant, shrinks), bug))
+        print(report(shrink(run_seed(ran.failed, plant), plant, shrinks), bug))
         return 1
-    took_s = time.monotonic() - began_s
-    print(f"{seeds} seeds from {start} on: nothing wrong; {60 * seeds / took_s:.0f} a minute")
-    return 0
+    print(table_of(ran))
+    if situations:
+        text = GUARANTEES.read_text(encoding="utf-8")
+        GUARANTEES.write_text(documented(text, table_of(ran)), encoding="utf-8")
+    print(f"{seeds} seeds from {start} on, {ran.operations} operations: nothing wrong")
+    for what, minutes in ("", took_min), (" of CPU time", ran.cpu_s / 60):
+        print(
+            f"{seeds / minutes:.0f} seeds and {ran.operations / minutes:.0f} operations"
+            f" a minute{what}"
+        )
+    too_few = missed(ran.reached, seeds)
+    if too_few:
+        print(f"fewer than {LEAST_PER_1000} of 1,000 seeds reached: {', '.join(too_few)}")
+    return 1 if too_few or not _has_compared(ran) else 0
 
 
-def _failures(seeds: range, bug: str | None, jobs: int) -> Iterator[int]:
-    """Those of *seeds* that fail, in order."""
+def table_of(ran: Part) -> str:
+    """Return a table of the situations, and of how many seeds came into each, in Markdown."""
+    lines = [f"| situation | what happened in the run | of {ran.seeds:,} seeds |", "|---|---|---|"]
+    for name, what in SITUATIONS.items():
+        lines.append(f"| `{name}` | {what} | {ran.reached.get(name, 0)} |")
+    return "\n".join(lines) + "\n"
+
+
+def documented(text: str, table: str) -> str:
+    """Return the document *text* with *table* between the marks of the situations."""
+    before, _, rest = text.partition(_SITUATIONS_BEGIN)
+    after = rest.partition(_SITUATIONS_END)[2]
+    return f"{before}{_SITUATIONS_BEGIN}\n\n{table}\n{_SITUATIONS_END}{after}"
+
+
+def _has_compared(ran: Part) -> bool:
+    """Print how much was compared with the model. Return whether it was enough."""
+    compared, items = Counter(ran.compared), sum(ran.compared.values())
+    print(f"{compared[COVERED]} of {items} items of adds were compared with the model; the others:")
+    for why, times in compared.most_common():
+        if why != COVERED:
+            print(f"  {times}: {why}")
+    if ran.seeds >= _AT_A_TIME and compared[COVERED] < COVERED_MIN * items:
+        print(f"at least {COVERED_MIN:.0%} must be compared with it")
+        return False
+    return True
+
+
+def _parts(seeds: range, bug: str | None, jobs: int) -> Iterator[Part]:
+    """Run *seeds*, each part of them in a process of its own, and yield the results in order."""
     parts = [seeds[at : at + _AT_A_TIME] for at in range(0, len(seeds), _AT_A_TIME)]
-    run = partial(_first_failure, bug)
-    if jobs == 1:
-        yield from (seed for seed in map(run, parts) if seed is not None)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        try:
-            yield from (seed for seed in pool.map(run, parts) if seed is not None)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    run = partial(_run_part, bug)
+    if len(parts) > 1:
+        # What the first seed of a process computes once, the processes inherit.
+        run(seeds[:1])
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap(run, parts)
 
 
-def _first_failure(bug: str | None, seeds: range) -> int | None:
-    """The first of *seeds* that fails."""
-    gc.disable()
-    plant = _planter(bug)
-    failed = next((seed for seed in seeds if run_seed(seed, plant).problems), None)
-    gc.collect()
-    return failed
+def _run_part(bug: str | None, seeds: range) -> Part:
+    """Run *seeds* until one fails."""
+    plant, ran = _planter(bug), Part()
+    for seed in seeds:
+        began_s = time.process_time()
+        result = run_seed(seed, plant)
+        took_s = time.process_time() - began_s
+        failed = seed if result.problems else None
+        reached = dict.fromkeys(result.reached, 1)
+        ran = ran.and_then(Part(failed, 1, result.operations, took_s, reached, result.compared))
+        if failed is not None:
+            break
+    return ran
+
+
+def _commit() -> str:
+    """The commit that is checked out, marked where files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty"]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout.strip()
+
+
+def entered(ledger: str, commit: str, start: int, ran: Part) -> str:
+    """Return *ledger* with a line for a run, and with the sums of all its lines."""
+    before, _, _ = ledger.partition(_SUM)
+    violations = int(ran.failed is not None)
+    today = datetime.now(UTC).date()
+    lines = (
+        f"{before}| {today} | `{commit}` | {start} | {ran.seeds} | {ran.operations} |"
+        f" {ran.cpu_s / 60:.1f} | {violations} |\n"
+    )
+    return f"{lines}{sums_of(lines)}\n"
+
+
+def sums_of(ledger: str) -> str:
+    """Return the last line of *ledger*, from the lines of its runs."""
+    rows = [line.split("|")[4:8] for line in ledger.splitlines() if line.startswith("| 20")]
+    columns = [[float(each) for each in column] for column in zip(*rows, strict=True)]
+    seeds, operations, minutes, violations = map(sum, columns)
+    return f"{_SUM} | | {seeds:.0f} | {operations:.0f} | {minutes:.1f} | {violations:.0f} |"
 
 
 def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:

@@ -31,6 +31,7 @@ class Deployment(ABC):
     """The servers of a store and of a cache, and a relay before each."""
 
     what: str
+    has_transactions = False
     stores: Sequence[Server]
     caches: Sequence[Server] = ()
     environment: Mapping[str, str] = {}
@@ -131,6 +132,7 @@ class PostgresqlAlone(Deployment):
     """One server, and no cache."""
 
     what = "PostgreSQL"
+    has_transactions = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "servers"

@@ -18,6 +18,7 @@ from tests.simulation.checker import check
 from tests.simulation.clients import Clients, Place
 from tests.simulation.draw import Drawing
 from tests.simulation.history import Changed, History
+from tests.simulation.observed import untrue
 from tests.simulation.plan import Change, Config, Plan, Read, Step
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
@@ -32,6 +33,9 @@ class PlannedPlace(Place, Protocol):
     """Where clients are, with the settings that plans and the judge go by."""
 
     config: Config
+    #: When all namespaces existed; None over a store with transactions, because the model of what
+    #: can be observed is of one without.
+    created_us: int | None
 
 
 class Play:
@@ -44,6 +48,8 @@ class Play:
         Drawing(self.plan, source, f"p{number}-", first).draw_clients()
         self.clients = Clients(site)
         self.notes: list[str] = []
+        #: Items of adds that were compared with the model, and those that were not by which reason.
+        self.compared: Counter[str] = Counter()
         self._site = site
 
     async def run(self) -> None:
@@ -64,7 +70,13 @@ class Play:
         """When all is mended: ask until all is definite and counted; what is wrong."""
         settling = Settling(self.plan, self.clients, self._site, self.notes.append)
         final, problems = await settling.whole()
-        return problems + check(self.plan.config, self.clients.history, final)
+        problems += check(self.plan.config, self.clients.history, final)
+        created_us = self._site.created_us
+        if created_us is None:
+            return problems
+        history = self.clients.history
+        forbidden, self.compared = untrue(self.plan.config, history, final, created_us)
+        return problems + forbidden
 
     def trace(self) -> list[str]:
         """What happened."""

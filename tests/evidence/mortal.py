@@ -20,6 +20,7 @@ from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.clock import FakeClock
+from tests.support.postgresql import stores_of
 from tests.support.times import SECOND, START_US
 
 #: More steps than any of the works has: one that does not end in so many would never end.
@@ -82,6 +83,9 @@ class Process:
     async def clear(self, counter: str, token: Token) -> Any:
         return await self.service.clear(await self._looked(), counter, token)
 
+    async def delete(self, counter: str, token: Token) -> Any:
+        return await self.service.delete(await self._looked(), counter, token)
+
     async def add_atomic(self, items: list[tuple[str, int]], token: Token) -> Any:
         return await self.service.add_atomic(await self._looked(), items, token)
 
@@ -105,14 +109,25 @@ class Process:
         assert [each.count for each in rolled_up] == found
         return found
 
+    async def names(self) -> list[str]:
+        """What is listed."""
+        control = self.mortal.store.control
+        return list(await control.counters(self.namespace, prefix="", after=None, limit=100))
+
 
 class Place:
     """One store, and the processes that come and go over it."""
 
     def __init__(self, storage: str, directory: Path) -> None:
         self.clock = FakeClock(START_US)
-        self._storage = storage
-        self._directory = directory
+        self._new_store: Callable[[], Store]
+        if storage == "sqlite":
+            self._new_store = lambda: SqliteStore(directory, self.clock, [DATASET])
+        elif storage == "postgresql":
+            self._new_store = stores_of(DATASET, self.clock)
+        else:
+            memory = MemoryStore(self.clock, [DATASET])
+            self._new_store = lambda: memory
         self._store: Store | None = None
         self._nonces = iter(range(1, 2**62))
 
@@ -125,24 +140,20 @@ class Place:
 
     async def process(self, dies_at: int | None = None) -> Process:
         """A new process over what is there: of one before, only what is durable is left."""
-        if self._storage == "sqlite":
-            await self.close()
+        await self.close()
         found = Process(await self._opened(), self.clock)
         await found.service.namespaces.refresh()
         found.mortal.die_at(dies_at)
         return found
 
     async def close(self) -> None:
-        if self._store is not None and self._storage == "sqlite":
+        if self._store is not None:
             await self._store.close()
             self._store = None
 
     async def _opened(self) -> Store:
         if self._store is None:
-            if self._storage == "sqlite":
-                self._store = SqliteStore(self._directory, self.clock, [DATASET])
-            else:
-                self._store = MemoryStore(self.clock, [DATASET])
+            self._store = self._new_store()
             await self._store.open()
         return self._store
 

@@ -26,6 +26,12 @@ Check = Callable[[Place, Work], Awaitable[None]]
 LATE = 20 * SECOND
 
 
+@pytest.fixture(params=["sqlite", "memory"])
+def storage(request: pytest.FixtureRequest) -> str:
+    """A store with transactions, and one without."""
+    return str(request.param)
+
+
 @asynccontextmanager
 async def opened(storage: str, directory: Path) -> AsyncIterator[Place]:
     place = Place(storage, directory)
@@ -101,6 +107,74 @@ async def test_a_clear(storage: str, fast_dir: Path) -> None:
         await work(other)
         await place.close_windows(other)
         assert await other.counts("c") == [1]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["retried", "late"])
+@pytest.mark.parametrize("rolled_up", [False, True], ids=["in the log", "rolled up"])
+async def test_a_delete(storage: str, fast_dir: Path, rolled_up: bool, late: bool) -> None:
+    """Sent again, it ends: the name is gone and the count is 0; or it is definite that nothing was
+    deleted. What is added later counts from there."""
+
+    async def prepare(place: Place) -> Work:
+        first = await place.process()
+        for name in ("c", "d"):
+            await first.add(name, 7, place.token())
+        if rolled_up:
+            await place.close_windows(first)
+        place.clock.advance(1)
+        token = place.token()
+        return lambda process: process.delete("c", token)
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        if late:
+            await place.close_windows(other)
+            assert (await other.counts("c"))[0] in (0, 7)
+        applied = await until_told(place, lambda: work(other))
+        assert applied or late
+        left = 0 if applied else 7
+        for _ in range(2):
+            assert await other.names() == (["d"] if applied else ["c", "d"])
+            await place.close_windows(other)
+            assert await other.counts("c", "d") == [left, 7]
+        other = await place.process()
+        await other.add("c", 1, place.token())
+        assert await until_told(place, lambda: work(other)) == applied
+        await place.close_windows(other)
+        assert await other.counts("c", "d") == [left + 1, 7]
+        assert await other.names() == ["c", "d"]
+
+    await dies_everywhere(storage, fast_dir, prepare, check)
+
+
+@pytest.mark.usefixtures("postgresql")
+async def test_a_delete_over_postgresql(fast_dir: Path) -> None:
+    await test_a_delete("postgresql", fast_dir, rolled_up=True, late=False)
+
+
+async def test_a_rollup_after_a_delete(storage: str, fast_dir: Path) -> None:
+    """The worker lists the one that was written again, and no other."""
+
+    async def prepare(place: Place) -> Work:
+        first = await place.process()
+        for name in ("a", "b", "c"):
+            await first.add(name, 7, place.token())
+        place.clock.advance(1)
+        for name in ("a", "b"):
+            await first.delete(name, place.token())
+        place.clock.advance(1)
+        await first.add("b", 1, place.token())
+        place.clock.advance(LATE)
+        return Process.roll_up
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        await work(other)
+        await place.close_windows(other)
+        assert await other.counts("a", "b", "c") == [0, 1, 7]
+        assert await other.names() == ["b", "c"]
 
     await dies_everywhere(storage, fast_dir, prepare, check)
 
@@ -283,6 +357,8 @@ async def test_a_dead_process_says_nothing_more(storage: str, fast_dir: Path) ->
         ("key-not-voided", test_a_reservation_that_went_stale),
         ("watermark-early", test_a_rollup),
         ("marks-dropped-early", test_a_rollup),
+        ("deletes-not-undone", test_a_rollup_after_a_delete),
+        ("name-outlives-delete", test_a_rollup_after_a_delete),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )

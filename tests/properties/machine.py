@@ -78,6 +78,10 @@ class CounterMachine(RuleBasedStateMachine):
         self.atomics = 0
         self.keys: dict[tuple[str, str], tuple[int, int]] = {}
         self.tried: set[str] = set()
+        #: What was asked of each counter, and when by its token, and whether it was a delete.
+        self.asked: set[tuple[str, int, bool]] = set()
+        #: The deletes that were acknowledged.
+        self.deleted: set[tuple[str, int]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -128,6 +132,13 @@ class CounterMachine(RuleBasedStateMachine):
     @rule(target=sent, counter=counters, delta=deltas, clear=st.booleans(), age=ages, nonce=nonces)
     def send(self, counter: str, delta: int, clear: bool, age: int, nonce: bytes) -> Send:
         each = Send(Token(nonce, self.now_us - age), ((counter, 0 if clear else delta),), clear)
+        self._send_all([each])
+        return each
+
+    @rule(target=sent, counter=counters, age=ages, nonce=nonces)
+    def send_delete(self, counter: str, age: int, nonce: bytes) -> Send:
+        token = Token(nonce, self.now_us - age)
+        each = Send(token, ((counter, 0),), clear=True, delete=True)
         self._send_all([each])
         return each
 
@@ -206,6 +217,7 @@ class CounterMachine(RuleBasedStateMachine):
         answer = self.run(self.rest.batch_add(items))
         assert answer.status_code == 200, answer.text
         self.tried |= {each.counter for each in sends}
+        self.asked |= {(each.counter, each.token.generation_time_us, False) for each in sends}
         results = answer.json()["results"]
         self.judge.many(self.now_us, list(zip(sends, results, strict=True)))
         return multiple(*fresh)
@@ -225,6 +237,7 @@ class CounterMachine(RuleBasedStateMachine):
             if self.now_us >= expires_us:
                 time_us, expires_us = self.now_us, self.now_us + self.judge.bounds.key_ttl_us
                 self.keys[(counter, key)] = (time_us, expires_us)
+                self.asked.add((counter, time_us, False))
                 nonce = f"{key}@{len(self.keys)}".encode().ljust(16, b"k")
                 self.judge.model.apply(Send(Token(nonce, time_us), ((counter, 1),)))
             assert to_us(answer.json()["event_time"]) == time_us
@@ -267,8 +280,11 @@ class CounterMachine(RuleBasedStateMachine):
 
     async def _ask(self, each: Send) -> Any:
         """The answer to one send: the body of an acknowledgement, or a problem."""
+        self.asked |= {(name, each.token.generation_time_us, each.delete) for name, _ in each.items}
         if each.atomic:
             answer = await self.rest.atomic_add(each.items, each.token)
+        elif each.delete:
+            answer = await self.rest.delete(each.counter, each.token)
         elif each.clear:
             answer = await self.rest.clear(each.counter, each.token)
         else:
@@ -277,6 +293,8 @@ class CounterMachine(RuleBasedStateMachine):
         if answer.status_code != 200:
             assert body["status"] == answer.status_code
             return body
+        if each.delete:
+            self.deleted.add((each.counter, each.token.generation_time_us))
         if each.atomic:
             found = [(result["counter"], result["delta"]) for result in body["results"]]
             assert found == list(each.items)
@@ -370,12 +388,16 @@ class CounterMachine(RuleBasedStateMachine):
         """At the end: every way to look at every counter shows the distinct tokens."""
         model = self.judge.model
         await self._read(list(COUNTERS), 0)
-        names = set(await self.rest.names())
-        assert model.counters() <= names <= self.tried
+        assert set(await self.rest.names()) <= self.tried
         self.app.clock.advance(10 * SECOND)
         await self.app.roll_up()
         await self._read(list(COUNTERS), 6 * SECOND)
         await self._read(list(COUNTERS), 0)
+        self.app.clock.advance(10 * SECOND)
+        await self.app.roll_up()
+        names = set(await self.rest.names())
+        self._check_names(names)
+        await self._check_lists({name: model.count(name) for name in names})
         kept_us = self.now_us - self.judge.bounds.retention_us
         for counter in COUNTERS:
             events = [
@@ -385,3 +407,24 @@ class CounterMachine(RuleBasedStateMachine):
             assert events == sorted(events, key=lambda event: -event[0])
             recent = sorted(event for event in events if event[0] >= kept_us)
             assert recent == model.events(counter, kept_us)
+
+    async def _check_lists(self, expected: dict[str, int]) -> None:
+        """By name and by count, the listed counters have the counts that are expected."""
+        path = self.rest.path(verb="counters")
+        for order, sign in (("name", 0), ("-count", -1)):
+            params = {"counts": "true", "order": order, "max_staleness": "0s"}
+            answer = await self.rest.http.get(path, params=params)
+            found = [(each["counter"], each["count"]) for each in answer.json()["counts"]]
+            assert found == sorted(expected.items(), key=lambda each: (sign * each[1], each[0]))
+
+    def _check_names(self, names: set[str]) -> None:
+        """All counters are listed, except those whose last event is a delete."""
+        for counter in COUNTERS:
+            events = [time_us for time_us, _, _ in self.judge.model.events(counter, 0)]
+            deletes = [at for name, at, is_delete in self.asked if name == counter and is_delete]
+            if events and max(events) > max(deletes, default=-1):
+                assert counter in names
+            deleted_us = max((at for name, at in self.deleted if name == counter), default=None)
+            others = [at for name, at, is_delete in self.asked if name == counter and not is_delete]
+            if deleted_us is not None and max(others, default=-1) <= deleted_us:
+                assert counter not in names

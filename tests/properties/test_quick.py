@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from api.http.fast_json import read_add, read_batch, read_change
+from api.http.fast_json import read_add, read_batch, read_change, read_lines
 from api.http.models import AddBody, BatchAddBody
-from api.routes.counters import token_of
+from api.routes.items import token_of
 from counter.clock import to_rfc3339
 from counter.errors import CounterError
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN, TIME_MAX_US, TIME_MIN_US
@@ -281,3 +281,29 @@ def test_the_usual_batch_is_taken(
         Event(name, time_us, nonce, 0, delta) for name, delta, nonce, time_us in adds
     ]
     check(body)
+
+
+ITEM = f'{{"counter":"c","delta":1,"idempotency_token":{TOKEN}}}'
+#: Whole items, their parts, and what may join two of them.
+pieces = st.one_of(
+    st.just(ITEM),
+    st.integers(1, len(ITEM) - 1).flatmap(lambda at: st.sampled_from((ITEM[:at], ITEM[at:]))),
+    st.sampled_from(
+        ("{", "}", "[", "]", "{}", '{"items":[', ",", ":", '"', " ", "\t", "\\", "null")
+    ),
+)
+
+
+@given(st.lists(st.lists(pieces, min_size=1, max_size=3).map("".join), max_size=4))
+@example([ITEM, ITEM])
+@example([f"{ITEM} {ITEM}", ITEM[:40], ITEM[40:]])
+@example([ITEM[:-1], f"}}{ITEM}"])
+@example([f"{ITEM}{ITEM}", "{}"])
+def test_lines_that_are_read_at_once_mean_the_same_one_by_one(texts: list[str]) -> None:
+    lines = [text.strip().encode() for text in texts if text.strip()]
+    events = read_lines(lines)
+    if events is not None:
+        found = [models_read_batch(b'{"items":[%s]}' % line) for line in lines]
+        assert [[each] for each in events] == found
+    elif all(line == ITEM.encode() for line in lines):
+        pytest.fail("the usual form is not taken")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.http.models import TokenBody
 from api.http.problems import problem_bytes, problem_types, retry_after_s
-from api.routes.counters import token_of
+from api.routes.items import token_of
 from api.routes.reports import _event_of_page, _page, _place, history_points
 from counter import limits
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError, TokenTooOldError

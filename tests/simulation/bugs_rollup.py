@@ -1,9 +1,11 @@
 """Bugs of the rollup."""
 
 from counter.core import read as reading
+from counter.core.service import CounterService
 from counter.storage.cassandra import slices
 from counter.storage.cassandra.rollups import CassandraRollups
 from rollup import atomics, roller, worker
+from rollup.batches import BatchRoller
 from rollup.maintenance import Maintenance
 from tests.simulation.bugs import Bug
 from tests.simulation.mutate import Edit, Swap
@@ -118,8 +120,34 @@ BUGS = (
         (
             Edit(
                 roller.update,
-                "if each.window_us + batch.window_size_us - 1 <= batch.through_us\n        and",
-                "if",
+                "each.window_us + batch.window_size_us - 1 <= batch.through_us\n            and",
+                "",
+            ),
+        ),
+    ),
+    Bug(
+        "deletes-not-undone",
+        "a worker does not look whether an event followed a delete",
+        (Edit(BatchRoller._undone, "if deletes:", "if False:"),),
+    ),
+    Bug(
+        "name-outlives-delete",
+        "a delete clears the counter and leaves its name on the list",
+        (Edit(CounterService._delete, "if not later:", "if False:"),),
+    ),
+    Bug(
+        "delete-hides-what-follows",
+        "a delete that is sent again takes a name off the list although an add followed",
+        (Edit(CounterService._delete, "if not later:", "if True:"),),
+    ),
+    Bug(
+        "names-stamped-with-now",
+        "a name is written at the time of its writing, so a retry of an old add lists it again",
+        (
+            Edit(
+                CassandraRollups._write_listed,
+                "(namespace.id, bucket, counter, time_us)",
+                "(namespace.id, bucket, counter, self._session.stamp())",
             ),
         ),
     ),

@@ -1,6 +1,7 @@
 """Bugs of consistency: what the cluster is asked for too little."""
 
 from counter.storage.cassandra import rollups, tables
+from counter.storage.cassandra.session import Session
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 from tests.simulation.bugs import Bug
@@ -12,8 +13,8 @@ def _reads_one(table: str) -> Edit:
     """Reads of *table* ask one replica."""
     return Edit(
         Cluster._read,
-        "nodes = self._some_nodes(self.read_nodes)",
-        f"nodes = self._some_nodes(1 if {table!r} in bound[0].table else self.read_nodes)",
+        "nodes = self._some_nodes(count)",
+        f"nodes = self._some_nodes(1 if {table!r} in bound[0].table else count)",
     )
 
 
@@ -21,6 +22,16 @@ BUGS = (
     Bug("marks-from-one-replica", "marks are read from one replica", (_reads_one("dirty"),)),
     Bug("events-from-one-replica", "events are read from one replica", (_reads_one("events_"),)),
     Bug("counts-from-one-replica", "counts are read from one replica", (_reads_one("counts"),)),
+    Bug(
+        "written-to-one-replica",
+        "a write is acknowledged by one replica",
+        (Edit(Session.to_write, "state.write_consistency)", "1)"),),
+    ),
+    Bug(
+        "read-from-one-replica",
+        "a read asks one replica, whatever the dataset says",
+        (Edit(Session.to_read, "state.read_consistency)", "1)"),),
+    ),
     Bug(
         "no-read-repair",
         "a read repairs nothing",

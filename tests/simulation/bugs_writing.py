@@ -202,7 +202,13 @@ BUGS = (
     Bug(
         "recounts-not-left-again",
         "recounts are left once, however long it took",
-        (Edit(_Resolver.leave_recounts, "if now_us <= closing_us:", "if True:"),),
+        (
+            Edit(
+                _Resolver.leave_recounts,
+                "if _is_surely_open(namespace, left_us, now_us):",
+                "if True:",
+            ),
+        ),
     ),
     Bug(
         "key-not-voided",
@@ -231,7 +237,56 @@ BUGS = (
     Bug(
         "no-atomic-mark-before-decision",
         "a resolver writes no mark of an atomic add before the decision",
-        (Edit(_Resolver._decide, "if events[0].item_key and not by_worker:", "if False:"),),
+        (Edit(_Resolver._decide, "bool(events[0].item_key) and not by_worker", "False"),),
+    ),
+    Bug(
+        "atomic-mark-passed",
+        "a decision about an atomic add is taken although its mark may have been passed",
+        (
+            Edit(
+                _Resolver._decide_marked,
+                "if _is_surely_open(namespace, left_us, now_us):",
+                "if True:",
+            ),
+        ),
+    ),
+    Bug(
+        "atomic-mark-not-awaited",
+        "a resolver decides about an atomic add while its mark is still on its way",
+        (
+            Edit(
+                _Resolver._decide_marked,
+                "await self._store.rollups.mark_atomic(",
+                '__import__("asyncio").ensure_future(self._store.rollups.mark_atomic(',
+            ),
+            Edit(
+                _Resolver._decide_marked,
+                "AtomicMark(left_us, tuple(events)))",
+                "AtomicMark(left_us, tuple(events))))",
+            ),
+        ),
+    ),
+    Bug(
+        "rewrite-not-awaited",
+        "a token is answered as applied before what was found of it is durable",
+        (
+            Edit(
+                _Resolver._decide,
+                "await self._store.events.rewrite(namespace, events)",
+                '__import__("asyncio").ensure_future('
+                "self._store.events.rewrite(namespace, events))",
+            ),
+        ),
+    ),
+    Bug(
+        "late-by-one",
+        "an event at the very end of the accept limit is taken for late",
+        (Edit(_Writer.is_late, "time_us < now_us - limit_us", "time_us <= now_us - limit_us"),),
+    ),
+    Bug(
+        "clocks-compared-at-once",
+        "two comparisons with the store's clock run at once, and the older one's result is kept",
+        (Edit(ClockGuard.measure, "async with self._measuring:", "if True:"),),
     ),
     Bug(
         "namespace-by-any-clock",

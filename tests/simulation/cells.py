@@ -94,24 +94,81 @@ class Partition:
     def visible(self, now_us: int) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The rows that there are, in no order, with the values of their cells."""
         for key, row in self.rows.items():
-            gone_us = self._gone_us(key, row)
-            values = {
-                column: cell.value
-                for column, cell in row.cells.items()
-                if cell.stamp_us > gone_us and cell.live(now_us)
-            }
-            marker = row.marker
-            if values or (marker is not None and marker.stamp_us > gone_us and marker.live(now_us)):
+            values = self.values_of(key, row, now_us)
+            if values is not None:
                 yield key, values
+
+    def values_of(self, key: Key, row: Row, now_us: int) -> dict[str, Any] | None:
+        """The values of the cells of *row*; None if there is no such row."""
+        gone_us = self._gone_us(key, row)
+        values = {
+            column: cell.value
+            for column, cell in row.cells.items()
+            # As Cell.live does: this is what most of a read's time goes into.
+            if cell.stamp_us > gone_us
+            and not cell.deleted
+            and (cell.until_us is None or now_us < cell.until_us)
+        }
+        marker = row.marker
+        if values or (marker is not None and marker.stamp_us > gone_us and marker.live(now_us)):
+            return values
+        return None
 
     def visible_static(self, now_us: int) -> dict[str, Any]:
         """The values of the static cells."""
         gone_us = self.deleted.stamp_us
+        if not self.static:
+            return {}
         return {
             column: cell.value
             for column, cell in self.static.items()
             if cell.stamp_us > gone_us and cell.live(now_us)
         }
+
+    def restamped(self, stamp_us: int) -> "Partition":
+        """The same at another write timestamp, deletions just before it, as Paxos has it: what is
+        deleted and written at once is written."""
+
+        def cell(each: Cell) -> Cell:
+            return each._replace(stamp_us=stamp_us - each.deleted)
+
+        def deletion(each: Deletion) -> Deletion:
+            return each if each is ALIVE else Deletion(stamp_us - 1, each.at_us)
+
+        rows = {
+            key: Row(
+                {column: cell(each) for column, each in row.cells.items()},
+                row.marker and cell(row.marker),
+                deletion(row.deleted),
+            )
+            for key, row in self.rows.items()
+        }
+        static = {column: cell(each) for column, each in self.static.items()}
+        ranges = {each._replace(deletion=deletion(each.deletion)): None for each in self.ranges}
+        return Partition(rows, static, ranges, deletion(self.deleted))
+
+    def ties(self, other: "Partition") -> bool:
+        """Whether a cell of *other* has the write timestamp of a deletion here."""
+        for key, row in self.rows.items():
+            theirs = other.rows.get(key)
+            if theirs is None:
+                continue
+            for column, cell in theirs.cells.items():
+                ours = row.cells.get(column)
+                stamps = {row.deleted.stamp_us}
+                if ours is not None and ours.deleted:
+                    stamps.add(ours.stamp_us)
+                if not cell.deleted and cell.stamp_us in stamps:
+                    return True
+        return False
+
+    def expires(self, now_us: int) -> bool:
+        """Whether a cell has run out, and no compaction has seen it since."""
+        return any(
+            not cell.deleted and not cell.live(now_us)
+            for row in self.rows.values()
+            for cell in row.cells.values()
+        )
 
     def compact(self, now_us: int, grace_us: int) -> None:
         """Drop what is deleted, and the deletions that are older than *grace_us*."""
@@ -134,8 +191,10 @@ class Partition:
 
     def _gone_us(self, key: Key, row: Row) -> int:
         """What was written to *row* up to this timestamp is deleted."""
-        ranges = [each.deletion.stamp_us for each in self.ranges if each.holds(key)]
-        return max(self.deleted.stamp_us, row.deleted.stamp_us, *ranges)
+        gone_us = max(self.deleted.stamp_us, row.deleted.stamp_us)
+        if not self.ranges:
+            return gone_us
+        return max([gone_us, *(each.deletion.stamp_us for each in self.ranges if each.holds(key))])
 
 
 def _compacted(

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from counter.clock import to_rfc3339
-from tests.simulation.history import Changed, History, Item, Seen
+from counter.limits import TIME_MAX_US
+from tests.simulation.history import Changed, History, Item, Seen, expiring
 from tests.simulation.plan import BASE, DIGITS_MAX, Config
 
 
@@ -28,9 +29,26 @@ def check(config: Config, history: History, final: Sequence[Seen]) -> list[str]:
         found += _contradictions(changed)
     counters = _Counters(config, history)
     found += counters.settled(final)
+    found += counters.misplaced(history)
     for seen in history.reads:
         found += counters.explain(seen)
+    for first, second in expiring(history):
+        if second.items[0].conflict_us is not None and _is_forgotten(config, first, second):
+            found.append(f"change {second.plan.number} is a conflict under a forgotten key")
     return found
+
+
+def _is_forgotten(config: Config, first: Changed, second: Changed) -> bool | None:
+    """Whether the key of *first* was forgotten when *second* used it; None if that depends on when
+    they were handled, and by which clocks."""
+    (before,), (sent,) = first.requests, second.requests
+    doubt_us, ttl_us = 2 * config.skew_us, config.key_ttl_us
+    if before.status and sent.sent_us > (before.answered_us or 0) + ttl_us + doubt_us:
+        return True
+    latest_us = max(before.answered_us or 0, sent.answered_us or 0)
+    if before.status and sent.status and latest_us < before.sent_us + ttl_us - doubt_us:
+        return False
+    return None
 
 
 def _contradictions(changed: Changed) -> Iterator[str]:
@@ -53,12 +71,27 @@ class _Counters:
     def __init__(self, config: Config, history: History) -> None:
         self._config = config
         self._items: dict[tuple[str, str], list[Item]] = {}
-        self._rivals: dict[tuple[object, ...], list[Item]] = {}
+        #: Of each item, by its id(): all items of its token in its counter.
+        self._rivals: dict[int, list[Item]] = {}
+        #: Changes that are one add or two: nobody knows.
+        self._doubtful: set[int] = set()
+        anew: set[int] = set()
+        for first, second in expiring(history):
+            forgotten = _is_forgotten(config, first, second)
+            if forgotten is None:
+                self._doubtful |= {first.plan.number, second.plan.number}
+            if forgotten is not False:
+                anew.add(second.plan.number)
+        alike: dict[tuple[object, ...], list[Item]] = {}
         for changed in history.changes:
             for item in changed.items:
                 key = (changed.plan.namespace, item.counter)
                 self._items.setdefault(key, []).append(item)
-                self._rivals.setdefault(_identity(item), []).append(item)
+                # A key that is, or may be, forgotten is another token.
+                number = changed.plan.number if changed.plan.number in anew else 0
+                same = alike.setdefault((*_identity(item), number), [])
+                same.append(item)
+                self._rivals[id(item)] = same
         self._note_seen(history.reads)
 
     def _note_seen(self, reads: Sequence[Seen]) -> None:
@@ -79,6 +112,11 @@ class _Counters:
                 open_us = time_us + self._config.accept_us - skew_us
                 if seen.answered_us < open_us:
                     self._seen_us[id(item)] = seen.answered_us
+
+    def _is_alone(self, item: Item) -> bool:
+        """Whether no other item has its token."""
+        is_known = item.change.plan.number not in self._doubtful
+        return is_known and len(self._rivals[id(item)]) == 1
 
     def _of(self, seen: Seen) -> list[Item]:
         return self._items.get((seen.namespace, seen.counter), [])
@@ -105,8 +143,27 @@ class _Counters:
                        for each in changed.items):  # fmt: skip
                     yield f"at last, change {changed.plan.number} counts in part"
 
+    def misplaced(self, history: History) -> Iterator[str]:
+        """Counters that are listed at the end although they were deleted, or that are not listed
+        although something came after every delete."""
+        for (namespace, counter), items in self._items.items():
+            if namespace not in history.listed:
+                continue
+            deletes = [item for item in items if item.change.plan.how == "delete"]
+            others = [item for item in items if item.change.plan.how != "delete"]
+            deleted_us = max(map(_applied_at, deletes), default=-1)
+            tried_us = max((_time_or_never(item) for item in others), default=-1)
+            is_listed = counter in history.listed[namespace]
+            if is_listed and deleted_us >= max(tried_us, 0):
+                yield f"at last, {counter} of {namespace} is listed, and was deleted"
+            # A delete that nobody asked for again may be done in part.
+            last_us = max((_time_or_never(item) for item in deletes), default=-1)
+            is_over = not any(item.change.given_up for item in deletes)
+            if not is_listed and is_over and max(map(_applied_at, others), default=-1) > last_us:
+                yield f"at last, {counter} of {namespace} is not listed"
+
     def _at_last(self, item: Item) -> Need:
-        if len(self._rivals[_identity(item)]) > 1 or item.change.given_up:
+        if not self._is_alone(item) or item.change.given_up:
             return Need(False, item.void_us is None)
         applied = item.applied_us is not None
         return Need(applied, applied or (item.void_us is None and item.conflict_us is not None))
@@ -133,7 +190,7 @@ class _Counters:
             return Need(False, False)
         if item.void_us is not None:
             return Need(False, self._may_be_glimpsed(item, item.void_us, seen))
-        alone = len(self._rivals[_identity(item)]) == 1
+        alone = self._is_alone(item)
         if seen.accuracy == "accurate":
             known_us = min(
                 item.applied_us or seen.sent_us, self._seen_us.get(id(item), seen.sent_us)
@@ -198,7 +255,7 @@ def _unexplained(
     count: int,
     items: Sequence[Item],
     needs: dict[int, Need],
-    rivals: dict[tuple[object, ...], list[Item]],
+    rivals: dict[int, list[Item]],
 ) -> str:
     """Why *count* cannot be; nothing where it can."""
     once, twice, rest = decode(count, items)
@@ -211,7 +268,7 @@ def _unexplained(
         return f"changes {_numbers(wrong)} count and must not"
     shown = {id(item) for item in once}
     for item in once:
-        same = [each for each in rivals[_identity(item)] if id(each) in shown]
+        same = [each for each in rivals[id(item)] if id(each) in shown]
         if len(same) > 1:
             return f"changes {_numbers(same)} are one token and count both"
     clears = [item for item in items if item.delta is None and needs[id(item)].may]
@@ -256,3 +313,13 @@ def _named(seen: Seen) -> str:
         f"{seen.accuracy} read of {seen.namespace}/{seen.counter} on api-{seen.plan.api}, asked"
         f" {to_rfc3339(seen.sent_us)[11:]}, as of {to_rfc3339(seen.as_of_us)[11:]}"
     )
+
+
+def _applied_at(item: Item) -> int:
+    """The time of an item that was told to count; -1 for another."""
+    return item.event_time_us or 0 if item.applied_us is not None else -1
+
+
+def _time_or_never(item: Item) -> int:
+    """The time of an item, later than all if nobody knows it."""
+    return TIME_MAX_US if item.event_time_us is None else item.event_time_us

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.limits import MILLISECOND, SECOND
 from tests.simulation.history import Changed, History, Item, Seen, Sent
-from tests.simulation.plan import Attempt, Change, Read
+from tests.simulation.plan import CLEARS, Attempt, Change, Read
 
 #: What a client may be told of an add that is well-formed, beside 200.
 _EXPECTED: Final = {
@@ -59,6 +59,8 @@ class Clients:
     def __init__(self, place: Place) -> None:
         self._place = place
         self.history = History()
+        #: Requests that were sent, retries too.
+        self.operations = 0
         #: The instant at which the plan's time begins.
         self.begun_us = 0
         #: Namespaces that may not be there yet.
@@ -77,14 +79,14 @@ class Clients:
         await asyncio.sleep(attempt.after_us / SECOND)
         if attempt.retry and changed.is_definite:
             return
-        await self.send(changed, attempt.api)
+        await self.send(changed, attempt.api, exact=attempt.exact)
         plan = changed.plan
         if plan.reads and changed.is_definite:
             names = tuple(dict.fromkeys(item.counter for item in changed.items))
             other = (attempt.api + plan.number) % self._place.apis
             await self.read(Read(plan.at_us, plan.namespace, names, 0, other))
 
-    async def send(self, changed: Changed, api: int) -> Sent:
+    async def send(self, changed: Changed, api: int, *, exact: bool = False) -> Sent:
         """One request, and what it was told."""
         plan = changed.plan
         items = changed.items
@@ -92,8 +94,11 @@ class Clients:
             # The place of an item in the list does not matter, but among those of its counter.
             items = sorted(items, key=lambda item: item.counter, reverse=True)
         method, path, body, headers = _request_of(changed, items)
+        if exact:
+            headers["x-exact"] = str(changed.token_us)
         sent = Sent(self._now_us(), api)
         changed.requests.append(sent)
+        self.operations += 1
         sent.status, sent.body = await self._place.request(api, method, path, body, headers)
         sent.answered_us = self._now_us()
         if sent.status == 200 and plan.how in ("batch", "atomic"):
@@ -131,6 +136,13 @@ class Clients:
     def _surprise(self, item: Item, text: str) -> None:
         self.history.surprises.append(f"change {item.change.plan.number}: {text}")
 
+    async def names(self, namespace: str, api: int) -> list[str] | None:
+        """The counters that are listed; None if no answer came."""
+        path = f"/v1/namespaces/{namespace}/counters?limit=1000"
+        self.operations += 1
+        status, body = await self._place.request(api, "GET", path)
+        return body["counters"] if status == 200 else None
+
     async def read(self, plan: Read) -> bool:
         """Read; whether counts came."""
         base = f"/v1/namespaces/{plan.namespace}"
@@ -138,6 +150,7 @@ class Clients:
         if plan.staleness_us == 0:
             text = "0s"
         sent_us = self._now_us()
+        self.operations += 1
         if len(plan.counters) == 1:
             query = "" if text is None else f"?max_staleness={text}"
             path = f"{base}/counters/{plan.counters[0]}{query}"
@@ -202,7 +215,9 @@ def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any,
         pairs = [{"counter": item.counter, "delta": item.delta} for item in items]
         return "POST", f"{base}/atomic/add", token | {"items": pairs}, headers
     ((counter, delta),) = plan.items
-    body = token if plan.how == "clear" else token | {"delta": delta}
+    body = token if plan.how in CLEARS else token | {"delta": delta}
+    if plan.how == "delete":
+        return "DELETE", f"{base}/counters/{counter}", body, headers
     return "POST", f"{base}/counters/{counter}/{plan.how}", body, headers
 
 

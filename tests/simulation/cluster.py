@@ -7,7 +7,7 @@ in its partition to bring to its end, or not.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cassandra
 from cassandra import ConsistencyLevel
@@ -30,12 +30,22 @@ from tests.simulation.statements import (
 from tests.simulation.weather import Weather
 
 QUORUM: Final = 2
+_OF_ONE: Final = (ConsistencyLevel.ANY, ConsistencyLevel.ONE, ConsistencyLevel.LOCAL_ONE)
 #: In calm weather most statements reach every replica, and are answered, at one instant: that costs
 #: far fewer turns of the loop.
 _AT_ONCE: Final = 0.8
 _SERVER_TIMEOUT_US: Final = 2 * SECOND
 
 Done = Callable[[Any], None]
+
+
+class _Proposal(NamedTuple):
+    """What a compare-and-set wrote, if it was accepted by most or, perhaps, by fewer."""
+
+    writes: list[Write]
+    is_chosen: bool
+
+
 #: (statement, its values)
 Bound = tuple[Statement, Sequence[Any]]
 
@@ -61,11 +71,16 @@ class Cluster:
         self.nodes = [Node(number) for number in range(3)]
         self.schemas: dict[str, Schema] = {}
         #: Of each partition, the compare-and-set that was accepted and not decided.
-        self._proposed: dict[tuple[str, Key], list[Write]] = {}
-        self._ballot_us = 0
+        self._proposed: dict[tuple[str, Key], _Proposal] = {}
+        self._ballots: dict[tuple[str, Key], int] = {}
+        #: Whether a left-over one gets the timestamp of the ballot that completes it, as with Paxos
+        #: v1; with v2 it keeps its own.
+        self.stamps_anew = False
         #: What reads do; a planted bug reads from fewer, or repairs nothing.
         self.read_nodes = QUORUM
         self.repairs = True
+        #: Called with each of the situations that seeds must reach.
+        self.reach: Callable[[str], object] = lambda _: None
         self.statements = 0
 
     def create_table(self, name: str, schema: Schema) -> None:
@@ -84,9 +99,18 @@ class Cluster:
     def compact(self) -> None:
         """Drop, on one node, what is deleted or expired, and tombstones whose time is over."""
         node = self._random.choice(self.nodes)
+        now_us = self.now_us() + node.offset_us
         for name, table in node.tables.items():
             for partition in table.values():
-                partition.compact(self.now_us(), self.schemas[name].grace_s * SECOND)
+                if partition.expires(now_us):
+                    self.reach("compacted")
+                partition.compact(now_us, self.schemas[name].grace_s * SECOND)
+
+    def _clock_us(self) -> int:
+        """The clock of the node that coordinates a statement."""
+        if not any(node.offset_us for node in self.nodes):
+            return self.now_us()
+        return self.now_us() + self._random.choice(self.nodes).offset_us
 
     def execute(
         self,
@@ -159,12 +183,12 @@ class Cluster:
                 reply(cassandra.InvalidRequest(f"unconfigured table {each.table}"))
                 return
         first = bounds[0][0]
+        level = statement.consistency_level
         if first.verb == "select":
-            serial = statement.consistency_level == ConsistencyLevel.SERIAL
-            if serial:
+            if level == ConsistencyLevel.SERIAL:
                 self._read_serially(bounds[0], reply)
             else:
-                self._read(bounds[0], reply, at_once)
+                self._read(bounds[0], 1 if level in _OF_ONE else self.read_nodes, reply, at_once)
         elif first.compares:
             self._compare(bounds, reply)
         else:
@@ -175,9 +199,9 @@ class Cluster:
                         node.apply(write)
                 reply(None)
             else:
-                self._write(writes, abandons, reply)
+                self._write(writes, 1 if level in _OF_ONE else QUORUM, abandons, reply)
 
-    def _writes_of(self, bounds: Sequence[Bound], stamp_us: int = 0) -> list[Write]:
+    def _writes_of(self, bounds: Sequence[Bound]) -> list[Write]:
         """What the statements write, those of one partition as one."""
         found: dict[tuple[str, Key], Partition] = {}
         for statement, values in bounds:
@@ -185,20 +209,20 @@ class Cluster:
             keys = keys_of(statement, schema, values)
             if keys is None or len(keys) != 1:
                 raise NotImplementedError(f"a write to {keys} of {statement.table}")
-            delta = delta_of(statement, schema, values, stamp_us, self.now_us())
+            delta = delta_of(statement, schema, values, 0, self._clock_us())
             found.setdefault((statement.table, keys[0]), Partition()).merge(delta)
         return [(name, key, delta) for (name, key), delta in found.items()]
 
     # Plain writes.
 
-    def _write(self, writes: list[Write], abandons: bool, reply: Done) -> None:
+    def _write(self, writes: list[Write], needed: int, abandons: bool, reply: Done) -> None:
         weather = self.weather
         acknowledged_us = 0
         for write in writes:
             acks = self._send(write, abandons)
             if weather.happens(weather.repeated):
                 self._send_to_all(write, weather.later())
-            acknowledged_us = max(acknowledged_us, acks[QUORUM - 1])
+            acknowledged_us = max(acknowledged_us, acks[needed - 1])
         if acknowledged_us >= _SERVER_TIMEOUT_US:
             self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
         else:
@@ -242,10 +266,10 @@ class Cluster:
             up.pop(int(self._random.random() * len(up)))
         return up
 
-    def _read(self, bound: Bound, reply: Done, at_once: bool) -> None:
-        nodes = self._some_nodes(self.read_nodes)
+    def _read(self, bound: Bound, count: int, reply: Done, at_once: bool) -> None:
+        nodes = self._some_nodes(count)
         if at_once:
-            seen = [self._seen_by(node, bound) for node in nodes]
+            seen = [self._seen_by(node, bound, at_once) for node in nodes]
             self._answer_read(bound, nodes, seen, reply)
             return
         found: list[dict[Key, Partition] | None] = []
@@ -258,8 +282,11 @@ class Cluster:
         for node in nodes:
             self._at(self.weather.delay(), look, node)
 
-    def _seen_by(self, node: Node, bound: Bound) -> dict[Key, Partition] | None:
-        """What a node holds of what is asked for; None where the table is gone."""
+    def _seen_by(
+        self, node: Node, bound: Bound, at_once: bool = False
+    ) -> dict[Key, Partition] | None:
+        """What a node holds of what is asked for; None where the table is gone. What is answered
+        at once need not be a copy."""
         statement, values = bound
         table = node.tables.get(statement.table)
         if table is None:
@@ -270,6 +297,8 @@ class Cluster:
         if not found:
             return {}
         wanted = filter_of(statement, schema, values)
+        if at_once and wanted is None:
+            return {key: table[key] for key in found}
         return {key: table[key].part(wanted) for key in found}
 
     def _answer_read(
@@ -297,7 +326,7 @@ class Cluster:
         named = keys_of(statement, schema, values)
         order = sorted(merged) if named is None else [key for key in named if key in merged]
         partitions = [(key, merged[key]) for key in order]
-        reply(rows_of(statement, schema, values, partitions, self.now_us()))
+        reply(rows_of(statement, schema, values, partitions, self._clock_us()))
 
     def _repair(
         self,
@@ -310,6 +339,9 @@ class Cluster:
         for key, partition in merged.items():
             parts = [(part or {}).get(key) for part in found]
             if any(part != partition for part in parts):
+                known = [part for part in parts if part is not None]
+                if any(one.ties(other) for one in known for other in known):
+                    self.reach("equal-stamps")
                 for node in nodes:
                     node.apply((table, key, partition))
 
@@ -318,8 +350,23 @@ class Cluster:
     def _finish(self, table: str, key: Key) -> None:
         """What an earlier compare-and-set left undecided is decided by who comes next."""
         proposed = self._proposed.pop((table, key), None)
-        if proposed is not None and self._random.random() < 0.5:
-            self._commit(proposed)
+        if proposed is None or (not proposed.is_chosen and self._random.random() < 0.5):
+            return
+        writes = proposed.writes
+        self.reach("left-over-proposal")
+        # Who sees a commit of it repairs that one; who sees it accepted proposes it again.
+        if self.stamps_anew and (not proposed.is_chosen or self._random.random() < 0.5):
+            self.reach("new-ballot")
+            writes = _restamped(writes, self._ballot(table, key, self._clock_us()))
+        self._commit(writes)
+
+    def _ballot(self, table: str, key: Key, now_us: int) -> int:
+        """Another ballot of a partition, by the clock of a coordinator."""
+        latest_us = self._ballots.get((table, key), 0)
+        if now_us <= latest_us and any(node.offset_us for node in self.nodes):
+            self.reach("node-clocks")
+        self._ballots[(table, key)] = ballot_us = max(latest_us + 1, now_us)
+        return ballot_us
 
     def _commit(self, writes: list[Write]) -> None:
         for write in writes:
@@ -349,14 +396,14 @@ class Cluster:
         for key in keys_of(statement, schema, values) or ():
             self._finish(statement.table, key)
             partitions.append((key, self._merged(statement.table, key)))
-        reply(rows_of(statement, schema, values, partitions, self.now_us()))
+        reply(rows_of(statement, schema, values, partitions, self._clock_us()))
 
     def _compare(self, bounds: Sequence[Bound], reply: Done) -> None:
         statement, values = bounds[0]
         table, schema = statement.table, self.schemas[statement.table]
         key = (keys_of(statement, schema, values) or [()])[0]
         self._finish(table, key)
-        standing, now_us = self._merged(table, key), self.now_us()
+        standing, now_us = self._merged(table, key), self._clock_us()
         static = standing.visible_static(now_us)
         refused: list[tuple[Any, ...]] = []
         for each, given in bounds:
@@ -367,14 +414,25 @@ class Cluster:
         if refused:
             reply(refused)
             return
-        self._ballot_us = max(self._ballot_us + 1, now_us)
-        writes = self._writes_of(bounds, self._ballot_us)
+        ballot_us = self._ballot(table, key, now_us)
+        writes = _restamped(self._writes_of(bounds), ballot_us)
         if self.weather.happens(self.weather.untold):
             if self._random.random() < 0.5:
                 self._commit(writes)
             else:
-                self._proposed[(table, key)] = writes
+                is_chosen = self._random.random() < 0.3
+                if is_chosen:
+                    # Its commit came to one replica.
+                    node = self._random.choice(self.nodes)
+                    for write in writes:
+                        node.apply(write)
+                self._proposed[(table, key)] = _Proposal(writes, is_chosen)
             self._at(5 * MILLISECOND, reply, _write_timeout())
             return
         self._commit(writes)
         reply([(True,)])
+
+
+def _restamped(writes: Sequence[Write], stamp_us: int) -> list[Write]:
+    """Writes of a compare-and-set at the timestamp of a ballot."""
+    return [(name, key, delta.restamped(stamp_us)) for name, key, delta in writes]

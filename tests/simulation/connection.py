@@ -14,6 +14,7 @@ from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.shared.bridge import Bridge
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import Statement, parse, schema_of
+from tests.simulation.loop import run_in
 
 
 class Met(NamedTuple):
@@ -61,8 +62,7 @@ class _Response:
 
     _paging_state = None
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
-        self._loop = loop
+    def __init__(self, context: Context) -> None:
         self._context = context
         self._tell: Callable[[Any], None] | None = None
         self._results: list[Any] = []
@@ -87,15 +87,22 @@ class _Response:
         self._tell = tell
 
     def finish(self, result: Any) -> None:
-        """Tell in the process that asked, if it lives and is awake."""
+        """Tell in the process that asked: at once if it is awake, and never if it crashed."""
         if self._tell is not None:
-            self._loop.call_soon(self._tell, result, context=self._context)
+            run_in(self._context, self._tell, result)
 
 
 def _table_of(statement: Any) -> str:
     if isinstance(statement, BatchStatement):
         return str(statement._statements_and_parameters[0][1].table)
     return str(statement.prepared_statement.query_id.table)
+
+
+class _Direct(Bridge):
+    """Calls at once: everything is in the loop already."""
+
+    def call(self, function: Callable[[Any], None], argument: Any) -> None:
+        function(argument)
 
 
 class SimulatedConnection(Connection):
@@ -109,20 +116,27 @@ class SimulatedConnection(Connection):
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bridge = Bridge(self._loop)
+        self._bridge = _Direct(self._loop)
 
     async def close(self) -> None:
         """There is nothing to let go of."""
 
     async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> Any:
+        # The driver may send what is idempotent twice.
+        assert idempotent != (" IF " in cql), f"idempotent: {idempotent}: {cql}"
         return _Prepared(cql, consistency)
+
+    async def settled(self, statements: Sequence[Any]) -> list[Any]:
+        levels = {each.consistency_level for each in statements}
+        assert levels <= {ConsistencyLevel.SERIAL}, "only a SERIAL read settles"
+        return await super().settled(statements)
 
     def _execute(
         self, timeout_us: int | None, statement: Any, paging_state: bytes | None, **more: Any
     ) -> Any:
-        response = _Response(self._loop, copy_context())
+        response = _Response(copy_context())
         if isinstance(statement, SimpleStatement):
-            response._loop.call_soon(lambda: response.finish(self._system(statement)))
+            self._loop.call_soon(lambda: response.finish(self._system(statement)))
         else:
             met = self.meet(_table_of(statement))
             if not met.vanishes:
@@ -152,13 +166,16 @@ class SimulatedConnection(Connection):
         """Nobody who could be asked of itself alone."""
         return []
 
-    async def node_clock(self) -> int:
-        """What one node's clock says, after a round trip; it counts milliseconds."""
+    async def node_clocks(self) -> list[int]:
+        """What the nodes' clocks say, after a round trip; they count milliseconds."""
         weather = self._simulated.weather
         await asyncio.sleep(weather.delay() / SECOND)
-        node_us = self._simulated.now_us() // MILLISECOND * MILLISECOND
+        now_us = self._simulated.now_us()
+        found = [
+            (now_us + node.offset_us) // MILLISECOND * MILLISECOND for node in self._simulated.nodes
+        ]
         await asyncio.sleep(weather.delay() / SECOND)
-        return node_us
+        return found
 
     def _system(self, statement: SimpleStatement) -> list[tuple[Any, ...]]:
         """Rows of ``system_schema``."""

@@ -36,9 +36,12 @@ class Condition(NamedTuple):
     terms: tuple[Term, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """A table's columns by what they are for; *descending* are clustering columns."""
+    """A table's columns by what they are for; *descending* are clustering columns.
+
+    It is compared by identity, as statements are: what is worked out once for both is looked up.
+    """
 
     partition: tuple[str, ...]
     clustering: tuple[str, ...]
@@ -48,7 +51,7 @@ class Schema:
     grace_s: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Statement:
     """A statement; *assigned* are the cells of a write, *columns* what a read or deletion names."""
 
@@ -71,6 +74,7 @@ class Statement:
         return self.conditions is not None or self.must_exist is not None
 
 
+@lru_cache(maxsize=4_096)
 def schema_of(cql: str) -> tuple[str, Schema] | None:
     """The name and schema of the table that *cql* creates; None where it creates none."""
     found = _CREATE.match(" ".join(cql.split()))

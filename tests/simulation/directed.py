@@ -23,6 +23,7 @@ QUICK: Final = (
 
 _CRASHES: Final = "tests/evidence/test_crashes.py::"
 _FAULTS: Final = "tests/http/test_faults.py::"
+_DELETING: Final = "tests/http/test_deleting.py::"
 _CLOCK_GUARD: Final = "tests/unit/test_clock_guard.py::"
 _RESOLUTION: Final = "tests/unit/test_resolve.py::"
 _READING: Final = "tests/unit/test_read_moments.py::"
@@ -87,6 +88,25 @@ DIRECTED: Final[Mapping[str, str]] = {
     "no-atomic-mark-before-decision": (
         f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
     ),
+    "atomic-mark-passed": (
+        "tests/rollup/test_atomics.py::test_a_resolver_that_pauses_before_it_decides_leaves_no_half"
+    ),
+    "atomic-mark-not-awaited": (
+        f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
+    ),
+    "rewrite-not-awaited": (
+        f"{_RESOLUTION}test_a_token_is_answered_only_once_what_was_found_of_it_is_durable"
+    ),
+    "late-by-one": (
+        "tests/unit/test_write.py::test_an_event_of_the_very_end_of_the_accept_limit_is_written"
+    ),
+    "clocks-compared-at-once": (
+        "tests/unit/test_store_clock.py::test_comparisons_run_one_at_a_time"
+    ),
+    "written-to-one-replica": (
+        f"{_REPLICAS}test_a_write_that_one_replica_has_in_time_is_not_acknowledged"
+    ),
+    "read-from-one-replica": f"{_ACKNOWLEDGED}[0-events]",
     "namespace-by-any-clock": (
         f"{_CLOCK_GUARD}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"
     ),
@@ -104,6 +124,16 @@ DIRECTED: Final[Mapping[str, str]] = {
     "stamped-with-now": f"{_CONTRACTS}TestCounts::test_an_older_batch_changes_nothing",
     "removes-unread-pending": (
         f"{_CONTRACTS}TestCounts::test_pending_recounts_are_removed_exactly"
+    ),
+    "deletes-not-undone": (
+        f"{_DELETING}test_an_add_after_a_delete_counts_from_0_and_is_listed[memory]"
+    ),
+    "name-outlives-delete": f"{_CRASHES}test_a_rollup_after_a_delete[memory]",
+    "delete-hides-what-follows": (
+        f"{_DELETING}test_a_retried_delete_deletes_nothing_that_came_later[sqlite]"
+    ),
+    "names-stamped-with-now": (
+        f"{_CONTRACTS}TestCounts::test_a_deleted_counter_is_listed_again_with_a_later_event"
     ),
     "removes-pending-of-open-windows": (
         f"{_ROLLER}test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed"

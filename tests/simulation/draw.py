@@ -8,6 +8,7 @@ from counter.limits import MILLISECOND, MINUTE, SECOND
 from tests.simulation.ambush import Ambush
 from tests.simulation.plan import (
     BASE,
+    CLEARS,
     DIGITS_MAX,
     LATE,
     Attempt,
@@ -19,6 +20,7 @@ from tests.simulation.plan import (
     Rebirth,
     Trap,
 )
+from tests.simulation.reach import reach
 
 _TRAPPED = ("events_", "dirty", "counts", "watermarks", "resolutions", "atomic_marks", "")
 _ACTIONS = (
@@ -38,6 +40,7 @@ def draw(seed: int) -> Plan:
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
     # With a source of its own: what else a seed draws does not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
+    reach(plan)
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 
@@ -261,11 +264,13 @@ class Drawing:
             ["add", "add-and-get", "clear", "batch", "atomic"], [10, 2, 1.5, 2, 3]
         )[0]
         width = random.randint(1, 4) if how in ("batch", "atomic") else 1
+        if how == "clear" and len(self._changes) % 2:
+            how = "delete"
         items: list[tuple[str, int | None]] = []
         for _ in range(width):
             counter = self.counters[int(random.random() ** 2 * len(self.counters))]
-            delta = None if how == "clear" else self.delta(namespace, counter)
-            if delta is not None or how == "clear":
+            delta = None if how in CLEARS else self.delta(namespace, counter)
+            if delta is not None or how in CLEARS:
                 items.append((counter, delta))
         if not items:
             return None
@@ -283,8 +288,8 @@ class Drawing:
         if how != "batch" and random.random() < 0.12 and config.end_us <= 40 * SECOND:
             key = f"order:{number}"
         nonce, at_us = number, self._at()
-        rivals = [c for c in self._changes if c.how in ("add", "clear") and c.key is None]
-        if how in ("add", "clear") and key is None and rivals and random.random() < 0.1:
+        rivals = [c for c in self._changes if c.how in ("add", *CLEARS) and c.key is None]
+        if how in ("add", *CLEARS) and key is None and rivals and random.random() < 0.1:
             # The token of another: a conflict on the same counter, and none on another one.
             other = random.choice(rivals)
             nonce = other.nonce

@@ -1,9 +1,10 @@
 """What clients did and what they were told: all that the checker knows."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.plan import Change, Read
+from tests.simulation.plan import BRIEF, Change, Read
 
 
 @dataclass(slots=True)
@@ -80,5 +81,17 @@ class History:
 
     changes: list[Changed] = field(default_factory=list)
     reads: list[Seen] = field(default_factory=list)
+    #: The counters of each namespace that are listed at the end.
+    listed: dict[str, list[str]] = field(default_factory=dict)
     #: Answers that no client should get.
     surprises: list[str] = field(default_factory=list)
+
+
+def expiring(history: History) -> Iterator[tuple[Changed, Changed]]:
+    """The adds of BRIEF that use a key again, each after the first add of that key."""
+    first: dict[str | None, Changed] = {}
+    for changed in history.changes:
+        if changed.plan.namespace == BRIEF and changed.requests:
+            before = first.setdefault(changed.plan.key, changed)
+            if before is not changed:
+                yield before, changed

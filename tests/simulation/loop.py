@@ -7,11 +7,12 @@ is paused runs it all later, while every clock goes on.
 """
 
 import asyncio
-import heapq
 import traceback
-from asyncio import events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any, Final
 
@@ -22,6 +23,48 @@ NOWHERE: Final = Context()
 _PROCESS: Final[ContextVar["Process | None"]] = ContextVar("process", default=None)
 
 
+class Handle:
+    """A callback of a process. asyncio's own takes longer, for what is not needed here."""
+
+    __slots__ = ("args", "call", "context", "process", "when_s")
+
+    def __init__(
+        self, call: Callable[..., Any], args: Any, context: Context | None, when_s: float
+    ) -> None:
+        self.call: Callable[..., Any] | None = call
+        self.args = args
+        self.context = copy_context() if context is None else context
+        self.process = self.context.get(_PROCESS)
+        self.when_s = when_s
+
+    def cancel(self) -> None:
+        """Have nothing called."""
+        self.call, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        """Return whether nothing will be called."""
+        return self.call is None
+
+    def when(self) -> float:
+        """Return the time of a timer, in seconds."""
+        return self.when_s
+
+    def run(self) -> None:
+        """Call, if the process is awake; when it is again, if it is paused."""
+        process = self.process
+        if self.call is None:
+            return
+        if process is None or (process.alive and not process.paused):
+            self.context.run(self.call, *self.args)
+        elif process.paused:
+            process.held.append(self)
+
+
+def run_in(context: Context, call: Callable[..., Any], *args: Any) -> None:
+    """Call in the process of *context*: at once, or when it is awake again, or never."""
+    Handle(call, args, context, 0.0).run()
+
+
 class Process:
     """One process of the service: it can die, and it can fall asleep."""
 
@@ -29,7 +72,7 @@ class Process:
         self.name = name
         self.alive = True
         self.paused = False
-        self.held: list[events.Handle] = []
+        self.held: list[Handle] = []
         self.context = copy_context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
@@ -58,13 +101,18 @@ class Process:
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Runs callbacks in virtual time, from 0."""
 
-    _ready: Any
-    _scheduled: Any
+    _stopping: bool
 
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._random = random
+        self._ready: deque[Handle] = deque()
+        #: By time, and then in the order of their calls.
+        self._scheduled: list[tuple[float, int, Handle]] = []
+        self._numbers = count()
         self._now_s = 0.0
+        #: Microseconds since the beginning.
+        self.now_us = 0
         self.turns = 0
         #: Whether the run is over, and only being taken apart.
         self.ending = False
@@ -73,66 +121,82 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._made: list[asyncio.Task[Any]] = []
         self.set_exception_handler(self._note_failure)
 
+    #: Called for each future and task, so it is a function in C; it returns False.
+    get_debug = staticmethod(bool)
+
     def time(self) -> float:
         return self._now_s
 
     def create_task(self, coro: Any, **more: Any) -> asyncio.Task[Any]:
-        task = super().create_task(coro, **more)
+        # Without a name each would get a number, which takes time.
+        task = asyncio.Task(coro, loop=self, **{"name": "task"} | more)
         self._made.append(task)
         return task
 
-    @property
-    def now_us(self) -> int:
-        """Microseconds since the beginning."""
-        return round(self._now_s * SECOND)
+    # Typed plainly: the base class's types follow each argument.
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        handle = Handle(callback, args, context, 0.0)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        handle = Handle(callback, args, context, when)
+        heappush(self._scheduled, (when, next(self._numbers), handle))
+        return handle
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def at(self, delay_us: int, call: Callable[..., Any], *args: Any) -> None:
         """Call outside of any process, *delay_us* from now."""
         self.call_later(delay_us / SECOND, call, *args, context=NOWHERE)
 
-    def take_back(self, handles: list[events.Handle]) -> None:
+    def take_back(self, handles: list[Handle]) -> None:
         """Have *handles* run in the next turn."""
         self._ready.extend(handles)
 
     def _run_once(self) -> None:
-        scheduled, ready = self._scheduled, self._ready
-        if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled:
-                raise RuntimeError("the simulation waits for nothing")
-            self._now_s = max(self._now_s, scheduled[0].when())
-        while scheduled and scheduled[0]._when <= self._now_s:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
-        self.turns += 1
-        if len(ready) == 1:
-            # As most turns are.
-            self._run(ready.popleft())
-            return
-        handles = list(ready)
-        ready.clear()
-        for handle in self._in_order(handles):
-            self._run(handle)
+        """Take turns until the loop is stopped: the one call runs them all."""
+        scheduled, ready, run = self._scheduled, self._ready, self._run
+        while True:
+            if not ready:
+                while scheduled and scheduled[0][2].call is None:
+                    heappop(scheduled)
+                if not scheduled:
+                    raise RuntimeError("the simulation waits for nothing")
+                self._now_s = max(self._now_s, scheduled[0][0])
+                self.now_us = round(self._now_s * SECOND)
+            now_s = self._now_s
+            while scheduled and scheduled[0][0] <= now_s:
+                ready.append(heappop(scheduled)[2])
+            self.turns += 1
+            if len(ready) == 1:
+                # As most turns are.
+                run(ready.popleft())
+            else:
+                handles = list(ready)
+                ready.clear()
+                for handle in self._in_order(handles):
+                    run(handle)
+            if self._stopping:
+                return
 
-    def _run(self, handle: events.Handle) -> None:
-        if handle._cancelled:
-            return
-        process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
-        if process is None or (process.alive and not process.paused):
-            handle._run()
-        elif process.paused:
-            process.held.append(handle)
+    def _run(self, handle: Handle) -> None:
+        try:
+            handle.run()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"{handle.call} failed", "exception": error})
 
-    def _in_order(self, handles: list[events.Handle]) -> list[events.Handle]:
+    def _in_order(self, handles: list[Handle]) -> list[Handle]:
         """*handles* with those of one process in their order, and a drawn one among processes."""
-        if len(handles) < 2:
-            return handles
-        by_process: dict[Process | None, list[events.Handle]] = {}
+        by_process: dict[Process | None, list[Handle]] = {}
         for handle in handles:
-            process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
-            by_process.setdefault(process, []).append(handle)
+            by_process.setdefault(handle.process, []).append(handle)
         if len(by_process) < 2:
             return handles
         groups = list(by_process.values())
@@ -148,7 +212,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There are none from outside."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who would have to be woken."""
+        """Nothing sleeps that would have to be woken."""
 
     def end(self) -> None:
         """Close every coroutine that is left, so that none is closed at some time of its own."""

@@ -12,6 +12,8 @@ class Node:
     def __init__(self, number: int) -> None:
         self.number = number
         self.up = True
+        #: How far its clock is off.
+        self.offset_us = 0
         self.tables: dict[str, dict[Key, Partition]] = {}
 
     def apply(self, write: Write) -> None:

@@ -11,6 +11,19 @@ BASE = 4
 DIGITS_MAX = 31
 #: A namespace that is created while clients send to it already.
 LATE = "late"
+#: A namespace that forgets arbitrary keys within the run.
+BRIEF = "brief"
+#: The settings of a namespace that may change.
+CHANGEABLE = (
+    "accept_limit", "future_limit", "payload_check", "key_ttl", "cache_ttl", "requests_per_s",
+    "adds_per_s", "event_rules",
+)  # fmt: skip
+#: How long an exact attempt takes to arrive.
+EXACT_US = 1_000
+#: How far ahead a token may be in these runs.
+FUTURE_US = 3_000_000
+#: Verbs of changes that set a counter to 0.
+CLEARS = ("clear", "delete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +53,28 @@ class Config:
     end_us: int
     #: How far the clock of a process may be that is started with a wrong one.
     wrong_us: int = 0
+    #: How much a page or a batch holds; 0 for as much as in production.
+    page: int = 0
+    #: How far the clock of each node is off.
+    nodes_us: tuple[int, ...] = (0, 0, 0)
+    #: Whether a left-over compare-and-set gets the timestamp of the ballot that completes it (Paxos
+    #: v1), or keeps its own (v2).
+    paxos_stamps_anew: bool = False
+    #: More than *event_buckets*: they are raised after a few events.
+    event_buckets_max: int = 0
+    #: How long the namespace BRIEF remembers a key; 0 if there is none.
+    key_ttl_us: int = 0
 
     @property
     def lag_us(self) -> int:
         """How long after its end a window is closed by every clock."""
         return self.accept_us + self.write_timeout_us + 4 * self.skew_us
+
+    @property
+    def known_us(self) -> int:
+        """How long the outcome of a token is known."""
+        lag_us = self.accept_us + self.write_timeout_us + 3 * self.skew_us
+        return self.retention_us - 2 * (self.window_us + lag_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +84,8 @@ class Attempt:
     after_us: int
     api: int
     retry: bool
+    #: Whether it arrives a fixed time later, at the instant that its token's time was chosen for.
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +97,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Change(Step):
-    """An add, a clear, a batch of adds or an atomic add.
+    """An add, a clear, a delete of a counter, a batch of adds or an atomic add.
 
-    *items* are (counter, delta), with a delta of None for a clear. *how* is the verb. A token is
-    *nonce* and the step's instant less *age_us*; *key* stands in its place.
+    *items* are (counter, delta), with a delta of None for a clear or a delete. *how* is the verb. A
+    token is *nonce* and the step's instant less *age_us*; *key* stands in its place.
     """
 
     number: int
@@ -138,6 +170,8 @@ class Rebirth(Step):
     pauses: tuple[tuple[int, int, int], ...]
     traps: tuple[Trap, ...]
     adds: tuple[Change, ...]
+    #: How far the clock of *admin* is off when it is asked to delete.
+    wrong_us: int = 0
 
 
 @dataclass(slots=True)

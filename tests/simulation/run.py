@@ -3,21 +3,35 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from counter.limits import SECOND, SLICES_AHEAD
+from counter.limits import MILLISECOND, SECOND, SLICES_AHEAD
 from counter.ops.audit import Auditor, State
 from counter.types import CounterType
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
-from tests.simulation.history import Seen
+from tests.simulation.history import History, Seen
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.plan import BASE, LATE, Change, Fault, Plan, Read, Rebirth, Step, Trap
+from tests.simulation.observed import Observed, forbidden
+from tests.simulation.plan import (
+    BASE,
+    CHANGEABLE,
+    LATE,
+    Change,
+    Config,
+    Fault,
+    Plan,
+    Read,
+    Rebirth,
+    Step,
+    Trap,
+)
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
 from tests.simulation.world import START_US, Answer, Member, World, deterministic
@@ -25,6 +39,8 @@ from tests.support.app import forget_applications
 
 _TURNS_MAX = 2_000_000
 _TRIES_MAX = 40
+#: A control act is refused for no longer: a night of all processes is shorter.
+_ASKED_S = 3 * 3_600
 #: A digit that no other add has.
 _FIRST_LIFE = BASE**20
 
@@ -37,6 +53,12 @@ class Result:
     problems: list[str]
     trace: list[str] = field(default_factory=list)
     statements: int = 0
+    #: Requests of clients that change or read counters.
+    operations: int = 0
+    #: The situations of tests/simulation/situations.py that it came into.
+    reached: frozenset[str] = frozenset()
+    #: Items of adds that were compared with the model, and those that were not by which reason.
+    compared: Counter[str] = field(default_factory=Counter)
 
     @property
     def digest(self) -> str:
@@ -52,7 +74,7 @@ def run_seed(seed: int, bug: Callable[[], AbstractContextManager[object]] = null
 def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:
     """Carry *plan* out."""
     seed = plan.config.seed
-    with deterministic(seed) as faults, bug():
+    with deterministic(plan.config) as faults, bug():
         loop = SimulatedLoop(Random(f"turns {seed}"))
         try:
             run = _Run(plan, loop)
@@ -62,7 +84,10 @@ def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nul
             forget_applications()
     problems += [f"the service logged a fault of its own: {each}" for each in faults]
     problems += [f"nobody waited for: {each}" for each in loop.failures]
-    return Result(plan, problems, run.trace(), run.world.cluster.statements)
+    run.world.watch.judge(run.history)
+    reached = frozenset(run.world.watch.reached)
+    ran = run.world.cluster.statements, run.operations, reached, run.compared
+    return Result(plan, problems, run.trace(), *ran)
 
 
 class _Run:
@@ -74,6 +99,12 @@ class _Run:
         self.world = World(plan.config, loop)
         self._clients = Clients(self.world)
         self._final: list[Seen] = []
+        self.compared: Counter[str] = Counter()
+
+    @property
+    def history(self) -> History:
+        """What clients did and were told."""
+        return self._clients.history
 
     def problems(self) -> list[str]:
         """Run everything; what is wrong."""
@@ -99,7 +130,12 @@ class _Run:
         await asyncio.gather(*tasks)
         problems = await self._settle()
         problems += await self._audit()
-        return problems + check(self._plan.config, self._clients.history, self._final)
+        config = self._plan.config
+        limits_us = [_accept_ms(config, each) * MILLISECOND for each in self._changes_of_limit()]
+        # An era's is one of them.
+        config = replace(config, accept_us=min([config.accept_us, *limits_us]))
+        problems += check(config, self._clients.history, self._final)
+        return problems + self._compare()
 
     async def _until(self, at_us: int) -> None:
         left_us = self._begun_us + at_us - self._loop.now_us
@@ -134,19 +170,30 @@ class _Run:
             world.members[trap.who].set_trap(trap)
         for who, after_us, for_us in step.pauses:
             self._loop.at(after_us, world.members[who].process.pause, for_us)
-        await self._asked(partial(world.request, step.admin, "DELETE", path), 204, 404)
+        if step.wrong_us and not world.healed:
+            world.members[step.admin].misset(step.wrong_us)
+
+        async def delete() -> Answer:
+            self._act(step.admin, "delete")
+            return await world.request(step.admin, "DELETE", path)
+
+        await self._asked(delete, 204, 404)
         world.note(f"{step.namespace} is deleted")
         await self._asked(create, 200, 201)
         world.note(f"{step.namespace} is created again")
+        if step.pauses or step.traps:
+            world.reach("rebirth")
         at_us = self._loop.now_us - self._begun_us
         await asyncio.gather(*(self._add_to_reborn(each, at_us) for each in step.adds))
 
     async def _asked(self, ask: Callable[[], Awaitable[Answer]], *wanted: int) -> None:
-        """Ask until the status is one of *wanted*, as often as it is said to make sense."""
-        status, answer = await ask()
-        while status not in wanted:
-            await asyncio.sleep(answer.get("retry_after", 0.2))
+        """Ask until the status is one of *wanted*, as often as it is said to make sense. Raises
+        TimeoutError."""
+        async with asyncio.timeout(_ASKED_S):
             status, answer = await ask()
+            while status not in wanted:
+                await asyncio.sleep(answer.get("retry_after", 0.2))
+                status, answer = await ask()
 
     async def _add_to_reborn(self, add: Change, at_us: int) -> None:
         (attempt,) = add.attempts
@@ -155,6 +202,13 @@ class _Run:
         await self._clients.change(
             replace(add, at_us=at_us, attempts=(replace(attempt, after_us=0),))
         )
+
+    def _act(self, api: int, act: str) -> None:
+        """Note whether an API that is asked for a control act has a wrong clock."""
+        member = self.world.members[api]
+        serves = member.process.alive and member.application is not None
+        if serves and abs(member.offset_us) > self._plan.config.skew_us:
+            self.world.reach(f"wrong-clock-{act}")
 
     # Faults.
 
@@ -175,6 +229,12 @@ class _Run:
         weather = self.world.weather
         weather.abandoned = 0.6 * fault.how_much
         weather.hint_us = 3 * fault.span_us
+        self._loop.at(fault.for_us, weather.calm)
+
+    def _fault_untold(self, fault: Fault) -> None:
+        """The outcome of compare-and-sets is not told, or not decided."""
+        weather = self.world.weather
+        weather.untold = 0.3 + 0.7 * fault.how_much
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_crash(self, fault: Fault) -> None:
@@ -202,6 +262,7 @@ class _Run:
         self.world.members[fault.who].skew(int((fault.how_much * 6 - 3) * skew_us))
 
     def _fault_recount(self, fault: Fault) -> None:
+        self._act(fault.who % self._plan.config.apis, "recount")
         self._loop.create_task(self._recount(fault))
 
     async def _recount(self, fault: Fault) -> None:
@@ -211,14 +272,40 @@ class _Run:
 
     def _fault_accept(self, fault: Fault) -> None:
         """The accept limit is changed; it will hold from a later slice."""
+        self._act(fault.who % self._plan.config.apis, "change")
         self._loop.create_task(self._change_limit(fault))
 
     async def _change_limit(self, fault: Fault) -> None:
         name = self._plan.config.namespaces[0][0]
-        body = {"accept_limit": f"{500 + int(fault.how_much * 8_000)}ms"}
-        await self.world.request(
-            fault.who % self._plan.config.apis, "PUT", f"/v1/namespaces/{name}", body
-        )
+        body = {"accept_limit": f"{_accept_ms(self._plan.config, fault)}ms"}
+        await self._change_setting(fault.who % self._plan.config.apis, name, body)
+
+    async def _change_setting(self, api: int, name: str, body: Mapping[str, object]) -> None:
+        status, _ = await self.world.request(api, "PUT", f"/v1/namespaces/{name}", body)
+        if status == 200:
+            for setting in body:
+                self.world.reach(f"change-{setting}")
+
+    def _fault_setting(self, fault: Fault) -> None:
+        """A setting of a namespace is changed; *for_us* says which."""
+        setting, some = CHANGEABLE[fault.for_us], fault.how_much
+        if setting == "accept_limit":
+            self._fault_accept(fault)
+            return
+        config = self._plan.config
+        key_ttl_us = config.retention_us // 2 - int(some * SECOND)
+        body = {
+            "future_limit": f"{1_000 + int(some * 4_000)}ms",
+            "payload_check": ("guard", "off", "strict")[int(some * 3)],
+            "key_ttl": f"{key_ttl_us // MILLISECOND}ms",
+            "cache_ttl": f"{int(some * 30)}s",
+            # More than come.
+            "requests_per_s": 1_000 + int(some * 1_000),
+            "adds_per_s": 1_000 + int(some * 1_000),
+            "event_rules": [{"type": "order", "counter": f"orders-{int(some * 9)}"}],
+        }[setting]
+        name = config.namespaces[int(some * 1_000) % len(config.namespaces)][0]
+        self._loop.create_task(self._change_setting(fault.who, name, {setting: body}))
 
     def _fault_misset(self, fault: Fault) -> None:
         """A process starts with a clock that is far out of its bound."""
@@ -232,6 +319,7 @@ class _Run:
 
     def _fault_create(self, fault: Fault) -> None:
         """A namespace is created, by a process whose clock may be wrong."""
+        self._act(fault.who, "create")
         self._loop.create_task(self._create(fault.who))
 
     async def _create(self, api: int) -> None:
@@ -255,6 +343,7 @@ class _Run:
     def _heal(self) -> None:
         """Faults stop."""
         world = self.world
+        world.healed = True
         world.weather.calm()
         for node in world.cluster.nodes:
             node.up = True
@@ -269,7 +358,8 @@ class _Run:
     async def _settle(self) -> list[str]:
         """Ask and read until all is counted."""
         config = self._plan.config
-        slowest_us = max([config.accept_us, 9 * SECOND]) if self._changes_limit() else 0
+        limits_us = [_accept_ms(config, each) * MILLISECOND for each in self._changes_of_limit()]
+        slowest_us = max(limits_us, default=0)
         settling = Settling(self._plan, self._clients, self.world, self.world.note)
         self._final, problems = await settling.whole(slowest_us)
         return problems
@@ -287,14 +377,44 @@ class _Run:
         except Exception as error:
             told.set_result([f"the audit failed: {error!r}"])
 
-    def _changes_limit(self) -> bool:
-        return any(isinstance(step, Fault) and step.what == "accept" for step in self._plan.steps)
+    def _compare(self) -> list[str]:
+        """Compare what was observed of each add with the model; what it does not allow."""
+        serving = [each.application for each in self.world.members if each.application is not None]
+        namespaces = serving[0].service.namespaces.all()
+        observed = Observed(
+            self._plan, namespaces, self._clients.history, self._final, self.world.recorder
+        )
+        self.compared = observed.covered
+        return list(forbidden(observed))
+
+    def _changes_of_limit(self) -> list[Fault]:
+        """The steps that change the accept limit."""
+        return [
+            step
+            for step in self._plan.steps
+            if isinstance(step, Fault)
+            and (
+                step.what == "accept"
+                or (step.what == "setting" and CHANGEABLE[step.for_us] == "accept_limit")
+            )
+        ]
+
+    @property
+    def operations(self) -> int:
+        """How many requests clients sent that change or read counters."""
+        return self._clients.operations
 
     def trace(self) -> list[str]:
         """What happened, a line each, in order."""
         lines = trace_of(self._clients.history, START_US)
         lines = sorted([*self.world.notes, *lines])
         return [*lines, f"{self._loop.turns} turns, {self.world.cluster.statements} statements"]
+
+
+def _accept_ms(config: Config, fault: Fault) -> int:
+    """The accept limit that *fault* sets."""
+    most_ms = min(8_500, config.retention_us // 10 // MILLISECOND)
+    return 200 + int(fault.how_much * (most_ms - 200))
 
 
 async def _mismatches(member: Member) -> AsyncIterator[str]:

@@ -87,6 +87,9 @@ class Settling:
                 last = reads[before:]
                 if last and all(each.as_of_us >= since_us for each in last):
                     self._final += last
+                    names = await self._clients.names(name, 0)
+                    if names is not None:
+                        self._clients.history.listed[name] = names
                     break
                 await asyncio.sleep(1)
             else:

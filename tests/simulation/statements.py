@@ -2,13 +2,13 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cmp_to_key
+from functools import cmp_to_key, lru_cache
 from itertools import product
 from typing import Any, Final
 
 from counter.limits import SECOND
 from tests.simulation.cells import Cell, Deletion, Key, Partition, Range, Row
-from tests.simulation.cql import Condition, Schema, Statement, holds
+from tests.simulation.cql import Condition, Schema, Statement, Term, holds
 
 _COMPARE: Final = {
     "=": operator.eq,
@@ -17,27 +17,36 @@ _COMPARE: Final = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-Visible = list[tuple[Key, dict[str, Any]]]
+#: Which part of a clustering key is compared, how, and with what.
+_Test = tuple[slice, Callable[[Any, Any], bool], tuple[Term, ...]]
+
+
+@lru_cache(maxsize=8_192)
+def _key_terms(statement: Statement, schema: Schema) -> tuple[tuple[Term, bool], ...]:
+    """The term of each column of the partition key, and whether it is a sequence of several values;
+    nothing if *statement* names no partition."""
+    if statement.verb == "insert":
+        given = dict(statement.assigned)
+        return tuple((given[name], False) for name in schema.partition)
+    found = {
+        columns[0]: (terms[0], how == "in")
+        for columns, how, terms in statement.where
+        if columns[0] in schema.partition
+    }
+    return tuple(found[name] for name in schema.partition) if found else ()
 
 
 def keys_of(statement: Statement, schema: Schema, values: Sequence[Any]) -> list[Key] | None:
     """The partitions that *statement* names; None for all there are."""
-    if statement.verb == "insert":
-        given = {name: term.of(values) for name, term in statement.assigned}
-        return [tuple(given[name] for name in schema.partition)]
-    choices: dict[str, Sequence[Any]] = {}
-    several = False
-    for columns, how, terms in statement.where:
-        if columns[0] in schema.partition:
-            marker, value = terms[0]
-            value = value if marker is None else values[marker]
-            several |= how == "in"
-            choices[columns[0]] = list(dict.fromkeys(value)) if how == "in" else (value,)
-    if not choices:
+    named = _key_terms(statement, schema)
+    if not named:
         return None
-    if not several:
-        return [tuple([choices[name][0] for name in schema.partition])]
-    return list(product(*(choices[name] for name in schema.partition)))
+    if not any(several for _, several in named):
+        return [tuple([value if at is None else values[at] for (at, value), _ in named])]
+    choices = (
+        dict.fromkeys(term.of(values)) if several else (term.of(values),) for term, several in named
+    )
+    return list(product(*choices))
 
 
 def delta_of(
@@ -94,19 +103,42 @@ def _deletion(
     return made
 
 
+@lru_cache(maxsize=8_192)
+def _tests(statement: Statement, schema: Schema) -> tuple[_Test, ...]:
+    """What *statement* asks of clustering keys."""
+    found = []
+    for columns, how, terms in statement.where:
+        if columns[0] in schema.clustering:
+            first = schema.clustering.index(columns[0])
+            found.append((slice(first, first + len(columns)), _COMPARE[how], terms))
+    return tuple(found)
+
+
 def filter_of(
     statement: Statement, schema: Schema, values: Sequence[Any]
 ) -> Callable[[Key], bool] | None:
     """Which rows of a partition a read wants; None for all."""
-    tests: list[tuple[slice, Callable[[Any, Any], bool], Key]] = []
-    for columns, how, terms in statement.where:
-        if columns[0] in schema.clustering:
-            first = schema.clustering.index(columns[0])
-            wanted = tuple(term.of(values) for term in terms)
-            tests.append((slice(first, first + len(columns)), _COMPARE[how], wanted))
+    tests = [
+        (at, compare, tuple([term.of(values) for term in terms]))
+        for at, compare, terms in _tests(statement, schema)
+    ]
     if not tests:
         return None
     return lambda key: all(compare(key[at], wanted) for at, compare, wanted in tests)
+
+
+@lru_cache(maxsize=8_192)
+def _places(statement: Statement, schema: Schema) -> tuple[tuple[int, Any], ...]:
+    """Where the value of each column that *statement* shows is: 0 and its place in the partition
+    key, 1 and its place in the clustering key, or 2 and its name."""
+    keys = (schema.partition, schema.clustering)
+    return tuple(
+        next(
+            ((which, names.index(name)) for which, names in enumerate(keys) if name in names),
+            (2, name),
+        )
+        for _, name in statement.columns
+    )
 
 
 def rows_of(
@@ -120,41 +152,47 @@ def rows_of(
     limit = statement.limit.of(values) if statement.limit is not None else None
     each_limit = statement.partition_limit and statement.partition_limit.of(values)
     wanted = filter_of(statement, schema, values)
+    places = _places(statement, schema)
+    aggregates = any(how for how, _ in statement.columns)
     shown: list[tuple[Any, ...]] = []
     for key, partition in partitions:
         rows = [row for row in partition.visible(now_us) if wanted is None or wanted(row[0])]
-        rows.sort(key=_order(schema))
+        if len(rows) > 1:
+            rows.sort(key=_order(schema))
         static = partition.visible_static(now_us)
         if schema.static and static and (statement.distinct or not rows):
             # Only a row of nothing but statics is there, or asked for.
             rows = [((None,) * len(schema.clustering), {})]
         if not rows:
             continue
-        named = [
-            {
-                **dict(zip(schema.partition, key, strict=True)),
-                **dict(zip(schema.clustering, row_key, strict=True)),
-                **static,
-                **cells,
-            }
+        found = [
+            _shown(places, (key, row_key, {**static, **cells}))
             for row_key, cells in rows[:each_limit]
         ]
-        if statement.grouped or any(how for how, _ in statement.columns):
-            shown.append(tuple(_aggregate(how, name, named) for how, name in statement.columns))
+        if statement.grouped or aggregates:
+            columns = zip(statement.columns, zip(*found, strict=True), strict=True)
+            shown.append(tuple(_aggregate(how, column) for (how, _), column in columns))
         else:
-            shown += [tuple(row.get(name) for _, name in statement.columns) for row in named]
-    if not shown and not statement.grouped and any(how for how, _ in statement.columns):
+            shown += found
+    if not shown and not statement.grouped and aggregates:
         return [tuple(0 for _ in statement.columns)]
     return shown[:limit]
 
 
-def _aggregate(how: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+def _shown(places: tuple[tuple[int, Any], ...], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values at *places* of *given*: partition key, clustering key, cells by name."""
+    cells = given[2]
+    return tuple([cells.get(at) if which == 2 else given[which][at] for which, at in places])
+
+
+def _aggregate(how: str, column: Sequence[Any]) -> Any:
     if not how:
-        return rows[0].get(name)
-    found = [row[name] for row in rows if row.get(name) is not None]
+        return column[0]
+    found = [value for value in column if value is not None]
     return len(found) if how == "count" else sum(found)
 
 
+@lru_cache(maxsize=4_096)
 def _order(schema: Schema) -> Callable[[tuple[Key, Any]], Any]:
     """The order of a partition's rows."""
     if not schema.descending:
@@ -174,12 +212,13 @@ def standing_row(
     schema: Schema, key: Key, row_key: Key, partition: Partition, now_us: int
 ) -> dict[str, Any] | None:
     """The values of one row, its statics too; None where there is no such row."""
-    static = partition.visible_static(now_us)
-    for each, cells in partition.visible(now_us):
-        if each == row_key:
-            names = {**dict(zip(schema.partition, key, strict=True))}
-            return names | dict(zip(schema.clustering, row_key, strict=True)) | static | cells
-    return None
+    row = partition.rows.get(row_key)
+    cells = None if row is None else partition.values_of(row_key, row, now_us)
+    if cells is None:
+        return None
+    names = dict(zip(schema.partition, key, strict=True))
+    names |= zip(schema.clustering, row_key, strict=True)
+    return names | partition.visible_static(now_us) | cells
 
 
 def shown_row(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:

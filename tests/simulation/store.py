@@ -37,9 +37,10 @@ class SimulatedStore(CassandraStore):
         self.control.read_clock = self.read_clock
 
     async def read_clock(self) -> ClockReading:
-        """The clock of a node, by what the adapter reckons of it."""
+        """The clock of the node that is the farthest off, by what the adapter reckons of it."""
         before_us = self.session.clock.now_us()
-        node_us = await self.simulated.node_clock()
+        nodes_us = await self.simulated.node_clocks()
         after_us = self.session.clock.now_us()
-        offset_us = node_us + MILLISECOND // 2 - (before_us + after_us) // 2
+        middle_us = (before_us + after_us) // 2 - MILLISECOND // 2
+        offset_us = max((node_us - middle_us for node_us in nodes_us), key=abs)
         return ClockReading(offset_us, (after_us - before_us + MILLISECOND) // 2 + 1)

@@ -2,11 +2,24 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
+from counter.errors import UnavailableError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
-from counter.types import Checkpoint, Event, Head, Mark, Namespace, PartitionSize
+from counter.types import (
+    AtomicMark,
+    Checkpoint,
+    Decision,
+    Event,
+    Head,
+    Mark,
+    Namespace,
+    Outcome,
+    PartitionSize,
+    Pending,
+)
 from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.processes import Processes, plain_namespace
@@ -60,6 +73,46 @@ async def test_what_two_replicas_have_every_read_sees(
     with processes.heard_by(*{0, 1, 2} - {deaf}):
         await write(store, namespace)
     assert [await read(store, namespace) for _ in range(READS)] == [expected] * READS
+
+
+async def test_a_write_that_one_replica_has_in_time_is_not_acknowledged(
+    processes: Processes,
+) -> None:
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    # In perfect weather all replicas have it at once.
+    processes.cluster.weather.missed = 1e-9
+    with patch.object(processes.cluster, "_send", lambda *_: [0, HOUR, HOUR]):
+        (outcome,) = await store.events.append(namespace, [EVENT])
+    assert isinstance(outcome, UnavailableError)
+
+
+#: Writes that are over only when two replicas have them.
+WRITES: dict[str, Do] = {
+    "append_atomic": lambda store, ns: store.events.append_atomic(ns, ITEMS),
+    "rewrite": lambda store, ns: store.events.rewrite(ns, [EVENT]),
+    "void": lambda store, ns: store.events.void(ns, [EVENT]),
+    "mark_atomic": lambda store, ns: store.rollups.mark_atomic(ns, AtomicMark(NOW, tuple(ITEMS))),
+    "leave_pending": lambda store, ns: store.rollups.leave_pending(ns, [("c", Pending(T0, T0))]),
+    "apply": lambda store, ns: apply(store, ns, ROLLED_UP),
+    "advance": lambda store, ns: store.rollups.advance(ns, [0], NOW),
+    "drop_marks": lambda store, ns: store.rollups.drop_marks(ns, 0, NOW),
+    "decide": lambda store, ns: store.decisions.decide(ns, [EVENT], Decision(Outcome.VOID, b"")),
+    "reserve": lambda store, ns: store.decisions.reserve(ns, nonce(1), NOW, NOW + HOUR),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_write_that_too_few_replicas_take_fails(processes: Processes, write: str) -> None:
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    # What it reads before is known.
+    await store.events.append(namespace, [EVENT])
+    await store.rollups.mark(namespace, [Mark(NOW, "c")])
+    for node in processes.cluster.nodes[:2]:
+        node.up = False
+    with pytest.raises(UnavailableError):
+        await WRITES[write](store, namespace)
 
 
 @pytest.mark.parametrize("table", KEPT)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -16,14 +16,18 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Clock
+from counter.storage.cassandra import event_reads
 from counter.storage.memory import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
+from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import Met
 from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
-from tests.simulation.plan import Config, Trap
+from tests.simulation.observed import Recorder
+from tests.simulation.plan import BRIEF, EXACT_US, FUTURE_US, Config, Trap
+from tests.simulation.situations import Watch
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
 
@@ -32,6 +36,28 @@ _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _DATA = "counter_default."
 _UNMET = Met()
+#: What bounds a page or a batch.
+_PAGES = (
+    "rollup.worker._MARKS_PER_READ",
+    "rollup.worker._WINDOWS_FIRST",
+    "rollup.worker._WINDOWS_MAX",
+    "rollup.worker._BATCH",
+    "counter.limits.BATCH_ITEMS_MAX",
+    "counter.storage.cassandra.rollups._WINDOWS_MAX",
+    "counter.storage.cassandra.rollups._READ_TOGETHER",
+    "counter.storage.cassandra.rollups._WRITTEN_TOGETHER",
+    "counter.storage.cassandra.rollups._ROWS_TOGETHER",
+    "counter.storage.cassandra.rollups._DROPPED_AT_ONCE",
+    "counter.storage.cassandra.event_reads.PARTITIONS_MAX",
+    "counter.storage.cassandra.event_reads.ROWS_MAX",
+    "counter.storage.cassandra.event_reads.WINDOW_ROWS_MAX",
+    "counter.storage.cassandra.events.PARTITIONS_MAX",
+    "counter.storage.cassandra.events._ROWS_MAX",
+    "counter.storage.cassandra.session._BATCH_ROWS_MAX",
+    "counter.storage.cassandra.session._PARTITIONS_MAX",
+    "counter.storage.cassandra.session._ROWS_MAX",
+    "counter.storage.cassandra.connection._GROUP",
+)
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -72,13 +98,15 @@ class Member:
         self.is_misset = False
         self.application: Application | None = None
         self.lives = 0
+        #: When the last crash is over.
+        self._back_us = 0
         self._traps: list[list[Any]] = []
         self.ready = asyncio.Event()
         self.start()
 
     def start(self) -> None:
         """Start a process, unless one runs."""
-        if self.lives and self.process.alive:
+        if self.lives and (self.process.alive or self.world.loop.now_us < self._back_us):
             return
         self.lives += 1
         self.process = Process(self.world.loop, f"{self.name}/{self.lives}")
@@ -87,8 +115,9 @@ class Member:
         self.process.spawn(self._api() if self.is_api else self._worker())
 
     def crash(self, for_us: int) -> None:
-        """Crash, and start again later."""
+        """Crash, and start again later, whenever an earlier crash would have been over."""
         self.process.crash()
+        self._back_us = self.world.loop.now_us + for_us
         self.world.loop.at(for_us, self.start)
 
     def misset(self, offset_us: int) -> None:
@@ -98,16 +127,21 @@ class Member:
         self.crash(0)
 
     def disarm(self) -> None:
-        """Forget the traps that nothing fell into."""
+        """Forget the traps that nothing fell into, and how long a crash lasts."""
         self._traps.clear()
+        self._back_us = 0
 
     def skew(self, offset_us: int) -> None:
         """Set the clock."""
+        if offset_us < self.offset_us and self.process.alive and not self.world.healed:
+            self.world.reach("clock-back")
         self.offset_us = self.clock.offset_us = offset_us
 
     def _store(self) -> SimulatedStore:
         store = SimulatedStore(self.world.options, self.clock, self.world.cluster)
         store.simulated.meet = self._meet
+        self.world.watch.watch(store)
+        self.world.recorder.watch(store)
         return store
 
     def set_trap(self, trap: Trap) -> None:
@@ -189,6 +223,14 @@ class World:
         self.random = Random(f"world {config.seed}")
         self.weather = Weather(self.random)
         self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather)
+        #: Whether faults are over.
+        self.healed = False
+        self.watch = Watch(config, lambda: START_US + loop.now_us)
+        self.cluster.reach = self.reach
+        self.cluster.stamps_anew = config.paxos_stamps_anew
+        for node, offset_us in zip(self.cluster.nodes, config.nodes_us, strict=True):
+            node.offset_us = offset_us
+        self.recorder = Recorder(self.cluster)
         self.notes: list[str] = []
         self.caches: MemoryCache = MemoryCache(SimulatedClock(loop, 0))
         dataset = Dataset(
@@ -200,6 +242,7 @@ class World:
             config.event_buckets,
             config.write_timeout_us,
             config.skew_us,
+            event_buckets_max=max(1, config.event_buckets_max),
         )
         self.options = options_for(dataset)
         self.settings = _settings(config.skew_us // MILLISECOND)
@@ -208,6 +251,11 @@ class World:
         """Remember *text* for the trace."""
         if not self.loop.ending:
             self.notes.append(f"{self.loop.now_us / SECOND:10.6f} s  {text}")
+
+    def reach(self, situation: str) -> None:
+        """Remember that the run came into *situation*."""
+        if not self.loop.ending:
+            self.watch.reached.add(situation)
 
     def wipe_cache(self) -> None:
         """Have the cache forget everything."""
@@ -226,8 +274,9 @@ class World:
         config = self.config
         self.members = [Member(self, n) for n in range(config.apis + config.workers)]
         for each in self.members[: config.apis]:
-            await each.ready.wait()
-        for name, counter_type in config.namespaces:
+            await asyncio.wait_for(each.ready.wait(), 60)
+        brief = ((BRIEF, "ACCURATE"),) if config.key_ttl_us else ()
+        for name, counter_type in (*config.namespaces, *brief):
             status, answer = await self.create(0, name, counter_type)
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
@@ -240,12 +289,14 @@ class World:
         body = {
             "counter_type": counter_type,
             "accept_limit": _text(config.accept_us),
-            "future_limit": "3s",
+            "future_limit": _text(FUTURE_US),
             "rollup_window": _text(config.window_us),
             "shards": config.shards,
             "payload_check": config.payload_check,
             "cache_ttl": _text(config.cache_ttl_us),
         }
+        if name == BRIEF:
+            body["key_ttl"] = _text(config.key_ttl_us)
         return await self.request(api, "PUT", f"/v1/namespaces/{name}", body)
 
     @property
@@ -281,9 +332,9 @@ class World:
 
         loop.at(timeout_us, tell, (0, {"code": "no_answer"}))
         if not weather.happens(weather.client_lost_request):
-            loop.at(
-                self._client_delay(), self._deliver, api, method, path, body, headers or {}, reply
-            )
+            exact = "x-exact" in (headers or {})
+            delay_us = EXACT_US if exact else self._client_delay()
+            loop.at(delay_us, self._deliver, api, method, path, body, headers or {}, reply)
         return await answered
 
     def _client_delay(self) -> int:
@@ -291,6 +342,17 @@ class World:
         if weather.happens(weather.client_slow):
             return int(self.random.random() * weather.slow_us)
         return weather.delay()
+
+    def _note_age(self, age_us: int) -> None:
+        """Note a token that arrives at such an age."""
+        config = self.config
+        for name, edge_us in (
+            ("accept-limit", config.accept_us),
+            ("future-limit", -FUTURE_US),
+            ("retention-limit", config.known_us),
+        ):
+            if abs(age_us - edge_us) <= 1:
+                self.reach(name)
 
     def _deliver(
         self,
@@ -305,6 +367,8 @@ class World:
         if not member.process.alive or member.application is None:
             reply((0, {"code": "refused"}))
             return
+        if "x-exact" in headers:
+            self._note_age(member.clock.wall_us() - int(headers["x-exact"]))
         raw, _, query = path.partition("?")
         scope = {
             "type": "http",
@@ -343,6 +407,8 @@ def _settings(skew_ms: int) -> Settings:
             "store": "cassandra",
             "contact_points": "simulated:9042",
             "clock_skew_max": f"{skew_ms}ms",
+            # A tenth of the shortest retention of a run.
+            "accept_limit": "2s",
             # What cannot start is started again by whoever keeps it.
             "start_timeout": "0s",
         }
@@ -367,8 +433,29 @@ class _Faults(logging.Handler):
 
 
 @contextmanager
-def deterministic(seed: int) -> Iterator[list[str]]:
-    """Have all chance come from *seed*; yields what the service logs as its own faults."""
+def _bounded(config: Config) -> Iterator[None]:
+    """Have what is bounded in production be bounded by a few."""
+    bounds: dict[str, object] = {"counter.limits.KEY_TTL_MIN_US": SECOND}
+    if config.event_buckets_max:
+        bounds |= {
+            "rollup.worker._PARTITIONS_EVERY_US": 2 * SECOND,
+            "rollup.partitions.PARTITION_BYTES_MAX": EVENT_BYTES,
+        }
+    if config.page:
+        bounds |= dict.fromkeys(_PAGES, config.page)
+        few = event_reads._FEW.replace(f"LIMIT {event_reads.ROWS_MAX}", f"LIMIT {config.page}")
+        bounds["counter.storage.cassandra.event_reads._FEW"] = few
+    with ExitStack() as stack:
+        for name, bound in bounds.items():
+            stack.enter_context(patch(name, bound))
+        yield
+
+
+@contextmanager
+def deterministic(config: Config) -> Iterator[list[str]]:
+    """Have all chance come from the seed, and bounds be as *config* says; yields what the service
+    logs as its own faults."""
+    seed = config.seed
     source = Random(f"urandom {seed}")
     faults = _Faults()
     logger = logging.getLogger("counter")
@@ -379,6 +466,7 @@ def deterministic(seed: int) -> Iterator[list[str]]:
     slots = (MAINTENANCE, *(str(number) for number in range(_SLOTS)))
     try:
         with (
+            _bounded(config),
             patch("os.urandom", source.randbytes),
             patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
             patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),

@@ -1,0 +1,300 @@
+//! The protocol over a store without transactions: Cassandra, and the memory store of the tests.
+
+mod reader;
+mod request;
+mod scenarios;
+mod state;
+pub mod traces;
+mod worker;
+
+use crate::checker::{Label, Model};
+use crate::rules::Rule;
+pub use scenarios::{Scenario, SCENARIOS};
+use state::{Outcome, Reader, State, Step, Store, Time, Worker, TWO};
+
+const WINDOW: Time = 1;
+const WRITE_TIMEOUT: Time = 1;
+const FUTURE_LIMIT: Time = 1;
+const STEPS_OF_A_PASS_MAX: usize = 50;
+
+/// An event: the token and the counter that it belongs to, and its window.
+struct Item {
+    at: usize,
+    token: usize,
+    counter: usize,
+    window: usize,
+}
+
+/// A scenario, and the rule that is broken in it, if any.
+pub struct Log {
+    pub scenario: &'static Scenario,
+    pub broken: Option<Rule>,
+    items: Vec<Item>,
+    of_token: Vec<Vec<Item>>,
+}
+
+impl Log {
+    pub fn new(scenario: &'static Scenario, broken: Option<Rule>) -> Log {
+        let items = || {
+            let of_atomic = (0..TWO).map(|at| Item { at, token: 0, counter: at, window: 0 });
+            let first = |time: &Time| scenario.tokens.iter().position(|each| each == time).unwrap();
+            let single = scenario.tokens.iter().enumerate();
+            let single = single.map(|(at, time)| Item { at, token: at, counter: 0, window: first(time) });
+            if scenario.atomic {
+                of_atomic.collect()
+            } else {
+                single.collect::<Vec<_>>()
+            }
+        };
+        let of_token = (0..scenario.tokens.len())
+            .map(|token| items().into_iter().filter(|item| item.token == token).collect())
+            .collect();
+        Log { scenario, broken, items: items(), of_token }
+    }
+
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken == Some(rule)
+    }
+
+    fn items_of(&self, token: usize) -> &[Item] {
+        &self.of_token[token]
+    }
+
+    /// The windows that have events: their numbers and times.
+    fn windows(&self) -> impl Iterator<Item = (usize, Time)> + '_ {
+        let tokens = self.scenario.tokens;
+        let is_first = move |at: usize| !tokens[..at].contains(&tokens[at]);
+        (0..tokens.len()).filter(move |at| is_first(*at)).map(move |at| (at, tokens[at]))
+    }
+
+    /// The end of the slice that all the events are in.
+    fn slice_end(&self) -> Time {
+        self.scenario.tokens.iter().max().unwrap() + 1
+    }
+
+    /// What the clock of any process may show: `ClockGuard` holds it within the bound.
+    fn readings(&self, now: Time) -> std::ops::RangeInclusive<Time> {
+        let skew = self.scenario.skew;
+        if now > self.scenario.horizon {
+            return now..=now; // What comes after the scenario is calm.
+        }
+        let off = if self.breaks(Rule::ClockGuard) { skew + 2 } else { skew };
+        (now - off).max(0)..=now + off
+    }
+
+    /// `closing_lag` in counter/windows.py, and the accept limit.
+    fn lag(&self) -> Time {
+        let skews = match self.broken {
+            Some(Rule::SkewInClosing) => 0,
+            Some(Rule::SkewTwiceInClosing) => 1,
+            _ => 2,
+        };
+        let limit = if self.breaks(Rule::AcceptLimitInClosing) { 0 } else { self.scenario.accept_limit };
+        let timeout = if self.breaks(Rule::WriteTimeoutInClosing) { 0 } else { WRITE_TIMEOUT };
+        limit + timeout + skews * self.scenario.skew
+    }
+
+    /// `closes_at`.
+    fn closes_at(&self, time: Time) -> Time {
+        time + WINDOW + self.lag()
+    }
+
+    /// `closed_through`.
+    fn closed_through(&self, reading: Time) -> Time {
+        reading - self.lag() - WINDOW
+    }
+
+    /// `deciding_time`.
+    fn deciding_time(&self) -> Time {
+        2 * (WINDOW + self.lag() + self.scenario.skew)
+    }
+
+    /// Everything stops; then a worker with a right clock finishes, retention runs out, and later
+    /// adds have the counters rolled up twice more. Returns whether all counts are right after each
+    /// of these. *last*: of equal timestamps, an older write wins.
+    fn ends_right(&self, s: &State, last: bool) -> bool {
+        let mut s = self.quiet(s, last);
+        let is_whole = !self.scenario.atomic || self.read(&s, 0).0[0] == self.read(&s, 1).0[1];
+        if !is_whole || !self.reads_right(&s) {
+            return false;
+        }
+        s.dropped_before = self.slice_end();
+        s.table_gone = true;
+        s.landed = [false; TWO];
+        (0..3).all(|_| {
+            let is_right = self.reads_right(&s);
+            let window = s.watermark + WINDOW;
+            for counter in &mut s.counters {
+                counter.recounts[0].add(window);
+            }
+            self.finish(&mut s, last);
+            is_right
+        })
+    }
+
+    /// Everything stops; then a worker with a right clock finishes.
+    fn quiet(&self, s: &State, last: bool) -> State {
+        let mut s = s.clone();
+        s.requests = [Step::Over; state::REQUESTS];
+        s.workers = [Worker::Idle; state::WORKERS];
+        s.reader = Reader::New;
+        s.now = self.scenario.horizon + self.scenario.skew + 2;
+        // The second pass is for the recounts that the first one leaves.
+        self.finish(&mut s, last);
+        self.finish(&mut s, last);
+        s
+    }
+
+    /// A pass of a worker, after all windows with marks are closed.
+    fn finish(&self, s: &mut State, last: bool) {
+        s.now += WINDOW + self.lag();
+        // A worker gives up if slices vanish again and again.
+        for _ in 0..STEPS_OF_A_PASS_MAX {
+            let mut next = self.roll(s, s.workers[0]);
+            if next.is_empty() {
+                return;
+            }
+            // Writing a counter has variants: the first is that it wins against an equal one.
+            let at = if next.len() > 3 && last { 3 } else { 0 };
+            let (_, state, worker) = next.swap_remove(at);
+            *s = state;
+            s.workers[0] = worker;
+            if worker == Worker::Idle {
+                return;
+            }
+        }
+    }
+}
+
+impl Model for Log {
+    type State = State;
+
+    fn initial(&self) -> State {
+        let store = Store {
+            sent: [self.scenario.given_up, false],
+            landed: [false; TWO],
+            hidden: [false; TWO],
+            decided: [None; TWO],
+            watermark: 0,
+            counters: Default::default(),
+            atomic_marks: Default::default(),
+            retired: None,
+            dropped_before: 0,
+            table_gone: false,
+            acknowledged: [false; TWO],
+            refused: [false; TWO],
+            misread: false,
+        };
+        let mut store = store;
+        store.counters[0].marks[0] = self.scenario.given_up;
+        let requests = [Step::New; state::REQUESTS];
+        let workers = [Worker::Idle; state::WORKERS];
+        State { now: 1, requests, workers, reader: Reader::New, store }
+    }
+
+    fn steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
+        if s.now < self.scenario.horizon {
+            let mut later = s.clone();
+            later.now += 1;
+            out.push((("time", "passes"), later));
+        }
+        for at in 0..self.scenario.requests.len() {
+            self.request_steps(s, at, out);
+        }
+        for at in 0..self.scenario.workers {
+            self.worker_steps(s, at, out);
+        }
+        self.reader_steps(s, out);
+        self.store_steps(s, out);
+        self.maintenance_steps(s, out);
+        for (_, state) in out {
+            self.sort(state);
+        }
+    }
+
+    fn violation(&self, before: &State, s: &State) -> Option<&'static str> {
+        if s.store == before.store {
+            return None; // It holds, because it held before.
+        }
+        if (0..TWO).any(|token| s.acknowledged[token] && s.refused[token]) {
+            return Some("a definite answer about a token never changes");
+        }
+        if s.misread {
+            return Some("a read has what was acknowledged before it, and nothing that was refused");
+        }
+        if !self.reads_right(s) {
+            return Some("an acknowledged add counts once, any other at most once, a refused one never");
+        }
+        if !(self.ends_right(s, false) && self.ends_right(s, true)) {
+            return Some(
+                "when all is quiet, and after retention, the count is the sum of the adds that count",
+            );
+        }
+        None
+    }
+
+    fn situations(&self, s: &State) -> u64 {
+        let mut bits = 0;
+        for (at, (_, is_in)) in SITUATIONS.iter().enumerate() {
+            bits |= u64::from(is_in(self, s)) << at;
+        }
+        bits
+    }
+}
+
+impl Log {
+    /// Requests of one token, and workers, are interchangeable.
+    fn sort(&self, s: &mut State) {
+        let tokens = self.scenario.requests;
+        for token in 0..TWO {
+            let first = tokens.partition_point(|each| *each < token);
+            let end = tokens.partition_point(|each| *each <= token);
+            s.requests[first..end].sort_unstable();
+        }
+        s.workers[..self.scenario.workers].sort_unstable();
+    }
+}
+
+type Situation = (&'static str, fn(&Log, &State) -> bool);
+
+/// Situations that some scenario must reach.
+pub const SITUATIONS: &[Situation] = &[
+    ("an add is acknowledged", |_, s| s.acknowledged != [false; TWO]),
+    ("a token is refused", |_, s| s.refused != [false; TWO]),
+    ("a token is refused while a write of its event is in flight", |_, s| s.refused[0] && s.sent[0]),
+    ("an event has landed in a window that the watermark has passed", |m, s| {
+        s.landed[0]
+            && !s.acknowledged[0]
+            && s.watermark >= m.scenario.tokens[0]
+            && s.counters[0].head.checkpoint.1 == Default::default()
+    }),
+    ("an event has landed, and void is decided", |_, s| s.landed[0] && s.decided[0] == Some(Outcome::Void)),
+    ("a resolver goes by a decision that is not its own", |_, s| {
+        s.decided[0] == Some(Outcome::Void) && s.requests.contains(&Step::Proposing(Outcome::Applied))
+    }),
+    ("recounts of one window are pending twice", |_, s| s.counters[0].head.pending[0].all().count() > 1),
+    ("a pending recount is done and removed", |_, s| s.counters[0].removed[0].has_any()),
+    ("a recount is left in a window that the watermark has passed", |_, s| {
+        s.requests.iter().any(|step| matches!(step, Step::Left(_, window) if *window <= s.watermark))
+    }),
+    ("a checkpoint is there, and its row is not", |m, s| {
+        s.counters[0].head.checkpoint.0 >= m.scenario.tokens[0] && s.counters[0].rows[0].is_none()
+    }),
+    ("two workers have the same batch in hand", |_, s| match s.workers {
+        [Worker::Summed(a, x), Worker::Summed(b, y)] => a.reaches == b.reaches && x != y,
+        _ => false,
+    }),
+    ("a worker has a batch in hand that is older than what is stored", |_, s| {
+        let stamp = s.counters[0].checkpoint_stamp;
+        s.workers
+            .iter()
+            .any(|each| matches!(each, Worker::Summed(batch, [Some(_), _]) if batch.reaches < stamp))
+    }),
+    ("half of an atomic add has landed, and its window is passed", |m, s| {
+        m.scenario.atomic && s.landed[0] != s.landed[1] && s.watermark >= m.scenario.tokens[0]
+    }),
+    ("the mark of a resolver is passed before its decision", |_, s| {
+        s.requests.iter().any(|step| matches!(step, Step::Remarked(_, window) if *window <= s.watermark))
+    }),
+    ("a slice is dropped before the token is resolved", |_, s| s.table_gone && s.requests[0] != Step::Over),
+];

@@ -1,0 +1,307 @@
+//! Requests: the path of an add (counter/core/write.py), and late tokens (counter/core/resolve.py).
+
+use super::state::{Events, Outcome, State, Step, Time, TWO};
+use super::{Log, FUTURE_LIMIT, WINDOW, WRITE_TIMEOUT};
+use crate::checker::Label;
+use crate::rules::Rule;
+
+type Next = (&'static str, State, Step);
+
+impl Log {
+    /// Append the steps of request *at*. It may stop anywhere: then it takes no more steps.
+    pub fn request_steps(&self, s: &State, at: usize, out: &mut Vec<(Label, State)>) {
+        let token = self.scenario.requests[at];
+        let mut next = self.write(s, token, s.requests[at]);
+        next.extend(self.resolve(s, token, s.requests[at], false));
+        for (what, mut state, step) in next {
+            state.requests[at] = step;
+            out.push((("request", what), state));
+        }
+    }
+
+    /// `EventWriter.is_late`; None if the token is too far in the future.
+    fn is_late(&self, token: usize, reading: Time) -> Option<bool> {
+        let time = self.scenario.tokens[token];
+        (time - reading <= FUTURE_LIMIT).then(|| time < reading - self.scenario.accept_limit)
+    }
+
+    /// `CounterService._submit`, `EventWriter.write_admitted`: mark, age check, event, deadline.
+    ///
+    /// A token that has become late after its mark is resolved: as one that arrives late.
+    fn write(&self, s: &State, token: usize, step: Step) -> Vec<Next> {
+        let mut next = Vec::new();
+        match step {
+            Step::New if s.table_gone => {}
+            Step::New => {
+                // It may have arrived at any earlier time, and waited until now.
+                let mut marked = s.clone();
+                if !self.breaks(Rule::MarkBeforeEvent) {
+                    self.mark(&mut marked, token);
+                }
+                next.push(("arrives, and has its mark", marked, Step::Marked));
+            }
+            Step::Marked => {
+                for reading in self.readings(s.now) {
+                    match self.is_late(token, reading) {
+                        Some(true) if !self.breaks(Rule::SecondAgeCheck) => {}
+                        None => {}
+                        _ if self.breaks(Rule::DeadlineClockFirst) => {
+                            next.push(("is young enough", s.clone(), Step::Checked))
+                        }
+                        _ => next.push(self.send(s, token)),
+                    }
+                }
+            }
+            Step::Checked => next.push(self.send(s, token)),
+            Step::Sent(began) => {
+                let mut landed = s.clone();
+                let in_time = s.now - began <= WRITE_TIMEOUT;
+                if (in_time || self.breaks(Rule::Deadline)) && self.land(&mut landed, token) {
+                    landed.acknowledged[token] = true;
+                    next.push(("its event lands, and it is acknowledged", landed, Step::Over));
+                }
+            }
+            _ => {}
+        }
+        next
+    }
+
+    /// `EventWriter._leave_marks`.
+    fn mark(&self, s: &mut State, token: usize) {
+        let time = self.scenario.tokens[token];
+        if time <= s.watermark {
+            return; // It is never read.
+        }
+        for item in self.items_of(token) {
+            s.counters[item.counter].marks[item.window] = true;
+        }
+        if self.scenario.atomic && !self.breaks(Rule::AtomicMark) {
+            s.atomic_marks.add(time);
+        }
+    }
+
+    /// The event is sent. From now on it may land at any time, or never.
+    ///
+    /// The deadline begins just before the age is checked. A pause between the two only makes it
+    /// stricter, so they are one step.
+    fn send(&self, s: &State, token: usize) -> Next {
+        let mut sent = s.clone();
+        for item in self.items_of(token) {
+            sent.sent[item.at] = true;
+        }
+        ("sends its event", sent, Step::Sent(s.now))
+    }
+
+    /// All the events of a token land. Returns whether they can: not if their table is gone.
+    fn land(&self, s: &mut State, token: usize) -> bool {
+        for item in self.items_of(token) {
+            s.landed[item.at] = !s.hidden[item.at];
+        }
+        !s.table_gone
+    }
+
+    /// `EventStore.find`.
+    pub fn find(&self, s: &State, token: usize) -> Events {
+        let items = self.items_of(token);
+        match items.iter().filter(|item| s.landed[item.at]).count() {
+            0 => Events::None,
+            some if some < items.len() => Events::Some,
+            _ => Events::All,
+        }
+    }
+
+    /// `Resolver.resolve`. It raises `TokenPendingError`, or `TokenTooOldError` with
+    /// `applied=None`, by going to `Over`.
+    pub fn resolve(&self, s: &State, token: usize, step: Step, by_worker: bool) -> Vec<Next> {
+        let mut next = Vec::new();
+        match step {
+            Step::New | Step::Looked(_) => {
+                for reading in self.readings(s.now) {
+                    if by_worker || self.is_late(token, reading) == Some(true) {
+                        next.push(self.look_up(s, token, step, reading, by_worker));
+                    }
+                }
+            }
+            Step::Proposing(outcome) => {
+                if !self.scenario.atomic || by_worker || self.breaks(Rule::AtomicMarkAgain) {
+                    next.push(self.decide(s, token, outcome));
+                    return next;
+                }
+                for reading in self.readings(s.now) {
+                    let mut marked = s.clone();
+                    if reading > s.watermark {
+                        marked.atomic_marks.add(reading);
+                    }
+                    next.push(("marks its atomic add again", marked, Step::Remarked(outcome, reading)));
+                }
+            }
+            Step::Remarked(outcome, window) => {
+                for reading in self.readings(s.now) {
+                    let (what, decided, step) = self.decide(s, token, outcome);
+                    if self.is_surely_open(window, reading) || self.breaks(Rule::AtomicMarkLeftAgain) {
+                        next.push((what, decided, step));
+                    } else {
+                        let again = Step::Proposing(outcome);
+                        next.push(("decides, but its mark may have been passed", decided, again));
+                    }
+                }
+            }
+            Step::Decided(outcome) => next.extend(self.enforce(s, token, outcome)),
+            _ => next.extend(self.leave_recounts(s, token, step, by_worker)),
+        }
+        next
+    }
+
+    /// The clock, then the event. A pause between the two makes no difference: the same is found
+    /// with a clock that is read after the pause.
+    fn look_up(&self, s: &State, token: usize, step: Step, reading: Time, by_worker: bool) -> Next {
+        let closed = reading >= self.closes_at(self.scenario.tokens[token]);
+        let closed = closed || self.breaks(Rule::WaitUntilClosed);
+        if !by_worker && self.is_past_retention(token, reading, self.deciding_time()) {
+            return ("is past retention", s.clone(), Step::Over);
+        }
+        match step {
+            Step::Looked(found) => self.propose(s, found, closed),
+            _ if s.table_gone => ("finds no table", s.clone(), Step::Over),
+            _ if self.breaks(Rule::ClockBeforeLookUp) => {
+                ("looks its event up", s.clone(), Step::Looked(self.find(s, token)))
+            }
+            _ => self.propose(s, self.find(s, token), closed),
+        }
+    }
+
+    fn propose(&self, s: &State, found: Events, closed: bool) -> Next {
+        if found != Events::All && !closed {
+            return ("is told to ask again, its window is open", s.clone(), Step::Over);
+        }
+        let outcome = if found == Events::None { Outcome::Void } else { Outcome::Applied };
+        ("is late, and looks its event up", s.clone(), Step::Proposing(outcome))
+    }
+
+    /// `DecisionStore.decide`: insert if not exists.
+    fn decide(&self, s: &State, token: usize, outcome: Outcome) -> Next {
+        let mut decided = s.clone();
+        let first = *decided.decided[token].get_or_insert(outcome);
+        let adopted = if self.breaks(Rule::FirstDecisionStands) { outcome } else { first };
+        ("decides, or adopts the decision", decided, Step::Decided(adopted))
+    }
+
+    /// `EventStore.rewrite` or `EventStore.void`: of the items in order, one after the other.
+    fn enforce(&self, s: &State, token: usize, outcome: Outcome) -> Vec<Next> {
+        let mut enforced = s.clone();
+        if s.table_gone {
+            return vec![("finds no table", enforced, Step::Over)];
+        }
+        if outcome == Outcome::Applied {
+            if self.breaks(Rule::RewriteOnApplied) {
+                return vec![("writes nothing again", enforced, Step::Enforced(outcome))];
+            }
+            for item in self.items_of(token) {
+                if !enforced.landed[item.at] && !enforced.hidden[item.at] {
+                    enforced.landed[item.at] = true;
+                    enforced.sent[item.at] = true;
+                    return vec![("writes an item again", enforced, Step::Decided(outcome))];
+                }
+            }
+            return vec![("has written its event again", enforced, Step::Enforced(outcome))];
+        }
+        if self.breaks(Rule::TombstoneOnVoid) {
+            return vec![("hides nothing", enforced, Step::Enforced(outcome))];
+        }
+        for item in self.items_of(token) {
+            if !enforced.hidden[item.at] {
+                enforced.hidden[item.at] = true;
+                enforced.landed[item.at] = false;
+                return vec![("hides its event", enforced, Step::Decided(outcome))];
+            }
+        }
+        vec![("has hidden its event", enforced, Step::Enforced(outcome))]
+    }
+
+    /// `Resolver.leave_recounts`, and then the answer.
+    fn leave_recounts(&self, s: &State, token: usize, step: Step, by_worker: bool) -> Vec<Next> {
+        let mut next = Vec::new();
+        match step {
+            Step::Enforced(outcome) => {
+                for reading in self.readings(s.now) {
+                    let mut left = s.clone();
+                    if !self.breaks(Rule::RecountForReaders) {
+                        for item in self.items_of(token) {
+                            let counter = &mut left.counters[item.counter];
+                            let mut pending = counter.head.pending[item.window];
+                            pending.add(reading);
+                            pending.remove(counter.removed[item.window]);
+                            counter.head.pending[item.window] = pending;
+                        }
+                    }
+                    next.push(("leaves a recount for readers", left, Step::Left(outcome, reading)));
+                }
+            }
+            Step::Left(outcome, window) => {
+                let mut left = s.clone();
+                let time = self.scenario.tokens[token];
+                let marked = if self.breaks(Rule::RecountInOpenWindow) { time } else { window };
+                if marked > s.watermark && !self.breaks(Rule::RecountForWorker) {
+                    for item in self.items_of(token) {
+                        left.counters[item.counter].recounts[item.window].add(marked);
+                    }
+                }
+                // A pause before the clock is read only leads to more recounts.
+                for reading in self.readings(s.now) {
+                    if self.is_surely_open(window, reading) || self.breaks(Rule::RecountLeftAgain) {
+                        next.push(self.answer(&left, token, outcome, reading, by_worker));
+                    } else {
+                        next.push(("took too long to leave recounts", left.clone(), Step::Enforced(outcome)));
+                    }
+                }
+            }
+            _ => {}
+        }
+        next
+    }
+
+    /// Whether no worker can have passed *window* yet, by the clock of a resolver.
+    fn is_surely_open(&self, window: Time, reading: Time) -> bool {
+        reading <= window + WINDOW + self.scenario.accept_limit
+    }
+
+    fn answer(&self, s: &State, token: usize, outcome: Outcome, reading: Time, by_worker: bool) -> Next {
+        let mut answered = s.clone();
+        if by_worker {
+            return ("has settled the atomic add", answered, Step::Over);
+        }
+        if self.is_past_retention(token, reading, WINDOW + 2 * self.scenario.skew) {
+            return ("is past retention", answered, Step::Over);
+        }
+        match outcome {
+            Outcome::Applied => answered.acknowledged[token] = true,
+            Outcome::Void => answered.refused[token] = true,
+        }
+        ("is answered by the decision", answered, Step::Over)
+    }
+
+    /// `Resolver._check_retention`.
+    fn is_past_retention(&self, token: usize, reading: Time, margin: Time) -> bool {
+        let margin = if self.breaks(Rule::DecidingMargin) { 0 } else { margin };
+        match self.scenario.retention {
+            Some(retention) => self.scenario.tokens[token] < reading - retention + margin,
+            None => false,
+        }
+    }
+
+    /// Writes that are in flight, and what the store does by itself.
+    pub fn store_steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
+        for item in 0..TWO {
+            if s.sent[item] && !s.landed[item] && !s.hidden[item] && !s.table_gone {
+                let mut landed = s.clone();
+                landed.landed[item] = true;
+                out.push((("store", "a write of an event lands"), landed));
+            }
+            if s.hidden[item] && self.breaks(Rule::TombstoneStays) {
+                let mut purged = s.clone();
+                purged.hidden[item] = false;
+                out.push((("store", "purges a tombstone"), purged));
+            }
+        }
+    }
+}

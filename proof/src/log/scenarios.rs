@@ -1,0 +1,75 @@
+//! The scenarios: each is small, and has what some rules need.
+
+use super::state::Time;
+
+pub struct Scenario {
+    pub name: &'static str,
+    /// Whether it is small enough for `--quick`.
+    pub quick: bool,
+    /// The time of each token.
+    pub tokens: &'static [Time],
+    /// One token is an atomic add of two items, to two counters.
+    pub atomic: bool,
+    /// Of each request that may be under way at once, its token.
+    pub requests: &'static [usize],
+    /// An earlier request for the first token has sent its event, and was given up.
+    pub given_up: bool,
+    pub workers: usize,
+    pub reader: bool,
+    /// How far each clock may be off the store's.
+    pub skew: Time,
+    pub accept_limit: Time,
+    pub retention: Option<Time>,
+    /// Time ends here; then everything stops, and a worker finishes.
+    pub horizon: Time,
+}
+
+pub const ONE: Scenario = Scenario {
+    name: "one token",
+    quick: true,
+    tokens: &[1],
+    atomic: false,
+    requests: &[0, 0],
+    given_up: false,
+    workers: 1,
+    reader: false,
+    skew: 0,
+    accept_limit: 1,
+    retention: None,
+    horizon: 7,
+};
+
+/// One that takes too long for `--quick`.
+const LONG: Scenario = Scenario { quick: false, ..ONE };
+
+pub const SCENARIOS: &[Scenario] = &[
+    ONE,
+    Scenario { name: "skewed clocks", skew: 1, horizon: 6, ..ONE },
+    Scenario { name: "two workers", requests: &[0], workers: 2, horizon: 8, ..ONE },
+    Scenario { name: "two tokens", tokens: &[1, 2], requests: &[0, 1], ..ONE },
+    Scenario { name: "reader", reader: true, requests: &[0], ..ONE },
+    Scenario { name: "slow reader", reader: true, requests: &[0], skew: 1, horizon: 3, ..ONE },
+    Scenario { name: "three requests", requests: &[0, 0, 0], ..LONG },
+    Scenario { name: "skewed clocks, longer", skew: 1, horizon: 9, ..LONG },
+    Scenario { name: "reader and resolver", reader: true, ..LONG },
+    Scenario {
+        name: "rivals",
+        given_up: true,
+        requests: &[0],
+        workers: 2,
+        accept_limit: 0,
+        horizon: 6,
+        ..LONG
+    },
+    Scenario { name: "atomic", atomic: true, ..LONG },
+    Scenario { name: "atomic, skewed", atomic: true, requests: &[0], skew: 1, horizon: 6, ..LONG },
+    Scenario {
+        name: "retention",
+        given_up: true,
+        requests: &[0],
+        accept_limit: 0,
+        retention: Some(6),
+        horizon: 11,
+        ..LONG
+    },
+];

@@ -1,0 +1,266 @@
+//! The state of the protocol over a store without transactions.
+//!
+//! A window is one tick long: so a window, its start and its last instant are the same number, and
+//! there is no slack between the last instant of a window and the events in it.
+
+use std::ops::{Deref, DerefMut};
+
+pub type Time = i8;
+
+/// How many tokens, items, counters and windows with events a scenario has at most.
+pub const TWO: usize = 2;
+pub const REQUESTS: usize = 3;
+pub const WORKERS: usize = 2;
+
+/// A set of instants.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Times(u32);
+
+impl Times {
+    pub fn add(&mut self, time: Time) {
+        assert!((0..32).contains(&time), "instant {time}");
+        self.0 |= 1 << time;
+    }
+
+    pub fn remove(&mut self, others: Times) {
+        self.0 &= !others.0;
+    }
+
+    pub fn with(self, others: Times) -> Times {
+        Times(self.0 | others.0)
+    }
+
+    pub fn has_any(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Return those in `(after, through]`.
+    pub fn between(self, after: Time, through: Time) -> Times {
+        let up_to = |time: Time| ((1_u64 << (time.max(-1) + 1)) - 1) as u32;
+        Times(self.0 & up_to(through) & !up_to(after))
+    }
+
+    pub fn first(self) -> Option<Time> {
+        self.all().next()
+    }
+
+    pub fn last(self) -> Option<Time> {
+        self.all().last()
+    }
+
+    pub fn all(self) -> impl Iterator<Item = Time> {
+        (0..32).filter(move |time| self.0 & 1 << time != 0)
+    }
+}
+
+impl std::fmt::Debug for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_set().entries(self.all()).finish()
+    }
+}
+
+/// How often a count includes each item: each add has a digit of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct Count(pub [i8; TWO]);
+
+impl Count {
+    pub fn plus(self, other: Count) -> Count {
+        Count([self.0[0] + other.0[0], self.0[1] + other.0[1]])
+    }
+
+    pub fn minus(self, other: Count) -> Count {
+        Count([self.0[0] - other.0[0], self.0[1] - other.0[1]])
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Outcome {
+    Applied,
+    Void,
+}
+
+/// What a look-up of a token's events found.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Events {
+    None,
+    Some,
+    All,
+}
+
+/// How far a request is. After `Sent`, it resolves a late token; so does a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Step {
+    /// Not sent yet.
+    New,
+    /// Its mark is durable.
+    Marked,
+    /// Its age was checked; only if the deadline's clock is read after that.
+    Checked,
+    /// The event is on its way, and the deadline began.
+    Sent(Time),
+    /// Looked up; only if the clock is read after that.
+    Looked(Events),
+    Proposing(Outcome),
+    /// An atomic add was marked again, in this window.
+    Remarked(Outcome, Time),
+    Decided(Outcome),
+    /// The events are written again, or hidden.
+    Enforced(Outcome),
+    /// Recounts are left for readers, in this window.
+    Left(Outcome, Time),
+    /// Answered, or not, by a time-out, by `token_pending` or because the outcome is unknown.
+    Over,
+}
+
+/// What a worker read before it rolls a batch up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Batch {
+    /// Where the watermark goes.
+    pub through: Time,
+    /// The last window with a mark: `Batch.through_us`.
+    pub reaches: Time,
+    pub dropped_before: Time,
+    /// For each counter, the windows with marks of adds and of recounts.
+    pub adds: [[bool; TWO]; TWO],
+    pub recounts: [[bool; TWO]; TWO],
+}
+
+/// A counter as a worker read it, and the windows to sum: `Plan`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Plan {
+    pub head: Head,
+    pub rows: [Option<Count>; TWO],
+    pub sums: [bool; TWO],
+    pub whole: bool,
+    pub settles: bool,
+}
+
+/// What a worker writes of a counter: `CounterUpdate`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Update {
+    pub rows: [Option<Count>; TWO],
+    pub checkpoint: (Time, Count),
+    pub settled: Option<(Time, Count)>,
+    pub pending_done: [Times; TWO],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Worker {
+    Idle,
+    /// Marks were read, then the clock; only if that order is broken.
+    Unclocked(Batch),
+    /// Settles an atomic add. None: what exists of it was not looked up yet.
+    Settling(Batch, Option<Step>),
+    Marked(Batch),
+    Planned(Batch, [Option<Plan>; TWO]),
+    Summed(Batch, [Option<Update>; TWO]),
+    Advancing(Time),
+}
+
+/// Checkpoint, settled and pending recounts, as one query reads them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct Head {
+    pub checkpoint: (Time, Count),
+    pub settled: (Time, Count),
+    /// For each window, the windows that its recounts were left in.
+    pub pending: [Times; TWO],
+}
+
+/// What is stored of one counter.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Counter {
+    pub head: Head,
+    pub rows: [Option<Count>; TWO],
+    /// The write timestamps of the checkpoint and of the rows.
+    pub checkpoint_stamp: Time,
+    pub row_stamps: [Time; TWO],
+    /// Pending recounts that were removed: the same ones cannot be left again.
+    pub removed: [Times; TWO],
+    /// Marks of adds and of recounts, in windows after the watermark.
+    pub marks: [bool; TWO],
+    pub recounts: [Times; TWO],
+}
+
+/// A reader of counter 0. `owed` are the items that it must see, `refused` those that it must not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reader {
+    New,
+    Watermarked {
+        watermark: Time,
+        owed: [bool; TWO],
+        refused: [bool; TWO],
+    },
+    /// Only if the checkpoint is read before the watermark.
+    HeadFirst {
+        head: Head,
+        owed: [bool; TWO],
+        refused: [bool; TWO],
+    },
+    Headed {
+        watermark: Time,
+        head: Head,
+        owed: [bool; TWO],
+        refused: [bool; TWO],
+    },
+    Rowed {
+        watermark: Time,
+        head: Head,
+        rows: [Option<Count>; TWO],
+        owed: [bool; TWO],
+        refused: [bool; TWO],
+    },
+    Stored {
+        as_of: Time,
+        count: Count,
+        owed: [bool; TWO],
+        refused: [bool; TWO],
+    },
+}
+
+/// Everything: the processes, and what they share.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct State {
+    pub now: Time,
+    pub requests: [Step; REQUESTS],
+    pub workers: [Worker; WORKERS],
+    pub reader: Reader,
+    pub store: Store,
+}
+
+impl Deref for State {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl DerefMut for State {
+    fn deref_mut(&mut self) -> &mut Store {
+        &mut self.store
+    }
+}
+
+/// What is stored, what is in flight, and what clients were answered.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Store {
+    /// Of each item: a write of it may land; it has landed; a tombstone hides it.
+    pub sent: [bool; TWO],
+    pub landed: [bool; TWO],
+    pub hidden: [bool; TWO],
+    /// Of each token.
+    pub decided: [Option<Outcome>; TWO],
+    pub watermark: Time,
+    pub counters: [Counter; TWO],
+    /// The windows in which the atomic add is marked.
+    pub atomic_marks: Times,
+    /// The slice with all the events was retired, and when; `dropped_before`; its table is gone.
+    pub retired: Option<Time>,
+    pub dropped_before: Time,
+    pub table_gone: bool,
+    /// What clients were answered, of each token.
+    pub acknowledged: [bool; TWO],
+    pub refused: [bool; TWO],
+    /// A reader got a count that it must not get.
+    pub misread: bool,
+}

@@ -1,0 +1,121 @@
+//! The rules of docs/architecture.md, each of which can be broken to see what it is for.
+
+/// Declare the rules: a variant, its name on the command line, and what is broken.
+macro_rules! rules {
+    ($($variant:ident, $name:literal, $broken:literal;)*) => {
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Rule { $($variant,)* }
+
+        /// Every rule, in the order of the documents.
+        pub const ALL: &[Rule] = &[$(Rule::$variant,)*];
+
+        impl Rule {
+            pub fn name(self) -> &'static str {
+                match self { $(Rule::$variant => $name,)* }
+            }
+
+            /// What happens if the rule is broken.
+            pub fn broken(self) -> &'static str {
+                match self { $(Rule::$variant => $broken,)* }
+            }
+        }
+    };
+}
+
+rules! {
+    // An add: EventWriter.write_admitted, MarkMemory (counter/core/write.py)
+    MarkBeforeEvent, "mark-before-event", "an event is written before its mark is durable: it is not waited for, or remembered too early";
+    SecondAgeCheck, "second-age-check", "the age of a token is not checked after its mark";
+    Deadline, "deadline", "a write is acknowledged however long it took";
+    DeadlineClockFirst, "deadline-clock-first", "the deadline's clock is read after the age check's";
+    ClockGuard, "clock-guard", "a process goes on with a clock that is off by more than the bound";
+    // Windows: closes_at, closed_through, closing_lag (counter/windows.py)
+    AcceptLimitInClosing, "accept-limit-in-closing", "a window closes without the accept limit";
+    WriteTimeoutInClosing, "write-timeout-in-closing", "a window closes without the write time-out";
+    SkewInClosing, "skew-in-closing", "a window closes without the skew of clocks";
+    SkewTwiceInClosing, "skew-twice-in-closing", "a window closes with the skew taken once";
+    // A late token: Resolver (counter/core/resolve.py)
+    ClockBeforeLookUp, "clock-before-look-up", "a resolver reads the clock after the look-up";
+    WaitUntilClosed, "wait-until-closed", "a token is decided while its window is open";
+    FirstDecisionStands, "first-decision-stands", "a resolver goes by its own decision, not by the first one";
+    TombstoneOnVoid, "tombstone-on-void", "what is decided void is not hidden";
+    TombstoneStays, "tombstone-stays", "what hides a void event is purged before the event's slice is dropped";
+    RewriteOnApplied, "rewrite-on-applied", "what is decided applied is not written again";
+    RecountForWorker, "recount-for-worker", "a resolver leaves no mark of a recount for the worker";
+    RecountForReaders, "recount-for-readers", "a resolver leaves no pending recount for readers";
+    RecountInOpenWindow, "recount-in-open-window", "the mark of a recount is left in the event's window";
+    RecountLeftAgain, "recount-left-again", "recounts are left once, however long it took";
+    DecidingMargin, "deciding-margin", "a token is decided until its slice may be dropped";
+    // The rollup: RollupWorker.roll_shard (rollup/worker.py), plan, update (rollup/roller.py)
+    CountersBeforeWatermark, "counters-before-watermark", "the watermark moves before the counters are written";
+    MarksUntilPassed, "marks-until-passed", "marks are dropped as soon as they are read";
+    ClockBeforeMarks, "clock-before-marks", "a worker reads the clock after the marks";
+    StampedByBatch, "stamped-by-batch", "counts carry the time of their writing";
+    RecountFoldsRows, "recount-folds-rows", "a recount adds the difference to the checkpoint";
+    RecountFoldsAllRows, "recount-folds-all-rows", "a recount folds only the windows that it summed";
+    CountedWindowsAgain, "counted-windows-again", "a window that the checkpoint includes is not summed again";
+    RecountMarksRead, "recount-marks-read", "a worker ignores the marks of recounts";
+    PendingOnlyWhenRead, "pending-only-when-read", "a worker removes pending recounts that it did not read";
+    PendingUntilPassed, "pending-until-passed", "a worker removes pending recounts of open windows";
+    DropAfterRollup, "drop-after-rollup", "a slice is dropped before the watermark has passed its events";
+    DropAfterRetention, "drop-after-retention", "a slice is dropped as soon as it is rolled up";
+    // A read: CountReader (counter/core/read.py)
+    WatermarkBeforeHead, "watermark-before-head", "a reader reads the checkpoint before the watermark";
+    ReaderRecounts, "reader-recounts", "a reader ignores pending recounts";
+    TailBeyondNow, "tail-beyond-now", "the live tail ends at the reader's now";
+    RowsUpToWatermark, "rows-up-to-watermark", "a reader that recounts folds up to the checkpoint, not to the watermark";
+    // An atomic add: mark_atomic, AtomicSettler (rollup/atomics.py)
+    AtomicMark, "atomic-mark", "an atomic add is written without its mark";
+    AtomicMarkAgain, "atomic-mark-again", "a resolver decides an atomic add without marking it again";
+    AtomicMarkLeftAgain, "atomic-mark-left-again", "a resolver does not look whether its mark of an atomic add was passed before the decision";
+    HalvesSettled, "halves-settled", "an atomic add of which some items are found is left as it is";
+    NothingFoundSettled, "nothing-found-settled", "an atomic add of which nothing is found is left undecided";
+    DecisionLookedUp, "decision-looked-up", "a worker leaves a complete atomic add alone although it is decided";
+    SettledBeforeSummed, "settled-before-summed", "a worker sums a window although an atomic add in it is not settled";
+    // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
+    LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
+    LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
+    FenceWaits, "fence-waits", "a worker does not wait for appends that hold the lock";
+    FenceMoves, "fence-moves", "a worker closes windows without writing the clock to the fence row";
+    FenceInAppend, "fence-in-append", "an append goes by the server's clock alone";
+    OpenFirst, "open-first", "a decision is noted only when it is settled";
+    OpenRefused, "open-refused", "an append goes on although a decision about its token is open";
+    DecisionWaits, "decision-waits", "a resolver does not wait for appends under way";
+    LookAgain, "look-again", "a resolver goes by what it found before the decision was open";
+}
+
+impl Rule {
+    /// The smallest scenario that shows what the rule is for.
+    pub fn scenario(self) -> &'static str {
+        use Rule::*;
+        match self {
+            SkewInClosing | SkewTwiceInClosing | ClockGuard => "skewed clocks",
+            FirstDecisionStands => "three requests",
+            TailBeyondNow => "slow reader",
+            WatermarkBeforeHead => "reader",
+            DropAfterRollup | DropAfterRetention | DecidingMargin => "retention",
+            StampedByBatch => "rivals",
+            RecountFoldsAllRows | RowsUpToWatermark => "two tokens",
+            AtomicMark | AtomicMarkAgain | AtomicMarkLeftAgain | HalvesSettled | NothingFoundSettled
+            | DecisionLookedUp | RewriteOnApplied => "atomic",
+            SettledBeforeSummed => "atomic, skewed",
+            LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
+            | OpenRefused | DecisionWaits | LookAgain => "fence",
+            _ => "one token",
+        }
+    }
+
+    /// Why breaking the rule breaks nothing, if so.
+    pub fn harmless(self) -> Option<&'static str> {
+        match self {
+            Rule::DecidingMargin => Some(
+                "the watermark must pass the end of retention before the drop, so it passes every recount left until then",
+            ),
+            _ => None,
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<Rule> {
+        ALL.iter().copied().find(|rule| rule.name() == name)
+    }
+}

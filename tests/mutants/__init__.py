@@ -1,0 +1,1 @@
+"""Mutation testing: one-line faults are planted in the source, and tests or seeds must fail."""

@@ -1,0 +1,121 @@
+"""Which modules faults are drawn from, by area, how many of each operator, and which tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.mutants.operators import Mutant, mutants_of
+
+OPERATORS: Final = (
+    "comparison", "boundary", "await", "swap", "lock", "stamp", "consistency", "cache",
+    "durability", "step",
+)  # fmt: skip
+#: Faults of each operator in each area, if its modules have so many.
+QUOTA: Final = 5
+_CLIENT: Final = "clients/python/counter_client"
+_STORAGE: Final = "counter/storage"
+
+AREAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "core": (
+        *(f"counter/core/{name}.py" for name in (
+            "clock_guard", "namespaces", "read", "resolve", "service", "write",
+        )),
+        "counter/clock.py", "counter/folds.py", "counter/partitions.py", "counter/windows.py",
+    ),
+    "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
+        "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
+    )),
+    "memory": tuple(f"{_STORAGE}/memory/{name}.py" for name in (
+        "control", "events", "rollups", "store", "tables",
+    )),
+    "postgresql": (
+        f"{_STORAGE}/postgresql/functions.sql",
+        *(f"{_STORAGE}/postgresql/{name}.py" for name in (
+            "control", "database", "decisions", "events", "fence", "rollups", "schema", "store",
+        )),
+    ),
+    "cassandra": tuple(f"{_STORAGE}/cassandra/{name}.py" for name in (
+        "control", "control_keyspace", "decisions", "event_reads", "events", "rollups", "session",
+        "slices", "store", "tables",
+    )),
+    "caches": (
+        f"{_STORAGE}/memory/cache.py", f"{_STORAGE}/memcached/commands.py",
+        f"{_STORAGE}/redis/cache.py",
+        *(f"{_STORAGE}/shared/{name}.py" for name in (
+            "batching", "bridge", "cache_entries", "cache_lane", "remote_cache",
+        )),
+    ),
+    "rollup": tuple(f"rollup/{name}.py" for name in (
+        "atomics", "audits", "batches", "leases", "limiter", "maintenance", "partitions", "roller",
+        "worker",
+    )),
+    "client": tuple(f"{_CLIENT}/{name}.py" for name in (
+        "aio", "buffer", "calls", "delivery", "failures", "retrying", "spool", "sync", "transport",
+    )),
+}  # fmt: skip
+
+#: Areas that the simulation runs.
+SIMULATED: Final = ("core", "cassandra", "rollup", "caches")
+
+_SIMULATION: Final = "tests/simulation/test_"
+#: Tests that may kill a fault. Not those that read sources, start many servers or take minutes.
+TESTS: Final = (
+    "tests/unit", "tests/contracts/test_memory.py", "tests/contracts/test_sqlite.py",
+    "tests/contracts/test_inline.py", "tests/contracts/test_postgresql.py",
+    "tests/contracts/test_remote_caches.py",
+    *(f"{_SIMULATION}{name}.py" for name in (
+        "contracts", "marks", "partitions", "rebirth", "replicas", "tails",
+    )),
+    "tests/rollup", "tests/postgresql", "tests/client", "tests/properties",
+    *(f"tests/http/test_{name}.py" for name in (
+        "atomic", "deleting", "faults", "namespaces", "payload_check", "tokens",
+    )),
+    "tests/evidence", "tests/cluster/test_cache_faults.py", "tests/cluster/test_cache_shared.py",
+    "tests/cluster/test_memcached_races.py", "tests/cluster/test_redis_faults.py",
+    "tests/crash/test_power_loss.py", "tests/crash/test_directory.py", "tests/crash/test_backup.py",
+)  # fmt: skip
+LEFT_OUT: Final = (
+    "tests/unit/test_schedule.py", "tests/rollup/test_process.py", "tests/rollup/test_rivals.py",
+    "tests/postgresql/test_failover.py", "tests/postgresql/test_damage.py",
+    "tests/client/test_kills.py", "tests/client/test_strangers.py",
+    "tests/client/test_documents.py", "tests/client/test_processes.py",
+    "tests/properties/test_planner.py", "tests/evidence/test_document.py",
+)  # fmt: skip
+
+
+def all_mutants(root: Path) -> Mapping[str, tuple[str, Mutant]]:
+    """Return each possible fault and its area, by id."""
+    return {
+        mutant.id: (area, mutant)
+        for area, paths in AREAS.items()
+        for path in paths
+        for mutant in mutants_of(root, path)
+    }
+
+
+def drawn(possible: Mapping[str, tuple[str, Mutant]], keep: Mapping[str, str]) -> Iterator[str]:
+    """Yield the ids of the faults to try: those to *keep*, and others up to the quota.
+
+    *keep* has what is known, by id: what does not start is not counted. The order is that of the
+    ids, which are hashes, from one module after the other.
+    """
+    for area, paths in AREAS.items():
+        for operator in OPERATORS:
+            of_path: dict[str, list[str]] = {path: [] for path in paths}
+            for key, (where, mutant) in sorted(possible.items()):
+                if where == area and mutant.operator == operator and key not in keep:
+                    of_path[mutant.path].append(key)
+            kept = [
+                key for key, verdict in keep.items()
+                if key in possible and verdict != "does not start"
+                and possible[key][0] == area and possible[key][1].operator == operator
+            ]  # fmt: skip
+            yield from kept
+            left = QUOTA - len(kept)
+            while left > 0 and any(of_path.values()):
+                for keys in of_path.values():
+                    if keys and left > 0:
+                        yield keys.pop(0)
+                        left -= 1

@@ -1,0 +1,520 @@
+"""What the simulation observes of each add, as a word of the model's letters: see proof/README.md.
+
+Nodes record the writes that reach them, and processes the events that they send. After the run this
+becomes, for each item of a change, the order in which things became true for every quorum.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+from uuid import UUID
+
+from counter.limits import MILLISECOND, TIME_MAX_US
+from counter.partitions import shard_of
+from counter.types import Event, Namespace
+from counter.windows import window_of
+from tests.simulation.cells import NEVER, Key, Partition
+from tests.simulation.checker import decode
+from tests.simulation.cluster import Cluster
+from tests.simulation.history import Changed, History, Item, Seen
+from tests.simulation.model import CLIENTS, automata, why_not
+from tests.simulation.node import Node, Write
+from tests.simulation.plan import LATE, Config, Fault, Plan
+from tests.simulation.store import SimulatedStore
+
+#: How exactly a process knows that its clock is within the bound.
+_DOUBT_US: Final = 10 * MILLISECOND
+_PENDING: Final = 1
+_TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks")
+_QUORUM: Final = 2
+#: After whatever else is observed at the same instant.
+_LAST: Final = 2**62
+COVERED: Final = "compared"
+#: Of the items of many seeds, at least this share is compared with the model.
+COVERED_MIN: Final = 0.6
+OLDER: Final = "it is older than its namespace"
+_RIVAL: Final = "another payload has its token"
+#: (namespace id, counter, time, nonce, item number)
+Identity = tuple[int, str, int, bytes, int]
+#: When each letter was observed, and in which order at that instant.
+Letters = dict[str, tuple[int, int]]
+
+
+class _Kinds(dict[str, str]):
+    """What a table has, by its name; nothing if it is not observed."""
+
+    def __missing__(self, name: str) -> str:
+        _, _, table = name.rpartition(".")
+        kind = "events" if table.startswith("events_") else table if table in _TABLES else ""
+        return self.setdefault(name, kind)
+
+
+class Recorder:
+    """Records what reaches the nodes of a cluster, and what processes send."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._now_us = cluster.now_us
+        self.kinds = _Kinds()
+        #: (instant, node, write), or (instant, None, (namespace id, events)) of what is sent.
+        self.log: list[tuple[int, int | None, Any]] = []
+        for node in cluster.nodes:
+            self._watch_node(node)
+
+    def _watch_node(self, node: Node) -> None:
+        apply, kinds, log, now_us = node.apply, self.kinds, self.log, self._now_us
+
+        def recorded(write: Write) -> None:
+            if kinds[write[0]]:
+                log.append((now_us(), node.number, write))
+            apply(write)
+
+        node.apply = recorded  # type: ignore[method-assign]
+
+    def watch(self, store: SimulatedStore) -> None:
+        """Record the events that *store* is asked to append: their age was checked just before."""
+        events, log, now_us = store.events, self.log, self._now_us
+        for name in ("append", "append_atomic"):
+            append = getattr(events, name)
+
+            def recorded(
+                namespace: Namespace, sent: Sequence[Event], append: Callable[..., Any] = append
+            ) -> Any:
+                log.append((now_us(), None, (namespace.id, sent)))
+                return append(namespace, sent)
+
+            setattr(events, name, recorded)
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """A window of a counter: what asks for its sum, and its tokens."""
+
+    end_us: int
+    marked: bool = False
+    passed: bool = False
+    pending: set[int] = field(default_factory=set)
+    #: The ends of the windows in which recounts of it are marked, of those that are not passed.
+    recounts: set[int] = field(default_factory=set)
+    tokens: list["_Token"] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Token:
+    """An item of a token, and what was observed of it: (instant, order, letter)."""
+
+    item: Item
+    window: _Window
+    time_us: int
+    #: Whether its own mark is durable, if it is an item of an atomic add.
+    marked: bool = True
+    letters: Letters = field(default_factory=dict)
+    #: By node: the latest write timestamps of the event, and of what hides it.
+    live_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
+    gone_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether every quorum sees the event."""
+        return all(
+            max(self.live_us[one], self.live_us[other])
+            > max(self.gone_us[one], self.gone_us[other])
+            for one, other in ((0, 1), (0, 2), (1, 2))
+        )
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no quorum sees it, however late a write of it lands."""
+        latest_us = max(self.time_us, *self.live_us)
+        return sum(each >= latest_us for each in self.gone_us) >= 2
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether its decision is carried out."""
+        letters = self.letters
+        return ("void" in letters and "hidden" in letters) or (
+            "applied" in letters and "landed" in letters
+        )
+
+
+class Observed:
+    """What was observed of each item of a run. *final* are the counts that were read last."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        namespaces: Sequence[Namespace],
+        history: History,
+        final: Sequence[Seen],
+        recorder: Recorder,
+    ) -> None:
+        self._config = plan.config
+        self._namespaces = {each.name: each for each in namespaces}
+        self._ids = {each.id: each for each in namespaces}
+        self._recorder = recorder
+        self._has_recounts = any(
+            isinstance(step, Fault) and step.what == "recount" for step in plan.steps
+        )
+        self._windows: dict[tuple[int, str, int], _Window] = {}
+        self._of_shard: defaultdict[tuple[int, int], list[_Window]] = defaultdict(list)
+        self._decided: defaultdict[Key, list[_Token]] = defaultdict(list)
+        self._nodes: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
+        self._watermarks: dict[tuple[int, int], int] = {}
+        self._order = count()
+        self._tokens: dict[Identity, _Token] = {}
+        self._items = items_of(history)
+        #: How many items were observed, and how many were not by which reason.
+        self.covered: Counter[str] = Counter()
+        self._find_tokens(history)
+        self._replay()
+        self._tell(final)
+
+    def words(self) -> Iterator[tuple[Item, list[str]]]:
+        """The letters that were observed of each item, in their order."""
+        for token in self._tokens.values():
+            yield token.item, sorted(token.letters, key=lambda each: token.letters[each])
+
+    # Which items are observed.
+
+    def _find_tokens(self, history: History) -> None:
+        found: dict[Identity, Item] = {}
+        several: set[Identity] = set()
+        for changed in history.changes:
+            for item, (nonce, number) in zip(changed.items, _names_of(changed), strict=True):
+                why = self._why_not(changed)
+                if why:
+                    self.covered[why] += 1
+                    continue
+                namespace = self._namespaces[changed.plan.namespace]
+                identity = (namespace.id, item.counter, changed.token_us, nonce, number)
+                if identity in found:
+                    several.add(identity)
+                    self.covered[_RIVAL] += 1
+                found[identity] = item
+        for identity, item in found.items():
+            if identity in several:
+                self.covered[_RIVAL] += 1
+            else:
+                self.covered[COVERED] += 1
+                self._add(identity, item)
+
+    def _why_not(self, changed: Changed) -> str:
+        """Why the model does not have a change; nothing if it does."""
+        plan, config = changed.plan, self._config
+        namespace = self._namespaces.get(plan.namespace)
+        why = why_not_compared(changed)
+        if why:
+            return why
+        if plan.namespace not in (*dict(config.namespaces), LATE) or namespace is None:
+            return "its namespace was deleted and created again"
+        earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
+        if changed.token_us < earliest_us - 2 * config.skew_us:
+            return OLDER
+        is_first = plan.namespace == config.namespaces[0][0]
+        if self._has_recounts and is_first and any(name == "hot" for name, _ in plan.items):
+            return "a recount of its counter was asked for"
+        return ""
+
+    def _add(self, identity: Identity, item: Item) -> None:
+        namespace_id, counter, time_us, nonce, _ = identity
+        changed, config = item.change, self._config
+        namespace = self._ids[namespace_id]
+        window_us = window_of(time_us, config.window_us)
+        key = (namespace_id, counter, window_us)
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = _Window(window_us + config.window_us)
+            shard = shard_of(counter, config.shards)
+            self._of_shard[namespace_id, shard].append(window)
+        token = self._tokens[identity] = _Token(item, window, time_us)
+        window.tokens.append(token)
+        token.marked = changed.plan.how != "atomic"
+        scope = counter if token.marked else ""
+        self._decided[namespace_id, scope, time_us, nonce].append(token)
+        limit_us = next(
+            each.accept_limit_us
+            for each in reversed(namespace.eras)
+            if each.from_us <= time_us or each is namespace.eras[0]
+        )
+        token.letters |= told_of(item, time_us, limit_us, config)
+
+    # What nodes and processes did.
+
+    def _replay(self) -> None:
+        log = self._recorder.log
+        kinds = self._recorder.kinds
+        known: dict[int, list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
+        for now_us, node, what in log:
+            if node is None:
+                self._send(now_us, *what)
+                continue
+            facts = known.get(id(what[2]))
+            if facts is None:
+                read = getattr(self, f"_read_{kinds[what[0]]}")
+                facts = known[id(what[2])] = list(read(what[1], what[2]))
+            for learn, of in facts:
+                learn(now_us, node, *of)
+
+    def _note(self, token: _Token, letter: str, now_us: int) -> None:
+        if letter not in token.letters:
+            token.letters[letter] = (now_us, next(self._order))
+            self._look(token, now_us)
+
+    def _look(self, token: _Token, now_us: int) -> None:
+        """Note what follows from the window of *token*."""
+        window, letters = token.window, token.letters
+        if window.marked and token.marked and now_us >= letters["asked"][0]:
+            self._note(token, "marked", now_us)
+        if window.passed:
+            self._note(token, "passed", now_us)
+        if "pending" in letters:
+            if window.recounts:
+                self._note(token, "recount", now_us)
+        elif window.pending and token.is_enforced:
+            self._note(token, "pending", now_us)
+
+    def _look_at(self, window: _Window | None, now_us: int) -> None:
+        for token in window.tokens if window is not None else ():
+            self._look(token, now_us)
+
+    def _is_durable(self, node: int, *fact: Any) -> bool:
+        """Whether two nodes have it now, and had it not before."""
+        nodes = self._nodes[fact]
+        before = len(nodes)
+        nodes.add(node)
+        return before < len(nodes) == _QUORUM
+
+    def _send(self, now_us: int, namespace_id: int, events: Sequence[Event]) -> None:
+        for event in events:
+            token = self._tokens.get((namespace_id, *event[:4]))
+            if token is not None:
+                self._look(token, now_us)
+                self._note(token, "sent", now_us)
+
+    def _read_events(self, key: Key, written: Partition) -> Iterator[Any]:
+        namespace_id, counter = key[:2]
+        for row_key, row in written.rows.items():
+            token = self._tokens.get((namespace_id, counter, *row_key))
+            if token is not None:
+                cells = [row.cells[name] for name in ("delta", "clear") if name in row.cells]
+                live = [each.stamp_us for each in cells if not each.deleted]
+                gone = [each.stamp_us for each in cells if each.deleted]
+                of = (token, max(live, default=NEVER), max(row.deleted.stamp_us, *gone, NEVER))
+                yield self._learn_event, of
+
+    def _learn_event(
+        self, now_us: int, node: int, token: _Token, live_us: int, gone_us: int
+    ) -> None:
+        was_seen = token.is_seen
+        token.live_us[node] = max(token.live_us[node], live_us)
+        token.gone_us[node] = max(token.gone_us[node], gone_us)
+        if token.is_seen and not was_seen:
+            self._note(token, "shown-again" if "hidden" in token.letters else "landed", now_us)
+        elif gone_us > NEVER and token.is_hidden:
+            self._note(token, "hidden", now_us)
+
+    def _read_dirty(self, key: Key, written: Partition) -> Iterator[Any]:
+        namespace_id, shard, window_us = key
+        for (counter, recount_us), row in written.rows.items():
+            if row.marker is not None and not row.marker.deleted:
+                of = (namespace_id, shard, window_us, counter, recount_us)
+                yield (self._learn_recount if recount_us else self._learn_mark), of
+
+    def _learn_mark(self, now_us: int, node: int, *of: Any) -> None:
+        namespace_id, _, window_us, counter, _ = of
+        if self._is_durable(node, "mark", *of):
+            window = self._windows.get((namespace_id, counter, window_us))
+            if window is not None:
+                window.marked = True
+                self._look_at(window, now_us)
+
+    def _read_atomic_marks(self, key: Key, written: Partition) -> Iterator[Any]:
+        namespace_id, shard, window_us = key
+        for time_us, nonce, _ in written.rows:
+            if window_us == window_of(time_us, self._config.window_us):
+                yield self._learn_atomic_mark, (namespace_id, shard, time_us, nonce)
+
+    def _learn_atomic_mark(self, now_us: int, node: int, *of: Any) -> None:
+        namespace_id, shard, time_us, nonce = of
+        if not self._is_durable(node, "atomic mark", *of):
+            return
+        for token in self._decided.get((namespace_id, "", time_us, nonce), ()):
+            if token.window in self._of_shard[namespace_id, shard]:
+                token.marked = True
+                self._look(token, now_us)
+
+    def _learn_recount(self, now_us: int, node: int, *of: Any) -> None:
+        namespace_id, shard, left_us, counter, window_us = of
+        window = self._windows.get((namespace_id, counter, window_us))
+        end_us = left_us + self._config.window_us
+        if self._is_durable(node, "recount", *of) and window is not None:
+            if self._watermarks.get((namespace_id, shard), 0) < end_us - 1:
+                window.recounts.add(end_us)
+            self._look_at(window, now_us)
+
+    def _read_counts(self, key: Key, written: Partition) -> Iterator[Any]:
+        for (kind, window_us, left_us), row in written.rows.items():
+            window = self._windows.get((*key, window_us))
+            if kind == _PENDING and window is not None:
+                is_gone = row.marker is None or row.deleted.stamp_us >= row.marker.stamp_us
+                yield self._learn_pending, (window, left_us, is_gone)
+
+    def _learn_pending(
+        self, now_us: int, node: int, window: _Window, left_us: int, is_gone: bool
+    ) -> None:
+        if self._is_durable(node, "done" if is_gone else "pending", id(window), left_us):
+            done = self._nodes["done", id(window), left_us]
+            if len(done) < _QUORUM:
+                window.pending.add(left_us)
+            else:
+                window.pending.discard(left_us)
+            self._look_at(window, now_us)
+
+    def _read_resolutions(self, key: Key, written: Partition) -> Iterator[Any]:
+        for row in written.rows.values():
+            outcome = row.cells.get("outcome")
+            if outcome is not None:
+                for token in self._decided.get(key, ()):
+                    yield self._learn_decision, (token, outcome.value)
+
+    def _learn_decision(self, now_us: int, node: int, token: _Token, outcome: str) -> None:
+        if self._is_durable(node, "decision", id(token), outcome):
+            self._note(token, outcome, now_us)
+
+    def _read_watermarks(self, key: Key, written: Partition) -> Iterator[Any]:
+        for (shard,), row in written.rows.items():
+            yield self._learn_watermark, (key[0], shard, row.cells["through"].value)
+
+    def _learn_watermark(self, now_us: int, node: int, *of: Any) -> None:
+        namespace_id, shard, through_us = of
+        if not self._is_durable(node, "watermark", *of):
+            return
+        passed_us = max(through_us, self._watermarks.get((namespace_id, shard), 0))
+        self._watermarks[namespace_id, shard] = passed_us
+        for window in self._of_shard[namespace_id, shard]:
+            window.passed = window.end_us - 1 <= passed_us
+            window.recounts = {each for each in window.recounts if each - 1 > passed_us}
+            if window.passed:
+                self._look_at(window, now_us)
+
+    # What clients were told.
+
+    def _tell(self, final: Sequence[Seen]) -> None:
+        letters = counted_of(self._items, final)
+        for token in self._tokens.values():
+            letter = letters.get(id(token.item))
+            if letter is not None:
+                token.letters[letter] = (TIME_MAX_US, _LAST)
+
+
+def told_of(item: Item, time_us: int, limit_us: int, config: Config) -> Letters:
+    """What clients see of *item*, whose token is of *time_us*, until its counter is read last.
+
+    Its namespace's accept limit is *limit_us*. A clock that is near its bound counts as beyond it.
+    """
+    late_us = time_us + limit_us + config.skew_us
+    end_us = window_of(time_us, config.window_us) + config.window_us
+    closed_us = end_us + limit_us + config.write_timeout_us + config.skew_us
+    letters = {
+        "asked": (item.change.first_us or 0, -1),
+        "late": (late_us + _DOUBT_US, _LAST),
+        "closed": (closed_us - _DOUBT_US, -1),
+    }
+    if item.applied_us is not None:
+        letters["told-applied"] = (item.applied_us, _LAST)
+    if item.void_us is not None:
+        letters["told-void"] = (item.void_us, _LAST)
+    return letters
+
+
+def counted_of(
+    items_of: Mapping[tuple[str, str], Sequence[Item]], final: Sequence[Seen]
+) -> Mapping[int, str]:
+    """Whether each item of a counter without clears is in the counts that were read last, by id."""
+    shown: defaultdict[tuple[str, str], list[set[int]]] = defaultdict(list)
+    for seen in final:
+        key = (seen.namespace, seen.counter)
+        items = items_of.get(key, ())
+        if all(item.delta is not None for item in items):
+            shown[key].append({id(item) for item in decode(seen.count, items)[0]})
+    letters: dict[int, str] = {}
+    for key, counts in shown.items():
+        for item in items_of.get(key, ()):
+            is_counted = {id(item) in each for each in counts}
+            if len(is_counted) == 1:
+                letters[id(item)] = "counted" if is_counted.pop() else "not-counted"
+    return letters
+
+
+def items_of(history: History) -> Mapping[tuple[str, str], Sequence[Item]]:
+    """The items of each counter."""
+    found: defaultdict[tuple[str, str], list[Item]] = defaultdict(list)
+    for changed in history.changes:
+        for item in changed.items:
+            found[changed.plan.namespace, item.counter].append(item)
+    return found
+
+
+def untrue(
+    config: Config, history: History, final: Sequence[Seen], created_us: int
+) -> tuple[list[str], Counter[str]]:
+    """What clients were told and the model does not allow, and how many items were compared, where
+    the store is not seen. All namespaces existed at *created_us*."""
+    problems: list[str] = []
+    compared: Counter[str] = Counter()
+    items = items_of(history)
+    letters = counted_of(items, final)
+    nonces = Counter(
+        (changed.plan.namespace, item.counter, changed.token_us, name)
+        for changed in history.changes
+        for item, name in zip(changed.items, _names_of(changed), strict=True)
+    )
+    for changed in history.changes:
+        for item, name in zip(changed.items, _names_of(changed), strict=True):
+            why = why_not_compared(changed)
+            if not why and changed.token_us < created_us - config.accept_us - 2 * config.skew_us:
+                why = OLDER
+            if not why and nonces[changed.plan.namespace, item.counter, changed.token_us, name] > 1:
+                why = _RIVAL
+            compared[why or COVERED] += 1
+            if why:
+                continue
+            told = told_of(item, changed.token_us, config.accept_us, config)
+            if id(item) in letters:
+                told[letters[id(item)]] = (TIME_MAX_US, _LAST)
+            problems += _problems_of(item, sorted(told, key=lambda each: told[each]), CLIENTS)
+    return problems, compared
+
+
+def why_not_compared(changed: Changed) -> str:
+    """Why the model does not have a change, whatever its namespace is; nothing if it does."""
+    if changed.plan.key is not None:
+        return "it has an arbitrary key"
+    return "" if changed.requests else "it was never sent"
+
+
+def forbidden(observed: Observed) -> Iterator[str]:
+    """What was observed and the model does not allow."""
+    for item, word in observed.words():
+        yield from _problems_of(item, word)
+
+
+def _problems_of(item: Item, word: Sequence[str], shown: Set[str] | None = None) -> Iterator[str]:
+    plan = item.change.plan
+    why = why_not(automata()["atomic" if plan.how == "atomic" else "single"], word, shown)
+    if why:
+        yield f"change {plan.number} of {plan.namespace}/{item.counter}: {why}"
+
+
+def _names_of(changed: Changed) -> Iterator[tuple[bytes, int]]:
+    """Of each item: the nonce of its token, as clients make it, and its number, as the service
+    counts the items of an atomic add."""
+    plan = changed.plan
+    for place, item in enumerate(changed.items):
+        nonce, number = plan.nonce, 0
+        if plan.how == "batch":
+            nonce = plan.nonce * 1_000 + place
+        elif plan.how == "atomic":
+            number = 1 + sum(each.counter == item.counter for each in changed.items[:place])
+        yield UUID(int=nonce + 1).bytes, number

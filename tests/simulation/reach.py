@@ -1,0 +1,297 @@
+"""Brings a drawn plan into situations that it would seldom come into (see situations.py).
+
+Each kind draws from a random source of its own, so what else a seed draws does not depend on it.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
+from tests.simulation.plan import (
+    BASE,
+    BRIEF,
+    CHANGEABLE,
+    EXACT_US,
+    FUTURE_US,
+    Attempt,
+    Change,
+    Config,
+    Fault,
+    Plan,
+    Rebirth,
+    Step,
+)
+
+#: Short beside production's, and as long as what is proportional to it allows.
+_RETENTION_US = 20 * SECOND
+_SLICE_US = 10 * SECOND
+_LATE_US = 30 * SECOND
+_NIGHT_US = 2 * HOUR
+#: The numbers of the first changes that are drawn here.
+_EXACT, _KEYED = 200_000, 300_000
+
+
+def reach(plan: Plan) -> None:
+    """Change *plan* so that it comes into some of the situations."""
+    seed = plan.config.seed
+    kinds = (
+        _bounds, _retention, _night, _shards, _nodes, _buckets, _settings, _clocks, _acts,
+        _compactions, _proposals, _edges, _exact, _keys,
+    )  # fmt: skip
+    for kind in kinds:
+        kind(plan, Random(f"{kind.__name__} {seed}"))
+
+
+def _bounds(plan: Plan, random: Random) -> None:
+    """Pages and batches of a few."""
+    if random.random() < 0.3:
+        plan.config = replace(plan.config, page=random.choice([1, 2, 2, 3]))
+
+
+def _is_plain(config: Config) -> bool:
+    return config.end_us <= MINUTE and config.retention_us > _RETENTION_US
+
+
+def _retention(plan: Plan, random: Random) -> None:
+    """Have some steps happen so late that the slices of the others are dropped."""
+    if not _is_plain(plan.config) or random.random() > 0.22:
+        return
+    config = plan.config
+    slice_us = _SLICE_US
+    plan.config = replace(
+        config,
+        retention_us=_RETENTION_US,
+        slice_us=slice_us,
+        time_bucket_us=slice_us
+        // (random.choice([1, 1, 2]) if config.window_us < 2 * SECOND else 1),
+        end_us=_LATE_US + config.end_us,
+    )
+    _spread(plan, random, _LATE_US)
+
+
+def _night(plan: Plan, random: Random) -> None:
+    """Have every process stop for hours; then the rollup is behind."""
+    config = plan.config
+    if not _is_plain(config) or config.wrong_us or random.random() > 0.12:
+        return
+    plan.config = replace(
+        config,
+        # Wide windows: few to catch up with.
+        window_us=4 * SECOND,
+        retention_us=3 * HOUR,
+        slice_us=5 * MINUTE,
+        time_bucket_us=5 * MINUTE,
+        shards=min(2, config.shards),
+        page=0,
+        key_ttl_us=3 * SECOND,
+        end_us=_NIGHT_US + config.end_us,
+    )
+    plan.steps = [each for each in plan.steps if not isinstance(each, Rebirth)]
+    _spread(plan, random, _NIGHT_US)
+    begin_us = config.end_us + random.randrange(4) * SECOND
+    # By then the rows of keys have run out.
+    plan.steps += [Fault(_NIGHT_US - MINUTE, "compact") for _ in range(4)]
+    for place, at_us in enumerate((random.randrange(config.end_us), _NIGHT_US + SECOND)):
+        plan.steps.append(_keyed(_KEYED + place, at_us, 0, random.randrange(config.apis)))
+    for who in range(config.apis + config.workers):
+        until_us = _NIGHT_US - 5 * SECOND
+        if who >= config.apis:
+            # While adds come in again.
+            until_us += random.randrange(12 * SECOND)
+        plan.steps.append(Fault(begin_us, "crash", who, until_us - begin_us))
+
+
+def _spread(plan: Plan, random: Random, late_us: int) -> None:
+    """Have half of the steps begin so much later, and some tokens be sent again then."""
+    steps: list[Step] = []
+    for step in plan.steps:
+        made = step
+        if isinstance(step, Change):
+            # A key would be forgotten before the last attempt.
+            made = replace(step, key=None)
+        if random.random() < 0.5:
+            made = replace(made, at_us=made.at_us + late_us)
+        elif isinstance(made, Change) and random.random() < 0.4:
+            again_us = late_us + random.randrange(8 * SECOND)
+            again = Attempt(again_us, random.randrange(plan.config.apis), False)
+            made = replace(made, attempts=(*made.attempts, again))
+        steps.append(made)
+    plan.steps = steps
+
+
+def _shards(plan: Plan, random: Random) -> None:
+    if random.random() < 0.35 and plan.config.end_us < HOUR:
+        plan.config = replace(plan.config, shards=random.choice([2, 3, 4, 7]))
+
+
+def _nodes(plan: Plan, random: Random) -> None:
+    """Nodes whose clocks differ; processes are within the bound of each of them."""
+    config = plan.config
+    plan.config = replace(config, paxos_stamps_anew=random.random() < 0.7)
+    if random.random() > 0.35:
+        return
+    apart_us = config.skew_us // 3
+    offsets = [random.choice([-apart_us, 0, apart_us]) for _ in range(2)]
+    offsets.append(random.randint(-apart_us, apart_us))
+    far_us = config.skew_us - apart_us - 8 * MILLISECOND
+    plan.config = replace(
+        plan.config,
+        nodes_us=tuple(offsets),
+        offsets_us=tuple(max(-far_us, min(far_us, each)) for each in config.offsets_us),
+    )
+
+
+def _buckets(plan: Plan, random: Random) -> None:
+    """Event buckets that are raised after few events."""
+    config = plan.config
+    if random.random() < (0.6 if config.end_us > 2 * config.slice_us else 0.1):
+        plan.config = replace(config, event_buckets_max=random.choice([4, 8]))
+
+
+def _settings(plan: Plan, random: Random) -> None:
+    """Change settings of a namespace in flight."""
+    config = plan.config
+    if random.random() > 0.3:
+        return
+    for _ in range(random.randint(2, 5)):
+        at_us = _instant(plan, random)
+        who, which = random.randrange(config.apis), random.randrange(len(CHANGEABLE))
+        plan.steps.append(Fault(at_us, "setting", who, which, random.random()))
+
+
+def _clocks(plan: Plan, random: Random) -> None:
+    """Clocks that step back, within their bound."""
+    config = plan.config
+    if random.random() > 0.3:
+        return
+    for _ in range(random.randint(1, 3)):
+        who = random.randrange(config.apis + config.workers)
+        at_us = _instant(plan, random)
+        for how_much in (0.62, 0.38):
+            plan.steps.append(Fault(at_us, "skew", who, 0, how_much))
+            at_us += random.randrange(SECOND)
+
+
+def _acts(plan: Plan, random: Random) -> None:
+    """Control acts by processes whose clock may be wrong."""
+    config = plan.config
+    if not config.wrong_us or random.random() < 0.2:
+        return
+    for _ in range(random.randint(1, 3)):
+        at_us, who = _instant(plan, random), random.randrange(config.apis)
+        plan.steps.append(Fault(at_us, random.choice(["recount", "accept"]), who))
+    wrong_us = random.choice([config.wrong_us, -config.wrong_us])
+    plan.steps = [
+        replace(each, wrong_us=wrong_us) if isinstance(each, Rebirth) else each
+        for each in plan.steps
+    ]
+
+
+def _compactions(plan: Plan, random: Random) -> None:
+    """Compactions on all nodes, again and again."""
+    if random.random() > 0.3:
+        return
+    for _ in range(random.randint(2, 12)):
+        plan.steps.append(Fault(_instant(plan, random), "compact"))
+
+
+def _proposals(plan: Plan, random: Random) -> None:
+    """Compare-and-sets that are left undecided, while there are some."""
+    if random.random() > 0.35:
+        return
+    for _ in range(random.randint(1, 3)):
+        at_us, for_us = _instant(plan, random), random.randrange(2 * SECOND)
+        plan.steps.append(Fault(at_us, "untold", 0, for_us, random.random()))
+
+
+def _edges(plan: Plan, random: Random) -> None:
+    """Events at the ends of windows and of slices, and so at watermarks, or a microsecond off."""
+    if random.random() > 0.4:
+        return
+    tokens = Counter(each.nonce for each in plan.steps if isinstance(each, Change))
+    window_us = plan.config.window_us
+    steps: list[Step] = []
+    for step in plan.steps:
+        made = step
+        is_alone = isinstance(step, Change) and step.key is None and tokens[step.nonce] == 1
+        if isinstance(step, Change) and is_alone and random.random() < 0.3:
+            # Slices end where windows end.
+            time_us = step.at_us - step.age_us
+            edge_us = -(-time_us // window_us) * window_us + random.choice([-2, -1, 0, 1])
+            made = replace(step, age_us=step.at_us - edge_us)
+        steps.append(made)
+    plan.steps = steps
+
+
+def _exact(plan: Plan, random: Random) -> None:
+    """Adds that arrive when they are just as old as may be, or a microsecond off; what marks their
+    window comes before."""
+    config = plan.config
+    if random.random() > (0.6 if config.retention_us == _RETENTION_US else 0.3):
+        return
+    name = random.choice(config.namespaces)[0]
+    ages_us = [config.accept_us, config.accept_us, -FUTURE_US]
+    if config.retention_us == _RETENTION_US:
+        ages_us += 4 * [config.known_us]
+    for turn in range(random.randint(1, 4)):
+        number, api = _EXACT + 2 * turn, random.randrange(config.apis)
+        at_us, edge_us = SECOND + _instant(plan, random), random.choice(ages_us)
+        # By the clock of the process, when the request is there.
+        now_us = at_us + EXACT_US + config.offsets_us[api]
+        token_us = now_us - edge_us - random.choice([-1, 0, 0, 1])
+        first_us = at_us - random.choice([50, 300]) * MILLISECOND
+        again = Attempt(0, api, False, exact=True)
+        if edge_us == config.known_us:
+            # Known for so long after its first attempt, which was on time.
+            token_us, wait_us = first_us, edge_us - (now_us - first_us)
+            again = replace(again, after_us=wait_us + random.choice([-1, 0, 1]))
+        counter = f"edge-{turn}"
+        for place, begin_us, attempt in (
+            (0, first_us, Attempt(0, api, False)),
+            (1, at_us, again),
+        ):
+            age_us = begin_us - token_us
+            items = ((counter, BASE**place),)
+            how = (number + place, "add", name, items, number + place, age_us, None)
+            plan.steps.append(Change(begin_us, *how, (attempt,), random.random() < 0.5))
+
+
+def _keys(plan: Plan, random: Random) -> None:
+    """Keys that are used again for another add, before and after they are forgotten."""
+    config = plan.config
+    if config.end_us > MINUTE or random.random() > 0.25:
+        return
+    key_ttl_us = random.choice([3, 4]) * SECOND
+    plan.config = replace(config, key_ttl_us=key_ttl_us)
+    for turn in range(random.randint(1, 4)):
+        number, at_us = _KEYED + 2 * turn, random.randrange(config.end_us)
+        clear_us = 2 * config.skew_us + 2 * SECOND
+        after_us = key_ttl_us + random.choice(
+            [
+                random.randint(-2 * config.skew_us, 2 * config.skew_us),
+                random.randint(2 * config.skew_us, SECOND),
+                random.randint(-2, 2),
+                clear_us,
+                -random.randrange(key_ttl_us),
+            ]
+        )
+        for place, wait_us in ((0, 0), (1, after_us)):
+            api = random.randrange(config.apis)
+            plan.steps.append(_keyed(number + place, at_us + wait_us, turn, api))
+
+
+def _keyed(number: int, at_us: int, turn: int, api: int) -> Change:
+    """An add under the key of *turn*."""
+    counter, digit = f"key-{turn}", BASE ** (number % 2)
+    attempts = (Attempt(0, api, False),)
+    token = (number, 0, f"again:{turn}", attempts)
+    return Change(at_us, number, "add", BRIEF, ((counter, digit),), *token, forsaken=True)
+
+
+def _instant(plan: Plan, random: Random) -> int:
+    """When a step of the plan begins, or soon after."""
+    steps = [each.at_us for each in plan.steps if isinstance(each, Change)]
+    if not steps or random.random() < 0.3:
+        return int(random.random() * min(plan.config.end_us, 9 * SECOND))
+    return max(0, random.choice(steps) + int(random.expovariate(1) * 300 * MILLISECOND))

@@ -1,0 +1,141 @@
+"""Situations that seeds must reach, because bugs hide there: each run notes those it came into."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from counter.limits import HOUR, SECOND
+from counter.types import Dataset, Mark, Namespace, Slice
+from tests.simulation.history import Changed, History, Item, expiring
+from tests.simulation.plan import CHANGEABLE, Config
+from tests.simulation.store import SimulatedStore
+
+#: By name: what happened in the run.
+SITUATIONS: Final = {
+    "small-pages": "the marks of a shard took more than one read",
+    "window-end": "an event within 1 µs of the end of its window counted",
+    "watermark": "an event within 1 µs of a watermark counted",
+    "accept-limit": "an add arrived within 1 µs of its accept limit",
+    "future-limit": "an add arrived within 1 µs of its future limit",
+    "retention-limit": "a retry arrived within 1 µs of when outcomes are forgotten",
+    "shards": "several shards of one namespace had marks",
+    "node-clocks": "a compare-and-set met the ballot of a node whose clock is ahead",
+    "left-over-proposal": "a compare-and-set or SERIAL read completed one that was left over",
+    "new-ballot": "the same, under the timestamp of a new ballot, as Paxos v1 does",
+    **{f"change-{name}": f"a namespace's `{name}` was changed" for name in CHANGEABLE},
+    "rebirth": "a namespace was created again while a process was paused",
+    "wrong-clock-create": "a process with a wrong clock was asked to create a namespace",
+    "wrong-clock-change": "a process with a wrong clock was asked to change a namespace",
+    "wrong-clock-delete": "a process with a wrong clock was asked to delete a namespace",
+    "wrong-clock-recount": "a process with a wrong clock was asked for a recount",
+    "key-expired": "an arbitrary key was used again after its `key_ttl`",
+    "key-expires": "an arbitrary key was used again around the end of its `key_ttl`",
+    "clock-back": "the clock of a running process was set back",
+    "raised-buckets": "an event counted in a slice with more event buckets than the first one",
+    "equal-stamps": "a deletion on one replica met a cell of its write timestamp on another",
+    "compacted": "a compaction made a tombstone of a cell whose TTL had run out",
+    "hours-behind": "a watermark was more than an hour behind, and caught up",
+    "retention": "a slice with an acknowledged event was dropped",
+    "retention-retry": "a token was sent again after its slice was dropped",
+}
+#: Of 1,000 seeds, at least so many reach each.
+LEAST_PER_1000: Final = 20
+
+
+def missed(reached: Mapping[str, int], seeds: int) -> list[str]:
+    """The situations that too few of at least 1,000 seeds reached; none for fewer seeds."""
+    if seeds < 1_000:
+        return []
+    return [each for each in SITUATIONS if 1_000 * reached.get(each, 0) < LEAST_PER_1000 * seeds]
+
+
+class Watch:
+    """What the stores of all processes were asked for in one run, as far as situations need it."""
+
+    def __init__(self, config: Config, now_us: Callable[[], int]) -> None:
+        self.reached: set[str] = set()
+        self._config = config
+        self._now_us = now_us
+        self._watermarks: set[int] = set()
+        self._latest: dict[tuple[int, int], int] = {}
+        self._marked: dict[int, int] = {}
+        #: By start: (end, event buckets).
+        self._slices: dict[int, tuple[int, int]] = {}
+        self._dropped: dict[int, int] = {}
+
+    def watch(self, store: SimulatedStore) -> None:
+        """Note what *store* is asked for from now on."""
+        rollups: Any = store.rollups
+        control: Any = store.control
+        advance, dirty = rollups.advance, rollups.dirty
+        make_slices, drop_slice = control.make_slices, control.drop_slice
+
+        async def advanced(namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+            await advance(namespace, shards, through_us)
+            self._advanced(namespace, shards, through_us)
+
+        async def read(
+            namespace: Namespace, shard: int, *, start: Mark | None, limit: int, **more: int
+        ) -> Sequence[Mark]:
+            marks: Sequence[Mark] = await dirty(namespace, shard, start=start, limit=limit, **more)
+            if marks:
+                if self._marked.setdefault(namespace.id, shard) != shard:
+                    self.reached.add("shards")
+                if len(marks) == limit:
+                    self.reached.add("small-pages")
+            return marks
+
+        async def made(dataset: Dataset, *slices: Slice) -> None:
+            await make_slices(dataset, *slices)
+            for each in slices:
+                self._slices.setdefault(each.start_us, (each.end_us, each.event_buckets))
+
+        async def dropped(dataset: Dataset, start_us: int) -> bool:
+            done: bool = await drop_slice(dataset, start_us)
+            if done:
+                self._dropped.setdefault(start_us, self._now_us())
+            return done
+
+        rollups.advance, rollups.dirty = advanced, read
+        control.make_slices, control.drop_slice = made, dropped
+
+    def _advanced(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        self._watermarks.add(through_us)
+        for shard in shards:
+            before_us = self._latest.get((namespace.id, shard))
+            if before_us is not None and self._now_us() - before_us > HOUR:
+                self.reached.add("hours-behind")
+            self._latest[(namespace.id, shard)] = through_us
+
+    def judge(self, history: History) -> None:
+        """Note what only the whole *history* shows."""
+        for first, second in expiring(history):
+            self._judge_key(first, second)
+        for changed in history.changes:
+            for item in changed.items:
+                if item.event_time_us is not None and item.applied_us is not None:
+                    self._judge(item, item.event_time_us)
+
+    def _judge_key(self, first: Changed, second: Changed) -> None:
+        """Note when *second* used the key of *first* again."""
+        doubt_us, sent_us = 2 * self._config.skew_us, second.first_us or 0
+        apart_us = sent_us - (first.first_us or 0) - self._config.key_ttl_us
+        if abs(apart_us) <= doubt_us + SECOND // 10:
+            self.reached.add("key-expires")
+        if apart_us > doubt_us and second.items[0].applied_us is not None:
+            self.reached.add("key-expired")
+
+    def _judge(self, item: Item, time_us: int) -> None:
+        window_us = self._config.window_us
+        if (time_us + 1) % window_us <= 2:
+            self.reached.add("window-end")
+        if any(time_us + off in self._watermarks for off in (-1, 0, 1)):
+            self.reached.add("watermark")
+        for start_us, (end_us, buckets) in self._slices.items():
+            if start_us <= time_us < end_us:
+                if buckets > self._config.event_buckets:
+                    self.reached.add("raised-buckets")
+                at_us = self._dropped.get(start_us)
+                if at_us is not None:
+                    self.reached.add("retention")
+                    if any(each.sent_us > at_us for each in item.change.requests):
+                        self.reached.add("retention-retry")

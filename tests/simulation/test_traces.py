@@ -1,0 +1,136 @@
+"""Histories against the model: what its automata allow, and what they do not."""
+
+import subprocess
+
+import pytest
+
+from tests.simulation.draw import draw
+from tests.simulation.history import Changed, History, Item, Sent
+from tests.simulation.model import CLIENTS, TABLE, Automaton, automata, parse, why_not
+from tests.simulation.observed import COVERED, untrue
+from tests.simulation.plan import Change
+from tests.simulation.world import START_US
+
+_ROOT = TABLE.parents[1]
+
+FORBIDDEN = {
+    "told both": "asked late closed void hidden pending recount told-void told-applied",
+    "decided twice": "asked marked sent landed late closed applied void",
+    "void, and not hidden": "asked late closed void told-void",
+    "landed after its decision, and not hidden": (
+        "asked marked sent late closed void landed told-void"
+    ),
+    "hidden, and shown again": "asked marked sent late closed void hidden shown-again",
+    "void, and counted": "asked late closed passed void hidden pending recount told-void counted",
+    "acknowledged, and not counted": (
+        "asked marked sent landed told-applied late closed passed not-counted"
+    ),
+    "acknowledged before it landed": "asked marked sent told-applied",
+    "acknowledged although it landed in a closed window": (
+        "asked marked sent late closed landed told-applied"
+    ),
+    "sent before its mark": "asked sent",
+    "sent when it was late": "asked marked late sent",
+    "sent and never asked for": "sent",
+    "decided in an open window": "asked late void",
+    "decided applied, and never seen": "asked marked sent late closed applied",
+    "void without a recount for readers": "asked late closed void hidden told-void",
+    "void without a recount for the worker": "asked late closed void hidden pending told-void",
+    "passed too early": "asked marked sent landed passed",
+    "counted, and never landed": "asked marked sent late closed passed counted",
+}
+#: By rule: a history that the model allows if the rule is broken.
+BROKEN = {
+    "mark-before-event": "asked sent landed told-applied",
+    "second-age-check": "asked marked late sent",
+    "deadline": "asked marked sent late closed landed told-applied",
+    "wait-until-closed": "asked late void",
+    "tombstone-on-void": "asked marked sent late closed void landed told-void",
+    "tombstone-stays": "asked marked sent late closed void hidden shown-again",
+    "recount-for-readers": "asked late closed void hidden told-void",
+    "recount-for-worker": "asked late closed void hidden pending told-void",
+    "write-timeout-in-closing": "asked late passed",
+}
+
+
+def test_the_table_is_what_the_model_gives() -> None:
+    """The other automaton takes minutes: ``scripts/long`` compares both."""
+    assert printed("--quick")["single"] == automata()["single"]
+
+
+def printed(*arguments: str) -> dict[str, Automaton]:
+    """What ``./scripts/prove --traces`` prints."""
+    command = [str(_ROOT / "scripts" / "prove"), "--traces", *arguments]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("single", "asked marked sent landed told-applied late closed passed counted"),
+        ("single", "asked marked sent late closed passed landed void hidden pending recount"),
+        ("single", "asked marked sent late closed landed passed applied pending recount counted"),
+        ("single", "late closed asked void hidden pending recount told-void not-counted"),
+        ("single", "asked marked sent late closed passed not-counted"),
+        ("atomic", "asked marked sent landed told-applied late closed passed counted"),
+        ("atomic", "asked marked sent late closed void hidden pending recount passed not-counted"),
+        ("atomic", "asked marked sent late closed applied landed pending recount passed counted"),
+    ],
+)
+def test_what_the_protocol_does_is_allowed(name: str, word: str) -> None:
+    assert why_not(automata()[name], word.split()) == ""
+
+
+def test_an_atomic_add_is_decided_before_its_window_is_passed() -> None:
+    word = ["asked", "marked", "sent", "late", "closed", "passed"]
+    assert why_not(automata()["atomic"], word)
+    assert why_not(automata()["single"], word) == ""
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_breaks_a_promise_is_not_allowed(what: str) -> None:
+    word = FORBIDDEN[what].split()
+    assert why_not(automata()["single"], word)
+    assert why_not(automata()["single"], word[:-1]) == ""
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_allows_what_is_not_allowed(rule: str) -> None:
+    word = BROKEN[rule].split()
+    assert why_not(automata()["single"], word)
+    assert why_not(printed("--quick", "--break", rule)["single"], word) == ""
+
+
+@pytest.mark.parametrize("name", ["single", "atomic"])
+@pytest.mark.parametrize(
+    ("word", "is_allowed"),
+    [
+        ("asked told-applied late closed counted", True),
+        ("asked late closed told-void not-counted", True),
+        ("asked late told-void", False),
+        ("told-applied", False),
+        ("asked told-applied late closed told-void", False),
+        ("asked late closed told-void counted", False),
+        ("late asked told-applied", False),
+        ("late closed asked told-applied", False),
+    ],
+)
+def test_of_a_real_store_only_what_clients_see_is_compared(
+    name: str, word: str, is_allowed: bool
+) -> None:
+    assert (why_not(automata()[name], word.split(), CLIENTS) == "") == is_allowed
+
+
+def test_what_clients_were_told_is_compared() -> None:
+    seed = 1
+    config = draw(seed).config
+    early = Change(0, 1, "add", config.namespaces[0][0], (("c", 1),), 1, 0, None, ())
+    changed = Changed(early, START_US, requests=[Sent(START_US, 0)])
+    item = Item(changed, "c", 1, START_US, void_us=START_US + 1)
+    changed.items.append(item)
+    problems, compared = untrue(config, History([changed]), (), START_US)
+    assert compared == {COVERED: 1}
+    assert [each.partition("allow ")[2][:9] for each in problems] == ["told-void"]
+    item.void_us = START_US + config.lag_us + 2 * config.window_us
+    assert untrue(config, History([changed]), (), START_US)[0] == []
