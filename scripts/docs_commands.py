@@ -21,6 +21,10 @@ Every command that asks a running service has them.
 
 {flags}
 """
+#: A usage line of our own, before which cyclopts writes the command once more.
+_TWICE: Final = re.compile(r"^counter (.+?) \1 (?=\[OPTIONS\])", re.MULTILINE)
+#: The heading of a panel whose flags are all settings.
+_EMPTY: Final = re.compile(r"^\*\*[\w ]+\*\*:\n\n+(?!\n|\* `)", re.MULTILINE)
 _EXAMPLES: Final = re.compile(r"^For example:\n((?:  .*\n)+)", re.MULTILINE)
 _HEAD: Final = """# Every command
 
@@ -39,9 +43,11 @@ def commands_page() -> str:
     service = _GROUP.search(commands)
     shared = _SERVICE.format(flags="" if service is None else service[1].strip())
     commands = _GROUP.sub(_NAMED, f"## {commands}").replace("**Parameters**:", "**Flags**:")
+    commands = _TWICE.sub(r"counter \1 ", commands)
     # The usage line is not an example.
     commands = _EXAMPLES.sub(_fenced, commands).replace("```console\n", "```text\n")
-    return "\n".join([_HEAD, *_shortened(commands.splitlines()), shared])
+    shortened = _EMPTY.sub("", "\n".join(_shortened(commands.splitlines())))
+    return "\n".join([_HEAD, shortened, shared])
 
 
 def _fenced(found: re.Match[str]) -> str:

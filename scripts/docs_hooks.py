@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from properdocs.config.defaults import ProperDocsConfig
@@ -17,7 +18,17 @@ from scripts.docs_routes import routes_page
 from scripts.docs_sdk import sdk_page
 from scripts.docs_settings import settings_page
 
+_ROOT: Final = Path(__file__).parent.parent
+
+
+def _readme_of(client: str) -> Callable[[], str]:
+    """The page of a client in another language: what its package says of itself."""
+    return lambda: (_ROOT / "clients" / client / "README.md").read_text(encoding="utf-8")
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "reference/go.md": _readme_of("go"),
+    "reference/typescript.md": _readme_of("typescript"),
     "reference/commands.md": commands_page,
     "reference/errors.md": errors_page,
     "reference/routes.md": routes_page,

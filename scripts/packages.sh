@@ -14,9 +14,13 @@ install_packages() {
     has_postgresql || missing+=(postgresql)
     command -v pgbouncer >/dev/null || missing+=(pgbouncer)
     command -v go >/dev/null || missing+=(golang-go)
+    command -v cargo >/dev/null || missing+=(cargo)
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
     command -v npm >/dev/null || missing+=(nodejs npm)
-    # For promtool, which comes with the server that is never started.
-    command -v promtool >/dev/null || missing+=(prometheus)
+    command -v prometheus >/dev/null || missing+=(prometheus)
+    # They build and run the image without a container engine; the keyring is debootstrap's.
+    command -v buildah >/dev/null || missing+=(buildah)
+    command -v debootstrap >/dev/null || missing+=(debootstrap debian-archive-keyring)
     install_missing "${missing[@]}"
 }
 

@@ -17,6 +17,8 @@ _SAVED = re.compile(r"(\w+)=\$\((.*)\)")
 _CODES = re.compile(r"Exit codes: (.*)")
 #: What is another time every time, besides what all documents have.
 _MASKS = (
+    # The last attempt may begin a moment before the time limit.
+    (re.compile(r"(?<=does not answer: )Connect(?:Error|Timeout) .*"), "<refused>"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<time>"),
     (re.compile(r"(?<= )\d+\.\d(?= (?!s\b))"), "<rate>"),
 )

@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -29,6 +30,7 @@ TOGETHER = (
     "tutorials/count-views.md",
     "tutorials/saga.md",
     "how-to/choose-a-counter-type.md",
+    "how-to/count-cloud-events.md",
     "how-to/read-an-outage.md",
     "how-to/size-it.md",
 )
@@ -53,6 +55,18 @@ def commands_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_a_page_can_be_followed(name: str, service: Server, tmp_path: Path) -> None:
     await _follow(name, {WRITTEN_URL: service.url}, tmp_path)
+
+
+def test_pages_that_are_followed_with_one_service_have_namespaces_of_their_own() -> None:
+    """A page that creates the namespace of another one would go on with its settings and counts."""
+    pages = (*TOGETHER, "tutorials/three-nodes.md", "tutorials/sqlite-to-postgresql.md")
+    found = [
+        (name, each)
+        for each in pages
+        for name in set(re.findall(r"(?:namespaces/|namespace create )([\w-]+)", page(each)))
+    ]
+    number = Counter(name for name, _ in found if name != "default")
+    assert [each for each in found if number[each[0]] > 1] == []
 
 
 async def test_a_service_of_ones_own_can_be_secured(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""The tables of the model in docs/guarantees.md have its rules and its scenarios, each once."""
+
+import re
+
+from tests.support.server import ROOT
+
+PAGE = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+SOURCES = ROOT / "proof/src"
+
+
+def test_the_page_has_every_rule_of_the_model() -> None:
+    rules = re.findall(r'^    \w+, ("[\w-]+", ".*");$', (SOURCES / "rules.rs").read_text(), re.M)
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (?:\d+|none: .*?) \| [\w, ]+ \|$", PAGE, re.M)
+    assert sorted(f'"{name}", "{broken}"' for name, broken in rows) == sorted(rules)
+
+
+def test_the_page_has_every_scenario_of_the_model() -> None:
+    source = (SOURCES / "log/scenarios.rs").read_text()
+    scenarios = re.findall(r'name: "(.*?)"', source)
+    rows = re.findall(r"^\| ([\w, ]+) \| [\d,]+ \| \d+ \| [\d.]+ \|$", PAGE, re.M)
+    assert sorted(rows) == sorted([*scenarios, "fence"])
+
+
+def test_the_model_describes_every_letter_that_is_observed() -> None:
+    letters = re.findall(
+        r'^    \("([\w-]+)", "(.*?)"\),$', (SOURCES / "log/traces.rs").read_text(), re.M
+    )
+    described = (ROOT / "proof/README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", described, re.M)[-len(letters) :] == letters
