@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks import (
     accurate_gets,
+    add_streams,
     batch_adds,
     best_effort,
     caches,
@@ -55,6 +56,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": single_adds.run,
     "peers": peers.run,
     "batch-adds": batch_adds.run,
+    "add-streams": add_streams.run,
     "sdk-buffered": sdk_buffered.run,
     "gets": gets.run,
     "accurate-gets": accurate_gets.run,

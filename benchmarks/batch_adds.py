@@ -22,13 +22,13 @@ def run(bench: Bench) -> Report:
     large, small = _SIZES
     durable, none, single = bench.alternate(
         {
-            f"durable batches of {large}": partial(_durable, bench, large),
+            f"durable batches of {large}": partial(durable_batches, bench, large),
             f"batches of {large}, no storage": partial(_no_storage, bench, large),
             "durable single adds": partial(durable_adds, bench, _SINGLE_CONNECTIONS),
         }
     ).values()
     [light] = bench.alternate(
-        {f"durable batches of {small}": partial(_durable, bench, small)}
+        {f"durable batches of {small}": partial(durable_batches, bench, small)}
     ).values()
     return Report(
         subject="batch-adds",
@@ -87,7 +87,8 @@ def _figures(
     ]
 
 
-def _durable(bench: Bench, size: int) -> Load:
+def durable_batches(bench: Bench, size: int) -> Load:
+    """Load a server of its own with batches of *size*."""
     data = bench.fresh_folder("data")
     with counter_serve(bench, data, *WINDOWS) as server:
         warm, measured = (

@@ -318,7 +318,7 @@ def load(
     command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
     command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(WRK_SCRIPTS / script)]
     command += [server.url, "--", secrets.token_hex(8), *map(str, arguments)]
-    before_s, client_before_s = server.cpu_s(), _children_cpu_s()
+    before_s, client_before_s = server.cpu_s(), children_cpu_s()
     env = {**os.environ, "BENCH_API_KEY": server.api_key}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     cpu_s = server.cpu_s() - before_s
@@ -341,13 +341,13 @@ def load(
         p50_ms=found["p50_ms"],
         p99_ms=found["p99_ms"],
         cpu_s=cpu_s,
-        client_cpu_s=_children_cpu_s() - client_before_s,
+        client_cpu_s=children_cpu_s() - client_before_s,
         weight=weight,
         failed=bad,
     )
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
     """The CPU seconds of the processes that ended so far: of wrk, while a server runs on."""
     times = os.times()
     return times.children_user + times.children_system

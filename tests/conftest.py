@@ -1,5 +1,6 @@
 """Fixtures every test may use, and the profiles of the property tests."""
 
+import gc
 import shutil
 import signal
 import tempfile
@@ -74,6 +75,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     allow_time_to_start(items)
     schedule(config, items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_context_is_used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The contexts of the user who runs the tests are none of theirs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests, and all modules: else each full collection of garbage goes through them.
+    # A run within a test keeps what that test has made out of it.
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

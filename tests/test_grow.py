@@ -1,4 +1,4 @@
-"""README's section "Grow" is run: its file, its commands in their order, its examples."""
+"""docs/how-to/grow.md is run: its file, its commands in their order, its examples."""
 
 import asyncio
 import os
@@ -15,12 +15,13 @@ import pytest
 
 from scripts.cluster_nodes import Cluster
 from scripts.postgresql_server import PostgresqlServer
+from tests.support.documents import page
 from tests.support.rest import Rest
 from tests.support.server import ROOT
 from tests.support.waiting import eventually
-from tests.test_readme import README, compare, read
+from tests.test_readme import compare
 
-SECTION = read(README).partition("\n## Grow\n")[2].partition("\n## ")[0]
+SECTION = page("how-to/grow.md")
 #: Its block of commands, and the file in it.
 SETUP = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
 _PORT = re.compile(r"--port (\d+)")
@@ -36,7 +37,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def configuration(cassandra: Cluster, memcached: Cluster) -> str:
-    """The section's file, for servers that are elsewhere."""
+    """The page's file, for servers that are elsewhere."""
     text = SETUP.partition("<<'END'\n")[2].partition("END\n")[0]
     port = cassandra.shape.cassandra_port
     (node,) = cassandra.contact_points
@@ -47,7 +48,7 @@ def configuration(cassandra: Cluster, memcached: Cluster) -> str:
 
 @contextmanager
 def started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the section, at a port of its own choice; ended in the end."""
+    """A process of the page, at a port of its own choice; ended in the end."""
     command = _PORT.sub("--port 0", " ".join(words)).split()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -78,7 +79,7 @@ async def works(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 async def applied(words: list[str]) -> None:
-    """Run the section's command that makes the schema."""
+    """Run the page's command that makes the schema."""
     assert words == ["schema", "apply"]
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-m", "counter", *words], cwd=ROOT, check=False

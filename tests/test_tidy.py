@@ -138,7 +138,9 @@ def sources(*folders: str, suffix: str = ".py") -> tuple[Source, ...]:
             path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8", errors="replace")
         )
         for path in paths
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and path.suffix != ".png"
+        and not {"__pycache__", "node_modules"}.intersection(path.parts)
     )
 
 
@@ -450,7 +452,7 @@ def test_nothing_is_left_unfinished() -> None:
 def test_locks_carry_no_address() -> None:
     """The lock files exist and can be installed from any index, because they name none."""
     locks = [ROOT / f"requirements{kind}.lock" for kind in ("", "-bench", "-dev")]
-    locks += ROOT.glob("clients/*/package-lock.json")
+    locks += [*ROOT.glob("clients/*/package-lock.json"), *ROOT.glob("scripts/*/package-lock.json")]
     found = tuple(Source(lock.name, lock.read_text(encoding="utf-8")) for lock in locks)
     must_hold(names_an_address, found)
 

@@ -16,7 +16,7 @@ from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple
 
-from api.http.answers import added_reply, count_reply, count_text, problem_reply
+from api.http.answers import added_reply, count_reply, count_text, problem_reply, ttl_header
 from api.http.auth import Caller
 from api.http.call import JSON, AsgiScope, Call, Message, Reply
 from api.http.fast_json import read_add, read_change
@@ -29,7 +29,7 @@ from counter.core.results import REPLAYED, Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, NamespaceUnknownError, RateLimitedError
 from counter.limits import HEAD_BYTES_MAX
-from counter.types import CounterType, Written
+from counter.types import CounterType, Namespace, Written
 
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these headers goes through uvicorn.
@@ -43,7 +43,7 @@ _PATH: Final = re.compile(
 #: Longer URLs cannot match; this bounds the cache's memory.
 _PATH_BYTES_MAX: Final = 512
 _OK: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s"
     + LABEL
     + b"\r\n%s"
 )
@@ -147,15 +147,16 @@ class FastCycle:
         if caller is None or namespace is None:
             protocol.start(self._handle())
             return
+        self.namespace = namespace
         try:
             front.gate.admit(caller, namespace, route.adds)
         except RateLimitedError as error:
             self._fail(error)
             return
-        self.admitted, self.namespace = True, namespace
+        self.admitted = True
         if not route.writes:
             self._get(service)
-        elif not front.door.refuses(self.timeout, self.answer) and not self._add(service):
+        elif not front.door.refuses(self.timeout, self._answer_add) and not self._add(service):
             protocol.start(self._handle())
 
     def _get(self, service: CounterService) -> None:
@@ -194,7 +195,7 @@ class FastCycle:
         elif outcome in REPLAYED:
             event = self.event
             added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
-            self.answer(added_reply(self.namespace, added))
+            self._answer_add(added_reply(self.namespace, added))
         else:
             # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
@@ -221,7 +222,10 @@ class FastCycle:
         reply = problem_reply(error)
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.protocol.front.show_failure(self._call(), self.route, self._names, reply)
-        self.answer(reply)
+        if self.route.writes:
+            self._answer_add(reply)
+        else:
+            self.answer(reply)
 
     @property
     def _names(self) -> Mapping[str, str]:
@@ -249,17 +253,21 @@ class FastCycle:
     async def _receive(self) -> Message:
         return {"type": "http.request", "body": self.body, "more_body": False}
 
-    def answer(self, reply: Reply) -> None:
-        """Send *reply* and complete the request."""
+    def _answer_add(self, reply: Reply) -> None:
+        """Send *reply* to an add under a token, with how long the token is honoured."""
+        self.answer(reply, self.protocol.ttl_of(self.namespace))
+
+    def answer(self, reply: Reply, more: bytes = b"") -> None:
+        """Send *reply*, with *more* lines of its head, and complete the request."""
         self.response_complete = True
         if self.disconnected or self.protocol.socket.is_closing():
             return
         status, body, content_type, headers = reply
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
-            self.protocol.send(self, status, _OK % (len(body), self.request_id, body))
+            self.protocol.send(self, status, _OK % (len(body), more, self.request_id, body))
             return
         head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in reply.head)
-        head += LABEL % self.request_id
+        head += more + LABEL % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"
         self.protocol.send(self, status, b"%s\r\n%s" % (head, body))
@@ -277,6 +285,9 @@ class FastLane(TimedProtocol):
     _asked: tuple[Route, str, int] | None = None
     #: The last accepted Host header.
     _host: bytes | None = None
+    #: The line of the head that says how long a token is honoured, and the namespace of that.
+    _ttl: bytes = b""
+    _ttl_of: Namespace | None = None
     #: Since when a kept-alive connection is idle: uvicorn has no timer for it.
     idle_since_s: float | None = None
 
@@ -374,6 +385,14 @@ class FastLane(TimedProtocol):
             allowed = caller is not None and caller.may(route.scope, namespace)
             self._caller = caller if allowed else None
         return self._caller
+
+    def ttl_of(self, namespace: Namespace) -> bytes:
+        """Return how long a token of *namespace* is honoured, as a line of a head."""
+        if namespace is not self._ttl_of:
+            self._ttl_of = namespace
+            headers = ttl_header(namespace, is_key=False)
+            self._ttl = b"".join(b"%s: %s\r\n" % each for each in headers)
+        return self._ttl
 
     def start(self, handling: Coroutine[Any, Any, None]) -> None:
         """Run *handling* in a task that shutdown waits for."""

@@ -30,6 +30,7 @@ from tests.support.cassandra import (
     tables,
     with_dataset,
 )
+from tests.support.cluster import session_of
 
 
 @pytest.fixture
@@ -60,6 +61,23 @@ async def test_all_is_made_and_told_once(options: CassandraOptions) -> None:
     async with opened(options) as store:
         await store.ping()
         assert list(await store.control.datasets()) == [DATASET]
+
+
+async def test_each_read_of_a_table_compares_checksums(
+    options: CassandraOptions, cassandra: Cluster
+) -> None:
+    """Cassandra does so for compressed tables only."""
+    await have_schema(options)
+    with session_of(cassandra) as session:
+        found = [
+            each
+            for each in session.execute("SELECT * FROM system_schema.tables")
+            if each.keyspace_name.startswith(options.keyspace)
+        ]
+    assert len(found) > 10
+    for each in found:
+        assert each.crc_check_chance == 1
+        assert each.compression["class"].endswith("LZ4Compressor")
 
 
 async def test_a_run_that_ended_half_way_is_finished_by_the_next(

@@ -202,6 +202,9 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
     async with opened(options) as store:
         namespace = await namespace_in(store)
         await all_works(store, namespace, 1)
+        # Else the nodes would start without the tables, and not replay the events in their logs.
+        for node in breakable.cassandra[1:]:
+            await asyncio.to_thread(nodetool, node, "flush", "system_schema")
         await asyncio.to_thread(breakable.cassandra[2].kill)
         await all_works(store, namespace, 2)
         start_us = slice_of_now().end_us

@@ -5,6 +5,7 @@ compose-spec.json is the schema of github.com/compose-spec/compose-go v2.16.2 (A
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -89,6 +90,9 @@ def test_each_service_is_pinned_and_may_do_little(name: str) -> None:
     if name != "cassandra":
         assert each["read_only"]
         assert each["tmpfs"][0] == "/tmp"
+    if name in OURS:
+        assert each["mem_limit"] == "1g"
+        assert each["pids_limit"] == 256
     if each.get("environment", {}).get("COUNTER_INSECURE") == "true":
         assert all(port.startswith("127.0.0.1:") for port in each["ports"]), "anyone may ask"
 
@@ -166,14 +170,24 @@ def test_the_image_has_the_driver_of_each_store(driver: str) -> None:
 
 
 def test_the_image_is_pinned_locked_and_not_root() -> None:
-    base = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
+    base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert base is not None
-    assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+", base[1])
-    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"python:${PYTHON}"}
-    assert "--require-hashes -r requirements.lock" in DOCKERFILE
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base[1])
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${BASE}"}
+    fetching = re.findall(r"\bpip (?:\S+ \S+ )?(?:download|install|wheel) (.*)", DOCKERFILE)
+    assert len(fetching) == 3
+    hashed = "--require-hashes --only-binary :all: --dest /wheels -r requirements.lock"
+    assert all(each == hashed or "--no-index" in each for each in fetching)
     user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
     assert user is not None
     assert {f"{user[1]}:{user[2]}"} == {each["user"] for each in OURS.values()}
+
+
+def test_by_default_the_image_has_all_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    given = re.search(r"^ARG EXTRAS=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert given is not None
+    assert given[1].split(",") == sorted(project["optional-dependencies"])
 
 
 def test_the_image_is_made_of_what_is_there_and_let_in() -> None:

@@ -2,23 +2,32 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from api.http.answers import metrics_head
 from tests.deploy.expositions import everything, families_of
 from tests.deploy.test_alerts import ALERTS
 from tests.support.promtool import promtool
 from tests.support.server import ROOT
 
-DASHBOARD = json.loads((ROOT / "deploy/grafana/counter.json").read_text(encoding="utf-8"))
+DASHBOARDS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in (ROOT / "deploy/grafana").glob("*.json")
+}
+#: The one of the service itself; "counts" is that of the counters.
+SERVICE = DASHBOARDS["counter"]
 #: A row of docs/metrics.md: name, type, labels.
 _ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 #: Prometheus itself makes it of each scrape.
 _OF_PROMETHEUS = {"up"}
 _NAME = re.compile(r"\b(?:counter|process)_\w+|\bup\b")
+of_each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +40,13 @@ def families(told: str) -> dict[str, SimpleNamespace]:
     return families_of(told)
 
 
-def queries() -> list[str]:
-    """All that the dashboard asks Prometheus for, with its variables filled in."""
-    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-    for each in DASHBOARD["templating"]["list"]:
+def queries(board: Mapping[str, Any]) -> list[str]:
+    """All that a dashboard asks Prometheus for, with its variables filled in."""
+    found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    for each in board["templating"]["list"]:
         found += re.findall(r"label_values\((.*), \w+\)", each.get("definition", ""))
-    filled = {"$__rate_interval": "5m", "$job": "counter.*", "$route": ".*"}
+    filled = {"$__rate_interval": "5m", "$job": "counter.*"}
+    filled |= dict.fromkeys(("$route", "$namespace", "$counter"), ".*")
     for name, value in filled.items():
         found = [expression.replace(name, value) for expression in found]
     return found
@@ -82,15 +92,22 @@ def test_an_alert_asks_for_what_is_there(alert: str, families: dict[str, SimpleN
 
 def test_the_dashboard_asks_for_what_is_there(families: dict[str, SimpleNamespace]) -> None:
     there = {name for each in families.values() for name in each.samples}
-    for query in queries():
+    for query in queries(SERVICE):
         asked = names_in(query)
         assert asked, query
         assert asked <= there | _OF_PROMETHEUS, query
 
 
+def test_the_dashboard_of_the_counts_asks_for_what_a_namespace_exposes() -> None:
+    there = set(re.findall(r"^# TYPE (\w+)", metrics_head("shop", 0), re.MULTILINE))
+    asked = [names_in(each) for each in queries(DASHBOARDS["counts"])]
+    assert all(asked)
+    assert set().union(*asked) == there
+
+
 def test_the_dashboard_shows_every_family(families: dict[str, SimpleNamespace]) -> None:
     """But for what says nothing by itself."""
-    asked = set().union(*map(names_in, queries()))
+    asked = set().union(*map(names_in, queries(SERVICE)))
     unseen = {name for name, each in families.items() if not each.samples & asked}
     assert unseen == {
         "counter_audit_failures_total",
@@ -101,27 +118,34 @@ def test_the_dashboard_shows_every_family(families: dict[str, SimpleNamespace]) 
     }
 
 
-def test_prometheus_can_read_each_query_of_the_dashboard(tmp_path: Path) -> None:
-    rules = [{"record": f"query:{n}", "expr": each} for n, each in enumerate(queries())]
+@of_each_dashboard
+def test_prometheus_can_read_each_query_of_a_dashboard(name: str, tmp_path: Path) -> None:
+    found = queries(DASHBOARDS[name])
+    rules = [{"record": f"query:{n}", "expr": each} for n, each in enumerate(found)]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"{len(rules)} rules found" in promtool("check", "rules", str(path))
 
 
-def test_the_dashboard_works_with_any_data_source() -> None:
+@of_each_dashboard
+def test_a_dashboard_works_with_any_data_source(name: str) -> None:
     """It is asked for when the dashboard is imported, and named nowhere else."""
-    first = DASHBOARD["templating"]["list"][0]
+    board = DASHBOARDS[name]
+    first = board["templating"]["list"][0]
     assert (first["name"], first["type"], first["query"]) == (
         "datasource",
         "datasource",
         "prometheus",
     )
-    panels = [each for each in DASHBOARD["panels"] if each["type"] != "row"]
+    panels = [each for each in board["panels"] if each["type"] != "row"]
     sources = [each["datasource"] for each in panels]
     sources += [target["datasource"] for each in panels for target in each["targets"]]
     assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in sources)
-    idents = [each["id"] for each in DASHBOARD["panels"]]
+    idents = [each["id"] for each in board["panels"]]
     assert len(idents) == len(set(idents))
-    rows = [each["title"] for each in DASHBOARD["panels"] if each["type"] == "row"]
+
+
+def test_the_dashboard_has_a_row_for_each_part() -> None:
+    rows = [each["title"] for each in SERVICE["panels"] if each["type"] == "row"]
     for name in ("Traffic", "Adds by outcome", "Latency", "Write path", "Rollup", "Clock", "Audit"):
         assert name in rows

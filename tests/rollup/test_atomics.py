@@ -1,5 +1,6 @@
 """Atomic adds that something went wrong with: the worker settles them before it sums."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
@@ -152,6 +153,58 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
         await a.worker.tick()
     assert list(await world.store.events.find(namespace, mark.events)) == [None, None]
     assert set((await world.rolled_up(namespace)).values()) == {0}
+
+
+async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None:
+    """A worker may find the add whole meanwhile, and pass its mark. If the resolver then crashes
+    while it hides the items, the worker must look at the add again."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    a, events = world.process(), world.store.events
+    token, append, void = world.token(), events.append_atomic, events.void
+    decide = world.store.decisions.decide
+    written: list[Sequence[Event]] = []
+    pauses = [None]
+    ticks: list[asyncio.Task[int]] = []
+
+    async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
+        written.append(items)
+        raise StoreUnavailableError("a planted fault")
+
+    async def pauses_first(*arguments: Any) -> Decision:
+        if pauses:
+            pauses.pop()
+            await append(namespace, written[0])
+            world.clock.advance(CLOSING)
+            a.road.hold_in = "sums"
+            ticks.append(asyncio.create_task(a.worker.tick()))
+            await a.road.held.wait()
+        return await decide(*arguments)
+
+    async def hides_half(of: Namespace, items: Sequence[Event]) -> None:
+        await void(of, items[:1])
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(events, "append_atomic", lands_late),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, token)
+    world.clock.advance(CLOSING)
+    with (
+        patch.object(world.store.decisions, "decide", pauses_first),
+        patch.object(events, "void", hides_half),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, token)
+    a.road.open.set()
+    await asyncio.gather(*ticks)
+    for _ in range(3):
+        world.clock.advance(CLOSING)
+        await a.worker.tick()
+    counts = await world.api.reader.read(namespace, ["a", "b"], 0)
+    assert [each.count for each in counts] == [0, 0]
+    assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
 
 
 async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is_passed() -> (

@@ -97,6 +97,7 @@ async def test_a_clock_that_is_surely_within_its_bound_may_write(
     world.control.errors_us = [surely_us // 2] * 3
     await world.guard.measure()
     world.guard.check(DATASET)
+    assert world.guard.is_sure(DATASET)
     assert trouble(world) == ""
 
 
@@ -117,6 +118,7 @@ async def test_a_clock_that_may_be_past_its_bound_may_not(
     world.control.ahead_us = ahead_us
     world.control.errors_us = [error_us] * 3
     await world.guard.measure()
+    assert not world.guard.is_sure(DATASET)
     with pytest.raises(ClockSkewError, match="give or take"):
         world.guard.check(DATASET)
 

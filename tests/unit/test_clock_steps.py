@@ -10,11 +10,13 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from counter.clock import SystemClock, to_rfc3339
+from counter.core.clock_guard import StepGuard
 from counter.errors import ClockSkewError
 from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
 from counter.storage.sqlite.glance import glance
 from counter.types import ClockReading
 from tests.support.app import App
+from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, START_US
 
@@ -285,3 +287,16 @@ async def test_a_measurement_that_began_before_another_does_not_end_after_it(app
         go_on.set()
         await asyncio.gather(first, second)
     assert guard.trouble is not None
+
+
+def test_a_pause_while_the_wall_clock_is_read_widens_the_reading() -> None:
+    """A reading that seemed exact would make the pause look like a step."""
+
+    class Paused(FakeClock):
+        def wall_us(self) -> int:
+            self.advance(SECOND)
+            return super().wall_us()
+
+    guard = StepGuard.__new__(StepGuard)
+    guard._clock = Paused(START_US)
+    assert guard._pair().width_us == SECOND

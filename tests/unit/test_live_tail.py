@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.storage.sqlite import live
-from counter.storage.sqlite.live import LiveTail
+from counter.storage.sqlite.live import Ids, LiveTail
 from counter.types import Event, Fold, Namespace
 from tests.unit.test_write import SPACE
 
@@ -154,3 +154,12 @@ def test_what_one_counter_must_be_read_for_all_are_read_for() -> None:
     assert tail.tails(SPACE.id, WINDOW, unaligned) is None
     other: Namespace = replace(SPACE, id=2)
     assert tail.tails(other.id, WINDOW, AFTER) is None
+
+
+def test_ids_are_forgotten_when_there_are_too_many() -> None:
+    ids = Ids()
+    with patch.object(live, "_IDS_MAX", 2):
+        for number in range(3):
+            ids.learn(1, str(number), number)
+            ids.commit()
+    assert dict(ids.of(1)) == {"2": 2}

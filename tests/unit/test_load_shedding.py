@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from api.http.call import Message, Reply
+from api.http.call import Call, Message, Reply
 from api.http.load_shedding import Door, timeout_us
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
@@ -66,16 +66,19 @@ def test_one_who_cannot_be_answered_delays_no_other(
 
 def test_a_refused_body_is_read_whole_and_its_handler_called_in_its_turn() -> None:
     """A client that still sends would take an early answer for a broken connection."""
-    parts: list[Message] = [{"body": b"a", "more_body": True}, {"body": b"b", "more_body": False}]
+    parts: list[Message] = [
+        {"type": "http.request", "body": b"a", "more_body": True},
+        {"type": "http.request", "body": b"b", "more_body": False},
+    ]
 
     async def receive() -> Message:
         return parts.pop(0)
 
     async def handle() -> float:
-        guarded = flooded().guarded(receive, None)
-        assert (await guarded())["body"] == b"a"
+        call = Call({"headers": []}, receive, body_bytes_max=100, request_id="")
+        call.let_in = partial(flooded().let_in, None)
         with pytest.raises(OverloadedError):
-            await guarded()
+            await call.body()
         return asyncio.get_running_loop().time()
 
     assert virtually(handle()) == 0.02

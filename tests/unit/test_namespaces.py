@@ -19,6 +19,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import DIRECTORY_AGE_MAX_US
+from counter.ports import Capabilities
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.types import CounterType, Namespace, Slice, Token
@@ -71,6 +72,22 @@ async def test_a_look_finds_what_another_process_created(pair: Pair) -> None:
     await pair.other.look()
     assert pair.other.get("new") == created
     assert not pair.other.doubts("new", writes=False)
+
+
+async def test_a_name_that_another_process_has_taken_is_known_from_then_on(pair: Pair) -> None:
+    created = await pair.other.create("new", SETTINGS)
+    with pytest.raises(PreconditionFailedError):
+        await pair.one.create("new", SETTINGS)
+    assert pair.one.find("new") == created
+
+
+async def test_a_directory_is_fresh_until_its_age_is_past_the_bound(pair: Pair) -> None:
+    await pair.one.refresh()
+    with patch.object(pair.store, "capabilities", Capabilities()):
+        pair.clock.advance(DIRECTORY_AGE_MAX_US)
+        assert pair.one.is_fresh
+        pair.clock.advance(1)
+        assert not pair.one.is_fresh
 
 
 async def test_a_flood_of_unknown_names_shares_its_looks(pair: Pair) -> None:

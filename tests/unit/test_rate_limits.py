@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.core.rate_limits import ALLOWANCE, Allowance, TokenBucket, resolutions_paid
+from counter.core.rate_limits import ALLOWANCE, Allowance, TokenBucket, charged_batch
 from counter.errors import RateLimitedError
 
 _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))
@@ -97,7 +97,7 @@ def test_a_request_that_waits_for_late_tokens_can_be_closed_in_another_context()
 
     async def waits() -> None:
         ALLOWANCE.set(cast(Allowance, SimpleNamespace(reserve=None)))
-        with resolutions_paid():
+        with charged_batch():
             await asyncio.sleep(0)
 
     request = waits()

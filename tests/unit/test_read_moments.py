@@ -98,3 +98,17 @@ async def test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there() -> 
     (among,) = await reader.read(namespace, ["c"], EVENTUALLY)
     for again in (alone, among):
         assert (again.count, again.as_of_us) == (0, first.as_of_us)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_a_count_that_was_read_is_in_the_cache(many: bool) -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    for _ in range(2):
+        if many:
+            await reader.read(namespace, ["c"], EVENTUALLY)
+        else:
+            await reader.read_one(namespace, "c", EVENTUALLY)
+    assert reader.lookups == {"hit": 1, "miss": 1}

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.results import Added
 from counter.errors import (
     StoreUnavailableError,
     TokenConflictError,
@@ -15,7 +16,7 @@ from counter.errors import (
 )
 from counter.limits import TIME_MAX_US
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
-from counter.windows import closes_at, window_of
+from counter.windows import accept_limit_at, closes_at, window_of
 from tests.rollup.world import CLOSING, WINDOW, World
 
 ITEMS = [("a", 1), ("b", 2)]
@@ -159,3 +160,51 @@ async def test_an_acknowledged_list_counts_although_another_one_has_its_token() 
     counts = await world.api.reader.read(namespace, ["a", "b", "c", "d"], 0)
     assert [each.count for each in counts] == [1, 2, 0, 0]
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2, "c": 0, "d": 0}
+
+
+async def test_a_token_is_answered_only_once_what_was_found_of_it_is_durable() -> None:
+    """The copy that was found may be the only one."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    late = Late(world, namespace, world.token())
+    await late.ask()
+    world.clock.advance(CLOSING)
+    crash = StoreUnavailableError("a planted fault")
+    with (
+        patch.object(world.store.events, "rewrite", side_effect=crash),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await late.ask()
+    assert await late.ask() == Added("a", 1, late.token.generation_time_us, True)
+
+
+async def test_a_token_is_answered_only_once_a_later_write_of_it_is_hidden(late: Late) -> None:
+    crash = StoreUnavailableError("a planted fault")
+    with (
+        patch.object(late.world.store.events, "void", side_effect=crash),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await late.ask()
+    with pytest.raises(TokenTooOldError) as answered:
+        await late.ask()
+    assert answered.value.applied is False
+
+
+@pytest.mark.parametrize(("over_us", "times"), [(0, 1), (1, 2)])
+async def test_a_recount_is_left_until_its_window_is_surely_open(
+    late: Late, over_us: int, times: int
+) -> None:
+    """A worker passes no window before its end and the accept limit."""
+    store, clock = late.world.store, late.world.clock
+    last_us = late.now_us + WINDOW + accept_limit_at(late.namespace, late.now_us)
+    slowly = [
+        then(store.rollups.mark, lambda: clock.advance(last_us + over_us - clock.now_us())),
+        store.rollups.mark,
+    ]
+
+    async def mark(*arguments: Any) -> Any:
+        return await slowly.pop(0)(*arguments)
+
+    with patch.object(store.rollups, "mark", mark), pytest.raises(TokenTooOldError):
+        await late.ask()
+    assert 2 - len(slowly) == times

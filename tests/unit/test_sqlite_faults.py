@@ -1,7 +1,9 @@
 """SQLite's adapter where the disk fails it: at a commit, at the way back from it, at its start."""
 
 import asyncio
+import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -12,10 +14,18 @@ from unittest.mock import patch
 import pytest
 
 from counter.core.namespaces import Namespaces
-from counter.errors import NamespaceUnknownError, OverloadedError, StoreUnavailableError
+from counter.errors import (
+    DamagedError,
+    NamespaceUnknownError,
+    OverloadedError,
+    StoreUnavailableError,
+)
 from counter.limits import MINUTE, SECOND
+from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.database import Lane
+from counter.storage.sqlite.page_sums import PageSums
+from counter.storage.sqlite.schema import DirectoryLock, events_table
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
 from tests.rollup.world import DATASET, SETTINGS
@@ -139,7 +149,7 @@ async def test_the_write_ahead_log_shrinks_once_a_long_reader_is_gone(fast_dir: 
     """Regression: it kept the largest size that it ever had until the process ended."""
     wal, kept = fast_dir / "counter.db-wal", 256 * 1_024
     with (
-        patch("counter.storage.sqlite.schema._WAL_PAGES", 16),
+        patch("counter.storage.sqlite.database._WAL_PAGES", 16),
         patch("counter.storage.sqlite.schema.WAL_BYTES_KEPT", kept),
     ):
         desk = Desk(fast_dir)
@@ -205,6 +215,84 @@ async def test_a_transaction_that_cannot_be_rolled_back_costs_its_connection_alo
         await desk.store.ping()
     assert await desk.add(1) is Written.REPLAYED
     assert await desk.add(2) is Written.NEW
+
+
+async def test_a_batch_over_two_slices_is_written_whole_or_not_at_all(desk: Desk) -> None:
+    """Otherwise some of its events would be stored, and in no live count."""
+    store, namespace = desk.store, desk.namespace
+    *_, first, last = await store.control.slices(namespace.dataset)
+    events = [Event("c", each.start_us, bytes(16), 0, 1) for each in (first, last)]
+    await store.events.append(namespace, [events[0]._replace(event_id=b"1" * 16)])
+    desk.fail(f"INSERT INTO {events_table(namespace.dataset.id, last.start_us)}")
+    with pytest.raises(StoreUnavailableError):
+        await store.events.append(namespace, events)
+    assert list(await store.events.find(namespace, events)) == [None, None]
+
+
+async def test_closing_waits_for_the_writes_under_way(fast_dir: Path) -> None:
+    # Services of other tests may run in this process.
+    before = set(threading.enumerate())
+    desk = Desk(fast_dir)
+    await desk.open()
+    adding = asyncio.create_task(desk.add(1))
+    await asyncio.sleep(0)
+    await desk.store.close()
+    assert await adding is Written.NEW
+    began = set(threading.enumerate()) - before
+    assert not [each for each in began if each.name.startswith("counter-")]
+
+
+async def test_what_joins_a_thread_waits_for_it() -> None:
+    held, began = threading.Event(), threading.Event()
+
+    def work(_: int) -> None:
+        began.set()
+        held.wait()
+
+    worker = Worker("held", work, lambda _, __: None)
+    worker.start()
+    worker.send(1)
+    worker.stop()
+    joining = asyncio.create_task(worker.join())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not joining.done()
+    held.set()
+    await joining
+    assert began.is_set()
+
+
+async def test_new_directories_are_durable(fast_dir: Path) -> None:
+    directory = fast_dir / "a" / "b"
+    with patch("counter.storage.sqlite.schema.sync_directory") as synced:
+        DirectoryLock(directory).release()
+    assert [call.args for call in synced.call_args_list] == [(fast_dir / "a",), (fast_dir,)]
+
+
+async def test_checksums_are_synced_before_the_log_begins_again(fast_dir: Path) -> None:
+    """Nothing else knows the pages that only the database has from then on."""
+    desk = Desk(fast_dir)
+    with patch.object(PageSums, "flush", autospec=True) as flush:
+        await desk.open()
+        assert flush.call_count == 1
+        await desk.add(1)
+        assert desk.store.database._checkpoint(desk.store.database._writing)
+        assert flush.call_count == 2
+        await desk.store.close()
+        assert flush.call_count == 3
+
+
+async def test_a_commit_that_is_missing_from_the_log_is_noticed(fast_dir: Path) -> None:
+    desk = Desk(fast_dir / "served")
+    await desk.open()
+    await desk.add(1)
+    shutil.copytree(fast_dir / "served", fast_dir / "copied")
+    await desk.store.close()
+    log = fast_dir / "copied" / "counter.db-wal"
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 1)
+    with pytest.raises(DamagedError):
+        await Desk(fast_dir / "copied").store.open()
 
 
 async def test_what_adds_show_is_not_asked_behind_them(desk: Desk) -> None:

@@ -1,5 +1,6 @@
 """A process whose store decides by its own clock follows that clock, and not the machine's."""
 
+import asyncio
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -116,3 +117,24 @@ async def test_a_clock_that_cannot_be_read_for_long_is_refused() -> None:
     await guard.measure()
     with pytest.raises(ClockSkewError, match="could not be read 15 times in a row"):
         guard.check_all()
+
+
+async def test_comparisons_run_one_at_a_time() -> None:
+    """Otherwise the result of an older one could replace that of a newer one."""
+    clock = Machine()
+    source = Source(clock)
+    running, most = 0, 0
+    read_clock = source.read_clock
+
+    async def counted() -> ClockReading:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await read_clock()
+
+    guard = StoreClockGuard(source, clock)
+    with patch.object(source, "read_clock", counted):
+        await asyncio.gather(guard.measure(), guard.measure())
+    assert most == 1

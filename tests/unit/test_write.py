@@ -12,10 +12,11 @@ from counter.core.admission import Load
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.core.results import Add, Added
-from counter.core.write import EventWriter
+from counter.core.write import EventWriter, MarkMemory
 from counter.errors import (
     ClockSkewError,
     StoreUnavailableError,
+    TokenInFutureError,
     UnavailableError,
     WriteTimeoutError,
 )
@@ -31,6 +32,7 @@ from counter.types import (
     Mark,
     Namespace,
     PayloadCheck,
+    Token,
     Written,
 )
 from counter.windows import window_of
@@ -218,6 +220,14 @@ async def test_an_event_without_its_mark_is_not_written(desk: Desk) -> None:
         assert desk.steps.asked[-1] == expected
 
 
+async def test_an_event_of_the_very_end_of_the_accept_limit_is_written(desk: Desk) -> None:
+    await desk.begin()
+    await desk.steps.answer([Guarded.NEW])
+    desk.clock.advance(SETTINGS.accept_limit_us)
+    await desk.steps.answer({})
+    assert desk.steps.asked == ["guard", "mark", "event 1"]
+
+
 async def test_an_event_that_aged_on_the_way_is_not_written(desk: Desk) -> None:
     writing = await desk.begin()
     await desk.steps.answer([Guarded.NEW])
@@ -342,3 +352,22 @@ async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None
         told = await world.api.add_many(namespace, adds)
     assert told[1] is gone
     assert [isinstance(each, Added) for each in told] == [True, False, True]
+
+
+def test_marks_are_forgotten_when_there_are_too_many() -> None:
+    """The oldest first: forgetting is safe."""
+    marks = [MARK._replace(counter=str(number)) for number in range(3)]
+    memory = MarkMemory()
+    with patch("counter.core.write._REMEMBERED_MAX", 2):
+        memory.remember(1, marks)
+    assert memory.unknown(1, marks) == marks[:1]
+
+
+async def test_a_token_of_the_very_end_of_the_future_limit_is_taken() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    time_us = world.clock.now_us() + namespace.settings.future_limit_us
+    added = await world.api.add(namespace, "c", 1, Token(bytes(16), time_us))
+    assert added.event_time_us == time_us
+    with pytest.raises(TokenInFutureError):
+        await world.api.add(namespace, "c", 1, Token(bytes(16), time_us + 1))
