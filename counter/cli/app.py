@@ -102,9 +102,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
         One token is made before anything is sent, and all attempts use it.
           counter add views
-          counter add stock -3
-          counter add views 5 --get
+          counter add stock -3 --get
           counter add orders --key order-123
+          counter add --stream < visits.txt
         {adds}
         """,
         "counters:get": """

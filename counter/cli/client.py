@@ -52,6 +52,7 @@ from counter_client.errors import (
     TokenTooOldError,
     UnavailableError,
 )
+from counter_client.tokens import check_delta
 
 #: Exit codes of these commands besides 0, done.
 EXIT_NO: Final = 1
@@ -63,6 +64,7 @@ EXIT_UNKNOWN: Final = 4
 KEY_VARIABLE: Final = "COUNTER_API_KEY"
 _DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _ATTEMPT_S_MAX: Final = 5.0
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 #: Fixes for error codes of the service, in terms of the command line.
 _HINTS: Final[Mapping[str, str]] = {
     "namespace_unknown": "counter namespace list shows what there is; counter namespace create"
@@ -74,6 +76,10 @@ _HINTS: Final[Mapping[str, str]] = {
     "key_invalid": "it came from --api-key-file, else from the context, else from"
     f" {KEY_VARIABLE} in the environment",
 }
+#: Before the commands of :func:`finishing`.
+FINISHING: Final = (
+    "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
+)
 #: What the service says of requests, in terms of the command line.
 SERVICE_PHRASES: Final[Mapping[str, str]] = {
     "; create it with PUT /v1/namespaces/{name}": "",
@@ -219,6 +225,15 @@ class Attempts:
         if attempt.status is None and attempt.number > 0 and not self._has_reported:
             self._has_reported = True
             remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
+
+
+def delta_of(text: str) -> int:
+    """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
+    if text.startswith("--"):
+        raise StartupError(f"{text[:40]} is not a flag of this command")
+    if _INTEGER.fullmatch(text) is None:
+        raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")
+    return check_delta(int(text))
 
 
 @contextmanager
@@ -382,10 +397,7 @@ def why_unknown(error: UnknownOutcomeError) -> str:
 def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
     """Report that the outcome is unknown, and print the command that determines it on its own
     line."""
-    remark(
-        f"it is unknown whether it is counted: {why}\n"
-        "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
-    )
+    remark(f"it is unknown whether it is counted: {why}\n{FINISHING}")
     print_error(finishing(unfinished, flags))
 
 

@@ -1,7 +1,10 @@
 """Runs ``counter`` in this process, and keeps what it said."""
 
+import io
 import json
+import sys
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,11 +18,13 @@ class Shell:
         self._capsys = capsys
         self.err = ""
 
-    def run(self, *words: str) -> tuple[int, str]:
-        """The exit code and what was printed."""
+    def run(self, *words: str, stdin: bytes | None = None) -> tuple[int, str]:
+        """The exit code and what was printed. *stdin* comes by a pipe."""
         code = 0
+        given = sys.stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
         try:
-            app(list(words))
+            with patch("sys.stdin", given):
+                app(list(words))
         except SystemExit as ended:
             code = int(ended.code or 0)
         out, self.err = self._capsys.readouterr()

@@ -94,7 +94,7 @@ def test_its_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["add"], "NAME is missing\n"),
+        (["add"], "NAME is missing: give the name of a counter, or --stream\n"),
         (["get"], "NAME is missing: give the name of a counter, or of several\n"),
         (["context", "add", "a"], "--url is missing\n"),
         (["get", "c", "--namespace"], "--namespace needs a value\n"),
@@ -147,7 +147,7 @@ def test_its_help_has_examples_that_hold_and_its_exit_codes(name: str) -> None:
 def examples_of(name: str) -> list[list[str]]:
     """The words of each example in a command's help."""
     found = re.findall(rf"^  (counter {name}\b.*)$", ALL[name].help or "", re.MULTILINE)
-    return [shlex.split(re.split(r" [|>] ", each)[0])[1:] for each in found]
+    return [shlex.split(re.split(r" [|<>] ", each)[0])[1:] for each in found]
 
 
 @pytest.mark.parametrize("name", [each for each in ALL if each.startswith("plan ")])

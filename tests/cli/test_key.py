@@ -28,8 +28,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class KeyShell(Shell):
     """Runs ``counter key``."""
 
-    def run(self, *words: str) -> tuple[int, str]:
-        return super().run("key", *words)
+    def run(self, *words: str, stdin: bytes | None = None) -> tuple[int, str]:
+        return super().run("key", *words, stdin=stdin)
 
     def create(self, *words: str) -> str:
         """The key that is made."""

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -45,11 +46,13 @@ class Terminal:
         if saved := _SAVED.fullmatch(command):
             self._known[saved[1]] = self.answer(saved[2]).strip()
             return ""
-        words = [self._filled(word) for word in shlex.split(command)]
+        first, pipe, last = command.partition(" | ")
+        stdin = subprocess.check_output(["bash", "-c", first]) if pipe else None
+        words = [self._filled(word) for word in shlex.split(last or first)]
         if words[0] == "echo":
             return " ".join(words[1:])
         assert words[0] == "counter"
-        code, out = self._shell.run(*words[1:])
+        code, out = self._shell.run(*words[1:], stdin=stdin)
         self._known["?"] = str(code)
         return (out + self._shell.err).rstrip("\n")
 

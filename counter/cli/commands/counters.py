@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
+from counter.cli.add_stream import add_lines
 from counter.cli.client import (
     DEFAULT_SERVICE,
     EXIT_NOT_DONE,
@@ -16,6 +16,7 @@ from counter.cli.client import (
     Attempts,
     ServiceFlags,
     credential_of,
+    delta_of,
     ended,
     fail,
     finishing,
@@ -40,9 +41,8 @@ from counter.limits import BATCH_ITEMS_MAX
 from counter_client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
 from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import Unfinished
-from counter_client.tokens import Credential, check_delta, checked_name
+from counter_client.tokens import Credential, checked_name
 
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _T = TypeVar("_T")
 Name = Annotated[str, flag("The counter; after -- if it begins with a dash")]
 _Delta = Annotated[str, flag("How much to add; may be negative", allow_leading_hyphen=True)]
@@ -57,11 +57,12 @@ _GivenKey = Annotated[
 
 
 def add(
-    name: Name,
-    delta: _Delta = "1",
+    name: Name | None = None,
+    delta: _Delta | None = None,
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
+    stream: Annotated[bool, flag("Add each line of a pipe: NAME, or NAME DELTA")] = False,
     get: Annotated[bool, flag("Print the count with it")] = False,
     token: _GivenToken = None,
     key: _GivenKey = None,
@@ -69,7 +70,14 @@ def add(
 ) -> None:
     """Add, once."""
     with ended(service):
-        number = delta_of(delta)
+        if stream:
+            if name is not None or get or token is not None or key is not None or json:
+                raise StartupError("--stream: it takes no NAME, --get, --token, --key or --json")
+            add_lines(service)
+            return
+        if name is None:
+            raise StartupError("NAME is missing: give the name of a counter, or --stream")
+        number = delta_of("1" if delta is None else delta)
         given = _given(token, key)
         operation = "add-and-get" if get else "add"
 
@@ -168,15 +176,6 @@ def _given(token: str | None, key: str | None) -> Credential | None:
     if key is not None:
         return Key.of(key)
     return None if token is None else credential_of(token)
-
-
-def delta_of(text: str) -> int:
-    """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
-    if text.startswith("--"):
-        raise StartupError(f"{text[:40]} is not a flag of this command")
-    if _INTEGER.fullmatch(text) is None:
-        raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")
-    return check_delta(int(text))
 
 
 def _once(

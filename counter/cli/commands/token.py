@@ -12,13 +12,13 @@ from counter.cli.client import (
     EXIT_UNKNOWN,
     ServiceFlags,
     credential_of,
+    delta_of,
     duration_us,
     ended,
     fail,
     in_words,
     opened,
 )
-from counter.cli.commands.counters import delta_of
 from counter.cli.terminal import (
     JsonLines,
     flag,

@@ -1,0 +1,145 @@
+"""``counter add --stream``: what is counted of the lines of a pipe, and what it says of others."""
+
+import asyncio
+import shlex
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from unittest.mock import patch
+
+import pytest
+
+from counter_client import Buffer, CounterClient, RejectedError, UnsentError
+from counter_client.errors import CounterError
+from counter_client.failures import Rejected
+from tests.cli.shell import Shell
+from tests.cli.test_service_commands import answers_lost
+from tests.support.server import ROOT, Server
+from tests.support.waiting import eventually
+
+
+def stream(shell: Shell, lines: str, *words: str) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    return shell.run("add", "--stream", *words, stdin=lines.encode())
+
+
+def test_each_line_is_counted(shell: Shell, name: str) -> None:
+    """A name with spaces needs a tab; empty lines are none, and the last one may have no end."""
+    word = name.replace(" ", "")
+    lines = f"{word}\n{name}\t-7\r\n\n  \n{word} 5\n{name}\t\n{name}\t+2"
+    assert stream(shell, lines) == (0, "5 lines are counted, which come to 2\n")
+    assert (shell.said("get", word), shell.said("get", name)) == ("6", "-4")
+    assert stream(shell, "") == (0, "0 lines are counted, which come to 0\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (b"page home\n", "DELTA: 'home' is not an integer; write it like 5 or -5"),
+        (b"page home 5\n", "it has more than a NAME and a DELTA; put a tab between them"),
+        (b"a\t9223372036854775808\n", "9223372036854775808"),
+        (b"\t5\n", "a counter's name has 1 to"),
+        (b"\xff\n", "'utf-8' codec can't decode byte 0xff"),
+        (b"a" * 20_000 + b"\n", "it has more than 16,384 bytes"),
+    ],
+)
+def test_a_wrong_line_ends_the_stream(shell: Shell, name: str, wrong: bytes, why: str) -> None:
+    """What came before it is counted, and nothing after it."""
+    line = f"{name}\t1\n".encode()
+    assert shell.run("add", "--stream", stdin=line + b"\n" + line + wrong + line) == (2, "")
+    assert "counter: line 4: " in shell.err
+    assert why in shell.err
+    assert "counter: 2 lines are counted, which come to 2; no line after that" in shell.err
+    assert shell.said("get", name) == "2"
+
+
+def test_other_flags_are_refused(shell: Shell) -> None:
+    for words in (["views"], ["--get"], ["--key", "k"], ["--json"]):
+        assert stream(shell, "views\n", *words) == (2, "")
+        assert "--stream: it takes no NAME, --get, --token, --key or --json" in shell.err
+    assert shell.run("add") == (2, "")
+    assert "NAME is missing" in shell.err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--url", "http://127.0.0.1:9"], "start one with counter serve"),
+        (["--namespace", "nowhere"], "there is no namespace 'nowhere'"),
+    ],
+)
+def test_a_service_that_does_not_answer_ends_it_at_the_first_line(
+    shell: Shell, name: str, words: list[str], why: str
+) -> None:
+    """With the command that counts it once, should it have arrived."""
+    assert stream(shell, f"{name}\t3\nunread\n", *words, "--timeout", "50ms") == (4, "")
+    assert why in shell.err
+    [command] = printed_commands(shell)
+    assert command[:4] == ["counter", "add", name, "3"]
+    assert "counter: 1 line was read; what is not named here is counted" in shell.err
+
+
+def printed_commands(shell: Shell) -> list[list[str]]:
+    """The words of those that it printed to be copied."""
+    lines = shell.err.splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("counter add ")]
+
+
+def test_what_is_unknown_is_printed_as_commands(shell: Shell, name: str) -> None:
+    with answers_lost():
+        assert stream(shell, f"{name}\t3\n", "--timeout", "50ms") == (4, "")
+    [command] = printed_commands(shell)
+    assert shell.said(*command[1:]).endswith("was counted before, and is not again")
+    assert shell.said("get", name) == "3"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnsentError("the buffer is not empty", (), {"a b": -2, "c": 5}),
+        RejectedError((Rejected("a b", 7, CounterError("it is over the bound")),)),
+    ],
+)
+def test_what_is_not_counted_is_printed(shell: Shell, name: str, error: CounterError) -> None:
+    """What was not sent in a form that can be added again; what was rejected by its reason."""
+    close = Buffer.close
+
+    def closes(buffer: Buffer, timeout: float | None = None) -> None:
+        close(buffer, timeout)
+        raise error
+
+    with patch.object(Buffer, "close", closes):
+        ended = stream(shell, f"{name}\t1\n")
+    assert "counter: 1 line was read; what is not named here is counted" in shell.err
+    if isinstance(error, RejectedError):
+        assert ended == (1, "")
+        assert "counter: a b: +7 is not counted: it is over the bound\n" in shell.err
+    else:
+        assert ended == (4, "a b\t-2\nc\t5\n")
+        assert stream(shell, ended[1]) == (0, "2 lines are counted, which come to 3\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_the_reading_and_loses_nothing(
+    service: Server, name: str, number: signal.Signals
+) -> None:
+    words = ["-m", "counter", "add", "--stream", "--url", service.url]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(f"{name}\t1\n".encode() * 1_000)
+    await process.stdin.drain()
+    with CounterClient(service.url) as client:
+
+        async def counted() -> bool:
+            return client.get(name).count == 1_000
+
+        await eventually(counted, "the lines are counted while the pipe is open")
+        process.send_signal(number)
+        out, err = await process.communicate()
+        assert (process.returncode, out) == (128 + number, b"")
+        assert err.decode() == (
+            "counter: interrupted: 1,000 lines are counted, which come to 1,000\n"
+        )
+        assert client.get(name).count == 1_000
