@@ -99,6 +99,7 @@ class Application:
             stack.push_async_callback(self.tracing.close)
             await retry.run(self.store.open)
             stack.push_async_callback(self.store.close)
+            await retry.warn_of_server(self.store)
             await self.cache.open()
             stack.push_async_callback(self.cache.close)
             await retry.run(self._prepare)

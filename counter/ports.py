@@ -11,7 +11,7 @@ rules of all parts (tests/contracts checks them for each store):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Final, Protocol, cast
@@ -470,6 +470,8 @@ class Capabilities:
     partition_sizes: PartitionSizeStore | None = None
     #: None if events are not kept in order of time.
     busiest: CountEvents | None = None
+    #: Returns what the operator should know about the server. None if there is no server.
+    server_warnings: Callable[[], Awaitable[Sequence[str]]] | None = None
 
 
 class Store(Protocol):

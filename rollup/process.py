@@ -229,6 +229,7 @@ async def _run(settings: Settings) -> int:
         retry = StartupRetry(settings.start_timeout)
         await retry.run(store.open)
         stack.push_async_callback(store.close)
+        await retry.warn_of_server(store)
         await cache.open()
         stack.push_async_callback(cache.close)
         guard, namespaces = guard_of(store, clock), Namespaces(store, clock)

@@ -49,7 +49,8 @@ class Shape:
     node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy can
     listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
     commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
-    not flushed to disk, which takes most of its time; a killed node loses the schema.
+    not flushed to disk, which takes most of its time; a killed node loses the schema. The last two
+    are settings of Cassandra.
     """
 
     nodes: int = 1
@@ -66,6 +67,8 @@ class Shape:
     peer_offset: int = 0
     datacenters: str = "dc1"
     durable_schema: bool = True
+    disk_failure_policy: str = "stop"
+    commitlog_sync: str = "periodic"
 
     def datacenter_of(self, number: int) -> str:
         names = self.datacenters.split(",")
@@ -99,6 +102,8 @@ class Cluster:
             client_offset=shape.client_offset,
             peer_offset=shape.peer_offset,
             durable_schema=shape.durable_schema,
+            disk_failure_policy=shape.disk_failure_policy,
+            commitlog_sync=shape.commitlog_sync,
         )
         self.cassandra = tuple(
             cassandra_node(

@@ -47,6 +47,12 @@ QUICK_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
 )
+#: What each way of syncing the commit log needs besides.
+_SYNC_PERIODS: Final = {
+    "periodic": "commitlog_sync_period: 10000ms",
+    "group": "commitlog_sync_group_window: 10ms",
+    "batch": "",
+}
 _LOGBACK: Final = """\
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -73,6 +79,8 @@ class CassandraSettings:
     peer_offset: int = 0
     datacenter: str = "dc1"
     durable_schema: bool = True
+    disk_failure_policy: str = "stop"
+    commitlog_sync: str = "periodic"
 
 
 def cassandra_node(
@@ -196,8 +204,8 @@ commitlog_directory: "{folder}/commitlog"
 saved_caches_directory: "{folder}/saved_caches"
 hints_directory: "{folder}/hints"
 cdc_raw_directory: "{folder}/cdc_raw"
-commitlog_sync: periodic
-commitlog_sync_period: 10000ms
+commitlog_sync: {settings.commitlog_sync}
+{_SYNC_PERIODS[settings.commitlog_sync]}
 listen_address: {address}
 broadcast_address: {IPv4Address(address) + settings.peer_offset}
 rpc_address: {address}
@@ -212,7 +220,7 @@ seed_provider:
 authenticator: {authenticator}
 authorizer: {authorizer}
 role_manager: CassandraRoleManager
-disk_failure_policy: stop
+disk_failure_policy: {settings.disk_failure_policy}
 memtable_heap_space: 64MiB
 memtable_offheap_space: 64MiB
 auto_snapshot: false

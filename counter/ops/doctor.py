@@ -104,6 +104,10 @@ async def _server(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
             f" {plural(len(datasets), 'dataset')} ({', '.join(datasets)}),"
             f" {plural(len(namespaces), 'namespace')}",
         )
+        if (server_warnings := store.capabilities.server_warnings) is not None:
+            do = "docs/guarantees.md says what each setting of the store loses and when"
+            for each in await server_warnings():
+                yield Finding("server", "warning", each, do)
         guard = guard_of(store, clock)
         await guard.measure()
         if guard.trouble is not None:

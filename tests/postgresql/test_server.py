@@ -13,7 +13,8 @@ from counter.cli.commands.serve import _applied, check
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.postgresql import Database, PostgresqlOptions
-from counter.storage.postgresql.server import check_server
+from counter.storage.postgresql.server import Server, check_server
+from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
 from tests.support.clock import FakeClock
@@ -86,6 +87,22 @@ async def test_pages_without_checksums_are_warned_of(database: Answering) -> Non
     (warning,) = (await check_server(database)).warnings
     assert "data_checksums = off" in warning
     assert "pg_checksums --enable" in warning
+
+
+async def test_warnings_are_logged_at_startup(
+    postgresql: PostgresqlServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check(_: Database) -> Server:
+        return Server("", ("a setting is weak",))
+
+    monkeypatch.setattr("counter.storage.postgresql.store.check_server", check)
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    await StartupRetry(0).warn_of_server(store)
+    await store.close()
+    assert caplog.messages == ["a setting is weak"]
 
 
 async def test_every_text_key_is_compared_by_its_bytes(postgresql: PostgresqlServer) -> None:

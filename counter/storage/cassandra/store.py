@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
@@ -11,6 +12,7 @@ from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.control_keyspace import OP, Row
 from counter.storage.cassandra.decisions import CassandraDecisions, CassandraLeases
 from counter.storage.cassandra.events import CassandraEvents
+from counter.storage.cassandra.node_settings import node_warnings
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import CassandraRollups
 from counter.storage.cassandra.schema import check_overlap, replicas_in
@@ -126,7 +128,10 @@ class CassandraStore:
         self.leases = CassandraLeases(session)
         self.keys = CassandraKeys(session)
         self.partition_sizes = CassandraPartitionSizes(session)
-        self.capabilities = Capabilities(partition_sizes=self.partition_sizes)
+        self.capabilities = Capabilities(
+            partition_sizes=self.partition_sizes,
+            server_warnings=partial(node_warnings, session.connection),
+        )
         self.tally, self.queues, self.close = session.tally, session.queues, session.close
 
     async def open(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
@@ -18,8 +17,6 @@ from counter.storage.postgresql.rollups import PostgresqlRollups
 from counter.storage.postgresql.schema import check_version
 from counter.storage.postgresql.server import check_server
 
-_log = logging.getLogger("counter.start")
-
 
 class PostgresqlStore:
     """:class:`counter.ports.Store` over one schema of a PostgreSQL database."""
@@ -33,7 +30,11 @@ class PostgresqlStore:
         self.control = PostgresqlControl(database, clock)
         self.leases = PostgresqlLeases(database)
         self.keys = PostgresqlKeys(database)
-        self.capabilities = Capabilities(transactional=True, busiest=self.events.busiest)
+        self.capabilities = Capabilities(
+            transactional=True,
+            busiest=self.events.busiest,
+            server_warnings=self._server_warnings,
+        )
 
     async def open(self) -> None:
         """Connect. Raises StartupError and StoreUnavailableError."""
@@ -49,8 +50,7 @@ class PostgresqlStore:
                     " and add target_session_attrs=read-write",
                     retry_after_us=SECOND,
                 )
-            for each in (await check_server(self._database)).warnings:
-                _log.warning("%s", each)
+            await check_server(self._database)
         except StoreUnavailableError as error:
             await self._database.close()
             if lacks_schema(error):
@@ -60,6 +60,9 @@ class PostgresqlStore:
         except BaseException:
             await self._database.close()
             raise
+
+    async def _server_warnings(self) -> Sequence[str]:
+        return (await check_server(self._database)).warnings
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections."""

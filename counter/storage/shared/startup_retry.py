@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
+from counter.ports import Store
 
 _log = logging.getLogger("counter.start")
 #: The upper bound of the first pause, which is random so that processes do not retry in step. It
@@ -50,3 +51,9 @@ class StartupRetry:
                     raise
             await asyncio.sleep(min(left_s, random.uniform(0, pause_s)))
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    async def warn_of_server(self, store: Store) -> None:
+        """Log what the operator should know about the server of *store*, which is open."""
+        if (warnings := store.capabilities.server_warnings) is not None:
+            for each in await self.run(warnings):
+                _log.warning("%s", each)
