@@ -93,6 +93,16 @@ class UntimedCacheCases:
         await cache.put_many(namespace, [("c", Checkpoint(NOW, n)) for n in (3, 4)])
         assert await self.got(cache, namespace) == Checkpoint(NOW, 4)
 
+    async def test_a_namespace_without_a_cache_ttl_has_no_counts_there(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """Not even those of before its TTL was set to 0, nor for the shortest TTL of a server."""
+        off = replace(namespace, settings=replace(namespace.settings, cache_ttl_us=0))
+        await cache.put_many(off, [("c", Checkpoint(NOW, 1))])
+        assert await self.got(cache, off) is None
+        await cache.put_many(namespace, [("c", Checkpoint(NOW, 2))])
+        assert await self.got(cache, off) is None
+
     async def test_best_effort_counters_add_up(self, cache: Cache, namespace: Namespace) -> None:
         """At once, either way; 0 where none is known."""
         values = [await cache.increment(namespace, "c", delta) for delta in (5, -7, 0, 10)]

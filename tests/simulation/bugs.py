@@ -27,7 +27,7 @@ class Bug:
 
 def all_bugs() -> Mapping[str, Bug]:
     """Every bug by name."""
-    from tests.simulation import bugs_reading, bugs_rollup, bugs_store, bugs_writing
+    from tests.simulation import bugs_cache, bugs_reading, bugs_rollup, bugs_store, bugs_writing
 
-    found = (*bugs_writing.BUGS, *bugs_rollup.BUGS, *bugs_reading.BUGS, *bugs_store.BUGS)
-    return {bug.name: bug for bug in found}
+    rooms = (bugs_writing, bugs_rollup, bugs_reading, bugs_cache, bugs_store)
+    return {bug.name: bug for room in rooms for bug in room.BUGS}

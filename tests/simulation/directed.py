@@ -19,6 +19,8 @@ QUICK: Final = (
     "clear-by-arrival",
     "marks-of-one-window",
     "no-leases",
+    "cache-trusted-when-accurate",
+    "cached-a-window-ahead",
 )
 
 _CRASHES: Final = "tests/evidence/test_crashes.py::"
@@ -35,6 +37,7 @@ _EDGES: Final = "tests/rollup/test_edges.py::"
 _SLICES: Final = "tests/rollup/test_maintenance.py::"
 _REBIRTH: Final = "tests/simulation/test_rebirth.py::"
 _CONTRACTS: Final = "tests/simulation/test_contracts.py::"
+_CACHES: Final = "tests/simulation/test_caches.py::"
 _REPLICAS: Final = "tests/simulation/test_replicas.py::"
 
 _OPEN: Final = f"{_WINDOWS}test_a_window_is_open_until_the_last_add_of_it_can_have_landed"
@@ -177,6 +180,10 @@ DIRECTED: Final[Mapping[str, str]] = {
     "name-free-early": (f"{_REBIRTH}test_adds_to_a_namespace_that_is_created_again_count[4000]"),
     "directory-checked-at-the-door": (
         f"{_NAMESPACES}test_an_add_is_written_by_what_is_known_when_it_is_written"
+    ),
+    "older-count-replaces-newer": f"{_CACHES}TestMemcached::test_the_newest_stands",
+    "late-answer-is-the-next": (
+        f"{_CACHES}test_a_late_answer_is_not_taken_for_the_next_one[redis]"
     ),
     "marks-dropped-early": f"{_CRASHES}test_a_rollup[memory]",
     "watermark-early": f"{_CRASHES}test_a_rollup[memory]",

@@ -117,7 +117,7 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
 
 def _rebirths(config: Config, random: Random) -> list[Rebirth]:
     """A namespace of its own that is deleted and created again, or none."""
-    if config.apis < 2 or config.end_us > MINUTE or random.random() > 0.4:
+    if config.apis < 2 or config.end_us > MINUTE or random.random() > 0.5:
         return []
     name, admin = "reborn", random.randrange(config.apis)
     others = [number for number in range(config.apis) if number != admin]

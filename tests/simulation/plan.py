@@ -64,6 +64,11 @@ class Config:
     event_buckets_max: int = 0
     #: How long the namespace BRIEF remembers a key; 0 if there is none.
     key_ttl_us: int = 0
+    #: What the servers of the cache are, `memcached` or `redis`; empty if it is in the processes.
+    cache: str = ""
+    cache_servers: int = 1
+    #: How much each of them holds; 0 for everything.
+    cache_items: int = 0
 
     @property
     def lag_us(self) -> int:

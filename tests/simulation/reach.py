@@ -29,7 +29,7 @@ _SLICE_US = 10 * SECOND
 _LATE_US = 30 * SECOND
 _NIGHT_US = 2 * HOUR
 #: The numbers of the first changes that are drawn here.
-_EXACT, _KEYED = 200_000, 300_000
+_EXACT, _KEYED, _LEFT = 200_000, 300_000, 400_000
 
 
 def reach(plan: Plan) -> None:
@@ -37,7 +37,7 @@ def reach(plan: Plan) -> None:
     seed = plan.config.seed
     kinds = (
         _bounds, _retention, _night, _shards, _nodes, _buckets, _settings, _clocks, _acts,
-        _compactions, _proposals, _edges, _exact, _keys,
+        _compactions, _proposals, _edges, _exact, _keys, _caches,
     )  # fmt: skip
     for kind in kinds:
         kind(plan, Random(f"{kind.__name__} {seed}"))
@@ -55,7 +55,7 @@ def _is_plain(config: Config) -> bool:
 
 def _retention(plan: Plan, random: Random) -> None:
     """Have some steps happen so late that the slices of the others are dropped."""
-    if not _is_plain(plan.config) or random.random() > 0.22:
+    if not _is_plain(plan.config) or random.random() > 0.28:
         return
     config = plan.config
     slice_us = _SLICE_US
@@ -67,13 +67,14 @@ def _retention(plan: Plan, random: Random) -> None:
         // (random.choice([1, 1, 2]) if config.window_us < 2 * SECOND else 1),
         end_us=_LATE_US + config.end_us,
     )
-    _spread(plan, random, _LATE_US)
+    # By then slices are dropped.
+    _spread(plan, random, _LATE_US, 22 * SECOND)
 
 
 def _night(plan: Plan, random: Random) -> None:
     """Have every process stop for hours; then the rollup is behind."""
     config = plan.config
-    if not _is_plain(config) or config.wrong_us or random.random() > 0.12:
+    if not _is_plain(config) or config.wrong_us or random.random() > 0.15:
         return
     plan.config = replace(
         config,
@@ -88,7 +89,7 @@ def _night(plan: Plan, random: Random) -> None:
         end_us=_NIGHT_US + config.end_us,
     )
     plan.steps = [each for each in plan.steps if not isinstance(each, Rebirth)]
-    _spread(plan, random, _NIGHT_US)
+    _spread(plan, random, _NIGHT_US, 8 * SECOND)
     begin_us = config.end_us + random.randrange(4) * SECOND
     # By then the rows of keys have run out.
     plan.steps += [Fault(_NIGHT_US - MINUTE, "compact") for _ in range(4)]
@@ -102,8 +103,9 @@ def _night(plan: Plan, random: Random) -> None:
         plan.steps.append(Fault(begin_us, "crash", who, until_us - begin_us))
 
 
-def _spread(plan: Plan, random: Random, late_us: int) -> None:
-    """Have half of the steps begin so much later, and some tokens be sent again then."""
+def _spread(plan: Plan, random: Random, late_us: int, again_us: int) -> None:
+    """Have half of the steps begin so much later, and some tokens be sent again then, or up to
+    *again_us* after."""
     steps: list[Step] = []
     for step in plan.steps:
         made = step
@@ -113,8 +115,8 @@ def _spread(plan: Plan, random: Random, late_us: int) -> None:
         if random.random() < 0.5:
             made = replace(made, at_us=made.at_us + late_us)
         elif isinstance(made, Change) and random.random() < 0.4:
-            again_us = late_us + random.randrange(8 * SECOND)
-            again = Attempt(again_us, random.randrange(plan.config.apis), False)
+            after_us = late_us + random.randrange(again_us)
+            again = Attempt(after_us, random.randrange(plan.config.apis), False)
             made = replace(made, attempts=(*made.attempts, again))
         steps.append(made)
     plan.steps = steps
@@ -154,9 +156,8 @@ def _settings(plan: Plan, random: Random) -> None:
     config = plan.config
     if random.random() > 0.3:
         return
-    for _ in range(random.randint(2, 5)):
-        at_us = _instant(plan, random)
-        who, which = random.randrange(config.apis), random.randrange(len(CHANGEABLE))
+    for which in random.sample(range(len(CHANGEABLE)), random.randint(2, 5)):
+        at_us, who = _instant(plan, random), random.randrange(config.apis)
         plan.steps.append(Fault(at_us, "setting", who, which, random.random()))
 
 
@@ -176,21 +177,22 @@ def _clocks(plan: Plan, random: Random) -> None:
 def _acts(plan: Plan, random: Random) -> None:
     """Control acts by processes whose clock may be wrong."""
     config = plan.config
-    if not config.wrong_us or random.random() < 0.2:
+    if not config.wrong_us:
         return
-    for _ in range(random.randint(1, 3)):
+    for _ in range(random.randint(0, 3)):
         at_us, who = _instant(plan, random), random.randrange(config.apis)
         plan.steps.append(Fault(at_us, random.choice(["recount", "accept"]), who))
     wrong_us = random.choice([config.wrong_us, -config.wrong_us])
-    plan.steps = [
-        replace(each, wrong_us=wrong_us) if isinstance(each, Rebirth) else each
-        for each in plan.steps
-    ]
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Rebirth):
+            # Early, because all clocks are right at the end.
+            early_us, lives_us = step.at_us % SECOND, step.lives_us // 8
+            plan.steps[place] = replace(step, at_us=early_us, lives_us=lives_us, wrong_us=wrong_us)
 
 
 def _compactions(plan: Plan, random: Random) -> None:
     """Compactions on all nodes, again and again."""
-    if random.random() > 0.3:
+    if random.random() > 0.4:
         return
     for _ in range(random.randint(2, 12)):
         plan.steps.append(Fault(_instant(plan, random), "compact"))
@@ -198,11 +200,21 @@ def _compactions(plan: Plan, random: Random) -> None:
 
 def _proposals(plan: Plan, random: Random) -> None:
     """Compare-and-sets that are left undecided, while there are some."""
-    if random.random() > 0.35:
+    config = plan.config
+    if random.random() > 0.45:
         return
-    for _ in range(random.randint(1, 3)):
+    for turn in range(random.randint(1, 4)):
         at_us, for_us = _instant(plan, random), random.randrange(2 * SECOND)
         plan.steps.append(Fault(at_us, "untold", 0, for_us, random.random()))
+        if config.end_us > _LATE_US or random.random() < 0.2:
+            # The keys would be forgotten before the last attempt.
+            continue
+        afters_us = (0, *sorted(random.randrange(2 * SECOND) for _ in range(3)))
+        attempts = tuple(Attempt(each, random.randrange(config.apis), True) for each in afters_us)
+        number, items = _LEFT + turn, (("left", BASE**turn),)
+        name = random.choice(config.namespaces)[0]
+        key = f"left:{turn}"
+        plan.steps.append(Change(at_us, number, "add", name, items, number, 0, key, attempts))
 
 
 def _edges(plan: Plan, random: Random) -> None:
@@ -287,6 +299,29 @@ def _keyed(number: int, at_us: int, turn: int, api: int) -> Change:
     attempts = (Attempt(0, api, False),)
     token = (number, 0, f"again:{turn}", attempts)
     return Change(at_us, number, "add", BRIEF, ((counter, digit),), *token, forsaken=True)
+
+
+def _caches(plan: Plan, random: Random) -> None:
+    """A cache in servers of its own, which forget, restart and answer late."""
+    config = plan.config
+    if random.random() > 0.4:
+        return
+    kind, servers = random.choice([("memcached", 1), ("memcached", 2), ("redis", 1)])
+    plan.config = replace(
+        config,
+        cache=kind,
+        cache_servers=servers,
+        cache_items=random.choice([0, 0, 2, 4, 8]),
+        cache_ttl_us=random.choice([config.cache_ttl_us, SECOND, 30 * SECOND]),
+    )
+    for _ in range(random.choice([0, 1, 3, 6])):
+        at_us, for_us = _instant(plan, random), int(random.expovariate(1) * SECOND)
+        if random.random() < 0.3:
+            for_us = random.choice([0, for_us])
+            plan.steps.append(Fault(at_us, "cache_restart", random.randrange(2), for_us))
+        else:
+            span_us = random.choice([100 * MILLISECOND, 3 * SECOND])
+            plan.steps.append(Fault(at_us, "cache_slow", 0, for_us, random.random(), span_us))
 
 
 def _instant(plan: Plan, random: Random) -> int:

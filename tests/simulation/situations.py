@@ -34,6 +34,12 @@ SITUATIONS: Final = {
     "equal-stamps": "a deletion on one replica met a cell of its write timestamp on another",
     "compacted": "a compaction made a tombstone of a cell whose TTL had run out",
     "hours-behind": "a watermark was more than an hour behind, and caught up",
+    "memcached": "a count was found in memcached",
+    "redis": "a count was found in Redis",
+    "cache-evicts": "a server of the cache was full, and evicted an entry",
+    "cache-restarts": "a server of the cache restarted, and lost its entries",
+    "cache-times-out": "a server of the cache did not answer in time",
+    "cache-late": "a server of the cache did what it was asked for after the time-out",
     "retention": "a slice with an acknowledged event was dropped",
     "retention-retry": "a token was sent again after its slice was dropped",
 }

@@ -15,13 +15,14 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
-from counter.ports import Clock
+from counter.ports import Cache, Clock
 from counter.storage.cassandra import event_reads
 from counter.storage.memory import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
+from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import Met
 from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
@@ -206,9 +207,9 @@ class Member:
         leases = Leases(
             store.leases, clock, self.process.name, lease_time_us=world.config.lease_us, guard=guard
         )
-        worker = RollupWorker(
-            store, world.cache_for(clock), clock, namespaces, leases=leases, guard=guard
-        )
+        cache = world.cache_for(clock)
+        await cache.open()
+        worker = RollupWorker(store, cache, clock, namespaces, leases=leases, guard=guard)
         await guard.measure()
         stop = asyncio.Event()
         await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
@@ -232,7 +233,8 @@ class World:
             node.offset_us = offset_us
         self.recorder = Recorder(self.cluster)
         self.notes: list[str] = []
-        self.caches: MemoryCache = MemoryCache(SimulatedClock(loop, 0))
+        self._cache = MemoryCache(SimulatedClock(loop, 0))
+        self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
         dataset = Dataset(
             1,
             "default",
@@ -259,14 +261,22 @@ class World:
 
     def wipe_cache(self) -> None:
         """Have the cache forget everything."""
-        cache = self.caches
-        cache._entries.clear()
-        cache._values.clear()
-        cache._guarded.clear()
+        for each in (self._cache._entries, self._cache._values, self._cache._guarded):
+            each.clear()
+        for server in self.cache_servers:
+            server.restart(0)
 
-    def cache_for(self, _: Clock) -> MemoryCache:
-        """The cache that all processes share."""
-        return self.caches
+    def cache_for(self, clock: Clock) -> Cache:
+        """The cache of a process: over servers, or one that all processes share."""
+        kind = self.config.cache
+        return cache_over(kind, self.cache_servers, clock) if kind else self._cache
+
+    def _cache_server(self, number: int) -> CacheServer:
+        random = Random(f"cache {number} {self.config.seed}")
+        loop, items_max = self.loop, self.config.cache_items
+        server = CacheServer(loop.at, lambda: loop.now_us, random, items_max)
+        server.reach = self.reach
+        return server
 
     async def start(self) -> None:
         """Apply the schema, start every process, create the namespaces."""

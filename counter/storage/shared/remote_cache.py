@@ -138,6 +138,8 @@ class RemoteCache(Generic[_Connection]):
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> Sequence[Checkpoint | None]:
+        if not namespace.settings.cache_ttl_us:
+            return [None] * len(counters)
         keys = [count_key(self._prefix, namespace.id, counter) for counter in counters]
         found = await self._ask(self._reads, keys, keys)
         return [unpack_count(each) if isinstance(each, bytes) else None for each in found]
@@ -149,6 +151,8 @@ class RemoteCache(Generic[_Connection]):
     async def put_many(
         self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
     ) -> None:
+        if not namespace.settings.cache_ttl_us:
+            return
         ttl_s = _whole_seconds(namespace.settings.cache_ttl_us)
         items = [
             Entry(count_key(self._prefix, namespace.id, counter), ttl_s, checkpoint)

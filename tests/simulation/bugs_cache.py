@@ -1,0 +1,63 @@
+"""Bugs of the cache."""
+
+from counter.core import read as reading
+from counter.storage.memcached import commands
+from counter.storage.shared.cache_lane import Lane
+from rollup.batches import BatchRoller
+from tests.simulation.bugs import Bug
+from tests.simulation.mutate import Edit
+
+_read_one = reading.CountReader.read_one
+
+BUGS = (
+    Bug(
+        "cache-trusted-when-accurate",
+        "an accurate read takes whatever count the cache has",
+        (
+            Edit(
+                _read_one, "if oldest_us < now_us:\n        (entry,)", "if True:\n        (entry,)"
+            ),
+            Edit(
+                _read_one, "entry is not None and entry.time_us >= oldest_us", "entry is not None"
+            ),
+        ),
+    ),
+    Bug(
+        "cached-a-window-ahead",
+        "a worker puts counts into the cache as of the end of the next window",
+        (
+            Edit(
+                BatchRoller._tell_cache,
+                "self.cache.put_many(namespace, some)",
+                "self.cache.put_many(namespace, [\n"
+                "            (name, Checkpoint(\n"
+                "                each.time_us + namespace.settings.rollup_window_us, each.count\n"
+                "            ))\n"
+                "            for name, each in some\n"
+                "        ])",
+            ),
+        ),
+    ),
+    Bug(
+        "older-count-replaces-newer",
+        "an older count replaces a newer one in memcached",
+        (
+            Edit(
+                commands._replacements,
+                "other is None or other.time_us <= checkpoint.time_us",
+                "True",
+            ),
+        ),
+    ),
+    Bug(
+        "late-answer-is-the-next",
+        "a connection to the cache is used again after a time-out, and its late answer read",
+        (
+            Edit(
+                Lane._failure,
+                "    self._connection.close()\n    if isinstance",
+                "    if isinstance",
+            ),
+        ),
+    ),
+)
